@@ -1,6 +1,6 @@
 """Compiles a step of many parameters with Adam beside the same step under `jax.jit`, in one process and taking turns.
 
-What a region costs in XLA would grow with the square of its arguments and results, of which such a step has six for each parameter.
+The cost of a region in XLA would grow with the square of its arguments and results, of which such a step has six for each parameter.
 Printed are CPU seconds to trace, lower and compile, planning apart, which a busy machine changes less than seconds by the clock.
 
     python benchmarks/many_parameters.py --parameters=1000

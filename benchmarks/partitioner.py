@@ -106,7 +106,7 @@ def make(way: str, program: programs.Program) -> Made:
 
 
 def make_all(ways: Sequence[str], program: programs.Program, turn: int) -> dict[str, Made]:
-    """Compiles a program in all ways. What comes second finds caches and memory of the process in place, so that the ways take turns."""
+    """Compiles a program in all ways. The second way finds caches and memory of the process in place, so that the ways take turns."""
     rounds: dict[str, list[Made]] = {way: [] for way in ways}
     for count in range(turn, turn + ROUNDS.value):
         for way in ways if count % 2 == 0 else reversed(ways):

@@ -10,11 +10,11 @@ data, for the threads on which JAX starts a program of several CPU devices. CPU 
 operations run in the thread that hands them out, so that both times hold their work.
 
 "With a core of its own" are the same two figures in steps in which that thread has one core to itself and all other threads share the
-rest. That is how it is where devices compute by themselves; on a host whose cores are the devices the thread otherwise takes turns with
+rest. Devices that compute by themselves behave so; on a host whose cores are the devices the thread otherwise takes turns with
 them. It needs two cores, and nothing else running.
 
 "When idle" are the same two figures in steps in which the devices finish every task before the next is handed out, so that nothing but the
-task itself is in its way. What the thread waits for then is that other threads take their part, and what they compute at once. As
+task itself is in its way. The thread then waits until other threads take their part, and for their computation. As
 caches are cold after a pause, the thread itself may take longer.
 
 CPU seconds per step are those of all threads, devices included. Bytes held are the activations of `report`, of all microbatches in flight,

@@ -1,8 +1,8 @@
 """Trains a classifier without one annotation: the planner chooses the shardings, for a chip that it is told of.
 
-The step is an ordinary `jax.jit` step with an optax optimizer. What differs is one decorator, with a mesh and a planner. The plan says what
-a step is predicted to take on the chip, that no other plan takes less than its bound, and what well-known ways to shard would take. Losses
-and parameters have to agree with the unsharded run.
+The step is an ordinary `jax.jit` step with an optax optimizer. The difference is one decorator, with a mesh and a planner. The plan has the
+predicted time of a step on the chip, the bound below which no other plan comes, and the times of well-known ways to shard. Losses and
+parameters have to agree with the unsharded run.
 
     python examples/train_without_annotations.py --steps=20
 """

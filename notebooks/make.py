@@ -1,6 +1,6 @@
 """Makes the notebooks from the Python files beside them, and runs them: `python notebooks/make.py [NAME ...]`.
 
-A cell begins with `# %%`, one of text with `# %% [markdown]`, as editors know it. What a cell prints stays in the notebook, and a test
+A cell begins with `# %%`, one of text with `# %% [markdown]`, as editors know it. The output of a cell stays in the notebook, and a test
 compares it with what it prints then; so nothing that differs between runs may be shown.
 """
 

@@ -11,10 +11,10 @@ class ShardyError(ValueError):
     The message is `what`, with one line below it for each of the other parts that is given.
 
     Args:
-        what: What is wrong; for a check that Shardy has too, in Shardy's words.
+        what: The fault; for a check that Shardy has too, in Shardy's words.
         where: Which argument, value, op or source line.
         why: The rule that was broken.
-        fix: What to write instead.
+        fix: The code to write instead.
         notes: Facts attached to the error, one line each.
 
     Example:
@@ -119,7 +119,7 @@ class PeerMissingError(UserError, RuntimeError):
 
 
 class PlanWarning(UserWarning):
-    """What deserves a look in a plan that runs for the first time; `Options.check` says whether it is told.
+    """Warnings about a plan that runs for the first time; `Options.check` turns them on and off.
 
     Example:
         >>> import warnings, shardy_py as sp
@@ -131,10 +131,10 @@ class ParseError(ShardyError):
     """Text that is not what was expected; the message shows the line with a caret under the place.
 
     Args:
-        what: What was expected or is wrong.
+        what: The expectation, or the fault.
         text: The whole text that was parsed.
         position: Index into `text`.
-        fix: What to write instead.
+        fix: The code to write instead.
 
     Attributes:
         line: Line number of the position, from 1.

@@ -13,7 +13,7 @@ def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Replaces the content of a file at once: until it has been written as a whole, the old one stays.
 
     The content goes to a new file in the same folder, which then takes the place of the old one, with its mode and owner. A link is
-    followed to its target. What is no regular file, such as a device or a pipe, is written into.
+    followed to its target. A device or a pipe, which is no regular file, is written into.
 
     Args:
         path: The file.

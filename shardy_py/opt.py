@@ -139,7 +139,7 @@ def diagnostics(error: ValueError, name: str) -> str:
     """An error as MLIR prints it, with the name of the file where there is a place in it.
 
     Args:
-        error: What `run_passes` raised.
+        error: The exception of `run_passes`.
         name: Name of the file.
 
     Example:

@@ -12,7 +12,7 @@ _RELATIVE = {1: 0.15, 2: 2e-2, 4: 1e-4, 8: 1e-7}
 
 
 def difference(got: Any, wanted: Any, nearby: Sequence[Any] = (), coarsest: int = 8) -> str:
-    """What differs between two arrays; "" where nothing does.
+    """The difference between two arrays in words; "" where there is none.
 
     Args:
         got: An array.

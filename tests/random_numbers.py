@@ -77,7 +77,7 @@ def _lowers(text: str) -> bool:
 
 
 def difference(text: str, lowerings: tuple[str, ...] = LOWERINGS, planner: Any = None) -> str:
-    """What differs on devices; "" where nothing does.
+    """The difference on devices in words; "" where there is none.
 
     With a planner, shardings of arguments and results are its choice; those of the body stay.
 

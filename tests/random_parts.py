@@ -1,4 +1,4 @@
-"""What the statements of random programs share."""
+"""Common parts of the statements of random programs."""
 
 from __future__ import annotations
 

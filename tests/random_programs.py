@@ -62,7 +62,7 @@ class Value(NamedTuple):
 
 @dataclasses.dataclass
 class Choices:
-    """What statements ask of a source."""
+    """Choices that statements make."""
 
     source: Source
 

@@ -1,4 +1,4 @@
-"""What JAX and the Shardy inside jaxlib make of a random program, asked of a process of its own.
+"""A random program under JAX and the Shardy inside jaxlib, in a process of its own.
 
 A failed check in the C++ passes ends the process, so it must not be the one that runs the tests.
 """

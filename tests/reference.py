@@ -15,7 +15,7 @@ from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import Block, Function, Op, Program, Value
 
 PROPAGATION = "builtin.module(func.func(chlo-legalize-to-stablehlo),sdy-propagation-pipeline)"
-"""What XLA runs on a module before it partitions."""
+"""The passes that XLA runs on a module before it partitions."""
 
 LEGALIZE_CHLO = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
 

@@ -37,7 +37,7 @@ def start(hash_seed: str, programs: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def plans(process: subprocess.Popen[str]) -> list[str]:
-    """What it wrote."""
+    """Its output."""
     text, errors = process.communicate(timeout=150)
     assert process.returncode == 0, errors
     return text.split(END)[:-1]

@@ -1,4 +1,4 @@
-"""What docs/differences.md says and no other test shows."""
+"""Statements of docs/differences.md that no other test shows."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def stored(name: str) -> Any:
 
 
 def shown(made: Any) -> list[str]:
-    """What each cell shows, as text."""
+    """The output of each cell, as text."""
     found = []
     for cell in made.cells:
         for output in cell.get("outputs", ()):

@@ -31,7 +31,7 @@ def planned(text: str) -> Answer:
 
 
 def difference(text: str) -> str | None:
-    """What differs between the two answers, "" where nothing does; None where the reference rejects the program."""
+    """The difference between the two answers in words, "" where there is none; None where the reference rejects the program."""
     send(text)
     try:
         ours: Answer | Exception = planned(text)

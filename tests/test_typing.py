@@ -1,4 +1,4 @@
-"""What users call has types: pyright in strict mode has nothing to say of a script that calls all of it."""
+"""The public surface has types: pyright in strict mode has nothing to say of a script that calls all of it."""
 
 from __future__ import annotations
 

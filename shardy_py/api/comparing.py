@@ -16,14 +16,14 @@ def compare(
 
     Args:
         peers: The processes.
-        text: What each has to come with.
+        text: The text that each has to come with.
         where: The function, and where it is.
         values: As in `Rendezvous.wait`.
         timeout: Seconds after which to give up; None waits as long as the others live.
         ahead: Others need not come.
 
     Returns:
-        That they agree, or that values differ; where others need not come, also that they are missing.
+        Whether they agree or values differ; where others need not come, also whether they are missing.
 
     Raises:
         PlanMismatchError: Some process comes with another text; raised in every process.

@@ -33,7 +33,7 @@ class Site:
 
     Attributes:
         path: The way to the jaxpr.
-        variable: What is constrained.
+        variable: The constrained variable.
         eqn: The equation that makes it; the loop that reads it, where the constraint is for this reader alone.
         result: Its number among the results of the equation; None where the constraint is for a reader.
         reader: `(equation index, operand number)` of the reader; the index after the last is the jaxpr's return.
@@ -105,7 +105,7 @@ class Constrained:
     closed: ClosedJaxpr
 
     def variables(self, scope: Scope) -> list[Variable | None]:
-        """What stands at each site in a program that was read from the copy; None where nothing uses it.
+        """The value at each site in a program that was read from the copy; None where nothing uses it.
 
         Args:
             scope: Of that program.

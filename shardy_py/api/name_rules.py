@@ -192,7 +192,7 @@ def refines(stated: TensorSharding, actual: TensorSharding, mesh: Mesh) -> bool:
 
     Args:
         stated: A sharding that the user says.
-        actual: That of the argument.
+        actual: Of the argument.
         mesh: Their mesh.
     """
 

@@ -140,7 +140,7 @@ class Results:
 
     Attributes:
         leaves: Path, shape and type of each leaf.
-        shardings: That of `out_shardings` or of a rule for each; None where neither has one.
+        shardings: For each, that of `out_shardings` or of a rule; None where neither has one.
         sources: Where each comes from.
         findings: Remarks of the name rules, those on the arguments included.
     """

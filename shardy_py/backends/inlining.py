@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     """A jaxpr whose calls of jitted functions, those of its own equations and theirs in turn, are replaced by what they call.
 
-    What is called twice, or has constants, stays a call.
+    Jaxprs that are called twice, or have constants, stay calls.
 
     Args:
         closed: The jaxpr.

@@ -211,7 +211,7 @@ class Rearranged:
 
 
 class _Stage:
-    """A stage of JAX: traced, lowered or compiled. What it says of arguments and results is in the structure of the user's."""
+    """A stage of JAX: traced, lowered or compiled. Its arguments and results have the structure of the user's."""
 
     def __init__(self, stage: Any, inputs: Inputs, outputs: Outputs, in_tree: Any) -> None:
         self._stage = stage

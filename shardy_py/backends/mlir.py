@@ -25,7 +25,7 @@ _OWN_MODULE_ATTRIBUTES = frozenset((KEPT, RESOURCES, "sym_name"))
 def to_mlir(program: Program, *, locations: bool = False, pretty: bool = True, context: Any = None) -> str:
     """The text of a program, which jaxlib reads as a module.
 
-    What a `Program` has no form for is written as it was read, so a program from MLIR must have been read with
+    Ops that a `Program` has no form for are written as they were read, so a program from MLIR must have been read with
     `from_mlir(module, keep=True)`.
 
     Args:
@@ -33,7 +33,7 @@ def to_mlir(program: Program, *, locations: bool = False, pretty: bool = True, c
         locations: Whether ops say where they come from, as far as they were read from MLIR.
         pretty: Whether jaxlib reads the text, verifies it and prints it as `sdy_opt` does; else ops stand in their generic form
             and nothing checks them.
-        context: That of the module the program was read from, to save making one.
+        context: Of the module the program was read from, to save making one.
 
     Returns:
         The text of the module; with `pretty` what jaxlib prints.

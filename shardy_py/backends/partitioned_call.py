@@ -188,7 +188,7 @@ def with_mapped_dim(sharding: TensorSharding | None, dim: int, axes: Sequence[st
     """The sharding of an array of which this is the sharding of one slice, as a result of `jax.vmap`.
 
     Args:
-        sharding: That of a slice; None, where there is none, gives None.
+        sharding: Of a slice; None gives None.
         dim: Where the mapped dimension is inserted.
         axes: The axes that cut it, as by `spmd_axis_name`; where there are none it is open.
     """
@@ -454,7 +454,7 @@ def _sparse(env: Any, *values: Any, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_see
 
 
 def _seeds_of_parts(seed: Seed, tree: Any) -> list[Seed]:
-    """That of an array, or one for each array of a sparse one, without a sharding."""
+    """The seed of an array, or one for each array of a sparse one, without a sharding."""
     return [seed] if jax.tree_util.treedef_is_leaf(tree) else [None] * tree.num_leaves
 
 

@@ -1,6 +1,6 @@
 """One equation of a program that is left to XLA, partitioned here.
 
-What stands in its place is a `partitioned_call`, whose derivatives and batched forms are partitioned here as well. The parts of a region
+A `partitioned_call` stands in its place, whose derivatives and batched forms are partitioned here as well. The parts of a region
 have one size, which XLA's partitioner does not ask for: what does not divide is padded in front of the call, and the end is cut off inside.
 """
 

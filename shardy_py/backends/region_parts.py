@@ -2,8 +2,8 @@
 
 XLA takes time by the square of a region's arguments and results: wherever an equation reads an argument, Shardy's passes ask for its
 sharding, and get that by making a list of the shardings of all of them. A training step of 1,000 parameters has some 6,000. So a large
-region is divided where few values cross. What crosses leaves a region as a global array that has the parts of all devices one behind the
-other, and enters the next as the same, so that nothing moves. XLA inlines the regions before it optimizes.
+region is divided where few values cross. A value that crosses leaves a region as a global array that has the parts of all devices one
+behind the other, and enters the next as the same, so that nothing moves. XLA inlines the regions before it optimizes.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ _LOWER = inspect.unwrap(jax.stages.Traced.lower).__code__
 
 
 def known_value(x: Any) -> Any:
-    """The value that a tracer stands for, as under `jax.grad` alone; None where it stands for none. What is no tracer is given back."""
+    """The value that a tracer stands for, as under `jax.grad` alone; None where it stands for none. Other values are returned."""
     return _core.to_concrete_value(x)
 
 
@@ -664,7 +664,7 @@ def put_shards(like: jax.Array, sharding: jax.sharding.Sharding, shards: Sequenc
 
     Args:
         like: An array of the shape, type and mesh axes of the one to make; no keys.
-        sharding: That of the one to make.
+        sharding: Of the array to make.
         shards: One for each device.
         devices: Those of the sharding, in its order.
     """

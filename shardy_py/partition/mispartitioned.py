@@ -94,7 +94,7 @@ def _convolution(op: Operation, parts: Parts) -> bool:
 def _pad(op: Operation, parts: Parts) -> bool:
     """Elements taken away, or put in between; or an uneven operand, behind the end of which the padding should be.
 
-    What an operand that is whole loses at its beginning is not counted where the parts of the result begin. Room behind the end of an
+    The elements that a whole operand loses at its beginning are not counted where the parts of the result begin. Room behind the end of an
     uneven operand is taken for padding, whatever its contents.
     """
     a = op.attributes
@@ -144,7 +144,7 @@ def _fft(op: Operation, parts: Parts) -> bool:
 def _scatter(op: Operation, parts: Parts) -> bool:
     """Updates in uneven parts, single updates of a dimension that is cut, and batches of which several dimensions are cut.
 
-    What lies behind the end of uneven indices and updates is scattered too. A single update is lowered to a slice, which is updated and put
+    Padding behind the end of uneven indices and updates is scattered too. A single update is lowered to a slice, which is updated and put
     back; where the operand is itself a slice of something whole, the two are made one, with another bound for where they may begin.
     Where a dimension is a batch and the indices or the updates are cut along another one too, over the same axes or others, groups of
     devices are lined up that are not as many, which ends the process.

@@ -38,7 +38,7 @@ def find(plan: PlanRecord, target: str | PlannedValue) -> Match:
     """The value that a target names.
 
     A path or the name of a value stands for itself. A line stands for what is made on it or, where nothing is, in calls on it; a stored
-    plan does not know of the latter. What stands for several values, a source line, a scope or a variable, means the last one that the
+    plan does not know of the latter. A name of several values, a source line, a scope or a variable, means the last one that the
     forward computation made there, outside of loops where there is one: that which a line or a module gives to the rest.
 
     Args:

@@ -35,7 +35,7 @@ UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
 def origins(result: Value, arguments: Mapping[Value, int]) -> dict[int, int]:
     """The arguments that a value depends on position by position, with the number of ops between; 0 for the argument itself.
 
-    Loops, branches and named computations are entered. What changes positions (products, sums, transposes) ends the search.
+    Loops, branches and named computations are entered. Ops that change positions (products, sums, transposes) end the search.
 
     Args:
         result: The value.

@@ -184,7 +184,7 @@ class PlanRecord:
     def shardy_reshards(self) -> tuple[Reshard, ...]:
         """The reshards that Shardy makes explicit for the plan's shardings, in program order: values that change their sharding, and sums.
 
-        Found when first asked for. What runs may move data otherwise; see `Plan.reshards`.
+        Computed when first read. The program that runs may move data otherwise; see `Plan.reshards`.
         """
         return find_reshards(self.program, self.names, tuple(output.path for output in self.outputs))
 

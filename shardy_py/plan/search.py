@@ -165,7 +165,7 @@ class Search:
         status: `optimal` where the gap was reached, of a region by the model's price of it, `time_limit` where time, or the rounds that a
             budget takes, ran out before, `template` where nothing better than a template was found.
         stored_alternatives: Of a search that was read from a file.
-        space: What was searched, in words.
+        space: The searched space, in words.
         timings: Seconds of each step.
         pricer: Answers questions; None of a stored plan.
         stored_constraints: Of a search that was read from a file.

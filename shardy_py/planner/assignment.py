@@ -33,7 +33,7 @@ NARROWER = 0.7  # A problem with at most this part of its entries is a new one.
 SETTLED = 0.1  # Of the way from the bound to the best: what more columns can add to the bound, and are not worth.
 
 BRANCHES = ((200, 1), (2_000, 4), (20_000, 16), (200_000, 10_000))
-"""Rounds of branch and bound: nodes, and columns in units of `BRANCHED`. What a round finds makes the next one's problem smaller."""
+"""Rounds of branch and bound: nodes, and columns in units of `BRANCHED`. The result of a round makes the next one's problem smaller."""
 
 ROUNDING = 1e-9  # Of sums of costs, in parts of them.
 
@@ -365,7 +365,7 @@ class _Search:
 
     @property
     def most(self) -> float:
-        """What assignments of the smaller problem may cost."""
+        """The most that assignments of the smaller problem may cost."""
         return self.best_cost - self.constant + ROUNDING * self.scale
 
     @property

@@ -40,7 +40,7 @@ class Reduced:
     Attributes:
         problem: The smaller problem. Its classes and strategies have the numbers that they had; many are in no table any more. What
             an assignment costs more than the cost of the eliminated problem at the same place is in `ties`.
-        cost: What every assignment costs besides.
+        cost: The cost that all assignments share.
         ties: The ties that every assignment has besides.
         forced: Strategies of classes that have one only.
         decided: The eliminated classes, first to last.

@@ -1,4 +1,4 @@
-"""What assignments of a problem cost, many at a time, and what is kept up to date while classes change one by one."""
+"""Costs of assignments of a problem, many at a time, and a state that is updated while classes change one by one."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class State:
         return total + self.price * float(self.excess(self.sums)) if len(evaluation.limits) else total
 
     def costs(self, group: tuple[int, ...], candidates: Array) -> Array:
-        """What the assignment costs with each of some strategies of a group of classes in it, tables that stay as they are left out.
+        """The cost of the assignment with each of some strategies of a group of classes, without the tables that do not change.
 
         Args:
             group: Numbers of classes.
@@ -234,7 +234,7 @@ class State:
 
 
 def _codes(table: Table) -> Array:
-    """What a table's entries, and no entry, say of moves: twice the number for one at hand, one more for one that is needed.
+    """The moves of a table's entries, and of no entry: twice the number for one at hand, one more for one that is needed.
 
     In a row each move stands once: one that is at hand is not needed. So in order of these numbers the first of a move counts.
     """

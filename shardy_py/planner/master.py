@@ -20,7 +20,7 @@ class Program:
         costs: Costs of columns, then of entries, divided by `scale`.
         equalities: One strategy per node; pairs agree with the strategies at their ends.
         constants: Right-hand sides of the equalities.
-        scale: What the costs are divided by.
+        scale: The divisor of the costs.
     """
 
     columns: Array
@@ -56,7 +56,7 @@ def program(model: Pairwise, kept: Array, scale: float, entries: Array | None = 
     Args:
         model: The model.
         kept: Per column of the model, whether it is kept; one per node at least.
-        scale: What costs are divided by.
+        scale: The divisor of the costs.
         entries: Per entry, whether it may be kept; None for all.
 
     Returns:

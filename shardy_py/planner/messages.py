@@ -19,7 +19,7 @@ PASSES = 5  # Between two looks at the moves, which cost as much as several pass
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What tables share: a class, or a table that others contain.
+    """A class that tables share, or a table that others contain.
 
     Attributes:
         links: To the tables that share it.

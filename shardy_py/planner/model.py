@@ -111,7 +111,7 @@ class Model:
         return self.counting(chosen).problem_seconds(chosen)
 
     def problem_seconds(self, chosen: Sequence[int]) -> float:
-        """What an assignment costs in the problem, with what no choice changes."""
+        """The cost of an assignment, with the part that no choice changes."""
         return cost(self.problem, chosen) + self.constant
 
     def counting(self, chosen: Sequence[int]) -> Model:

@@ -17,7 +17,7 @@ from shardy_py.plan.cost_analysis import Range
 class Planner:
     """Chooses the shardings that the user leaves open, and says how far from the best possible they are.
 
-    What is annotated stays. Costs are those of `Plan.cost_analysis`, peaks those of `Plan.memory_analysis`.
+    Annotations stay. Costs are those of `Plan.cost_analysis`, peaks those of `Plan.memory_analysis`.
 
     Attributes:
         hardware: The accelerator that is planned for: a name (`"h100"`, `"v5e"`) or a `shardy_py.Hardware`.

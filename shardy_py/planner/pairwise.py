@@ -126,7 +126,7 @@ class Pairwise:
         return np.ascontiguousarray((self.events.T @ upto.T).T)
 
     def room(self, epochs: Array) -> Array:
-        """What the limit leaves to the choices at some epochs."""
+        """The room that the limit leaves to the choices at some epochs."""
         return self.limit - np.cumsum(self.base)[epochs]
 
 

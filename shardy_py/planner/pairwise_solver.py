@@ -75,7 +75,7 @@ def _answer(model: Pairwise, small: Reduced, incumbent: Incumbent, bound: float,
 
 
 def scale_of(cost: float) -> float:
-    """What costs are divided by in a program whose optimum is about this."""
+    """The divisor of costs in a program whose optimum is about this."""
     return max(abs(cost), 1.0) / SCALE if np.isfinite(cost) else 1.0
 
 

@@ -74,7 +74,7 @@ class Reduced:
 
     Attributes:
         model: The smaller model.
-        constant: What its costs lack to those of the original.
+        constant: The difference between its costs and those of the original.
         steps: The reductions, in order.
     """
 

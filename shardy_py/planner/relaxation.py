@@ -46,7 +46,7 @@ class Prices:
     Attributes:
         columns: Per column, its price.
         shares: Per row of `Program.moves`, the part of the move's cost that the entries of its table bear.
-        constant: What every assignment costs besides.
+        constant: The cost that all assignments share.
     """
 
     columns: Array
@@ -77,7 +77,7 @@ class Program:
         equal: Rows whose columns add up to nothing: what entries of a table choose, its classes and the tables that it contains choose.
         moves: Rows that are at most nothing: a move is paid where entries need it.
         limits: Rows of the limits.
-        most: What the rows of limits are at most.
+        most: Upper bounds of the rows of limits.
         classes: The classes that are in a table, in the order of their columns.
         strategies: Per class, the strategies that its columns stand for.
         links: Which tables share what.
@@ -124,7 +124,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """What a linear program says.
+    """The answer of a linear program.
 
     Attributes:
         values: Per column its value; None where time ran out.
@@ -345,7 +345,7 @@ def narrowed(problem: Problem, of: Program, keep: Array) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """What branch and bound found.
+    """The answer of branch and bound.
 
     Attributes:
         values: Per column its value; None where nothing was found.

@@ -45,7 +45,7 @@ class Multipliers:
 
     Attributes:
         epochs: The epochs.
-        values: What a unit of usage costs at each.
+        values: The price of a unit of usage at each.
     """
 
     epochs: Array
@@ -59,7 +59,7 @@ class Multipliers:
         return model.rows(self.epochs[priced]).T @ self.values[priced]
 
     def room(self, model: Pairwise) -> float:
-        """What the room at these epochs is worth."""
+        """The worth of the room at these epochs."""
         priced = self.values > 0
         return float(self.values[priced] @ model.room(self.epochs[priced])) if priced.any() else 0.0
 

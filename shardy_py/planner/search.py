@@ -173,7 +173,7 @@ class Searcher:
         """The space and the model.
 
         Args:
-            resolution: What the space tells apart; by default all.
+            resolution: The distinctions of the space; by default all.
             most: Entries of the model; None for any number.
 
         Raises:
@@ -506,7 +506,7 @@ class Searcher:
     # ------------------------------------------------------------------ result
 
     def result(self, best: Candidate, bound: float) -> Search:
-        """What the search has to say."""
+        """The report of the search."""
         bound *= 1 - self.planner.overlap  # the upper end of a step is at least the bound, and the lower end at least nothing
         # The bound is of the model's prices: where a region is dearer than these, a longer search is of no use.
         searched = best.seconds if self.region is None else min(best.seconds, self.predicted(best.assignment))
@@ -580,7 +580,7 @@ def assigned(
         mesh_name: The mesh as the program names it.
         mesh: The mesh.
         annotations: The user's.
-        resolution: What the space tells apart.
+        resolution: The distinctions of the space.
         assignment: Per class of the space, the number of its strategy.
     """
     copy, _, copies = as_xla_inlines(program)

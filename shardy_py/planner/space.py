@@ -1,8 +1,8 @@
 """The search space: classes of dimensions that are cut alike, and the axes that may cut each.
 
-Dimensions are joined along the factors of ops that would gain nothing from cutting them differently. What an op may gain from stays
-apart: dimensions of products, gathers and scatters, results of reductions, arguments of the function at their readers, values that loops
-change, and the results of the function. There the prices of the op, and of the moves around it, decide.
+Dimensions are joined along the factors of ops that would gain nothing from cutting them differently. Dimensions that an op may gain from
+stay apart: dimensions of products, gathers and scatters, results of reductions, arguments of the function at their readers, values that
+loops change, and the results of the function. There the prices of the op, and of the moves around it, decide.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Resolution:
-    """What a space tells apart.
+    """The distinctions of a space.
 
     Attributes:
         groups: Mesh axes that are taken together; all are in one of the groups.
@@ -61,7 +61,7 @@ class Space:
         classes: Per value, or number of a result, the class of each dimension.
         strategies: Per class, the axes that may cut it, in parts of prime size; whole is the first unless it is pinned otherwise.
         members: Per class, its dimensions.
-        resolution: What it tells apart.
+        resolution: Its distinctions.
     """
 
     mesh: Mesh
@@ -120,7 +120,7 @@ def space_of(program: Program, mesh: Mesh, annotations: Annotations, resolution:
         program: After all passes, planned with the user's annotations alone.
         mesh: Its mesh.
         annotations: The user's annotations of arguments and results; constraints are ops of the program.
-        resolution: What it tells apart; by default all.
+        resolution: Its distinctions; by default all.
     """
     joiner = _Joiner(program, mesh, annotations, resolution or resolutions(mesh)[0])
     joiner.block(program.main.body)
@@ -135,7 +135,7 @@ class _Joiner:
         program: The program.
         mesh: Its mesh.
         annotations: The user's.
-        resolution: What the space tells apart.
+        resolution: The distinctions of the space.
     """
 
     def __init__(self, program: Program, mesh: Mesh, annotations: Annotations, resolution: Resolution) -> None:

@@ -82,9 +82,9 @@ class _Roles:
     """Arguments by role.
 
     Attributes:
-        batch: What a step is fed with.
-        parameters: What it hands to the next one and computes with.
-        state: What it hands to the next one and only updates: moments of optimizers.
+        batch: Arguments that a step is fed with.
+        parameters: Arguments that it hands to the next one and computes with.
+        state: Arguments that it hands to the next one and only updates: moments of optimizers.
     """
 
     batch: tuple[Value, ...]

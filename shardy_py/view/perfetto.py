@@ -1,8 +1,8 @@
 """A plan's predicted timeline as trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 One track has the ops, which run one after the other; one per set of mesh axes has the collectives; a counter has the live memory. A
-collective starts as early as its value is there and its links are free, and the first op that uses the value waits for it. What a loop runs
-is drawn once, as long as all of its trips take. The format is Chrome's "Trace Event Format".
+collective starts as early as its value is there and its links are free, and the first op that uses the value waits for it. The body of a
+loop is drawn once, as long as all of its trips take. The format is Chrome's "Trace Event Format".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What processes compare and when, in one process whose peers are played; tests/test_multi_process.py has real ones."""
+"""Comparisons between processes, and their times, in one process whose peers are played; tests/test_multi_process.py has real ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Peers:
         self.sent = text
 
     def receive(self, key: str) -> str | None:
-        """What another process sends, given what this one has sent; its own text under a key that ends in its number."""
+        """The message of another process, from that of this one; its own text under a key that ends in its number."""
         return self.sent if key.endswith("/0") else self.answer(self.sent)
 
     @property
@@ -99,7 +99,7 @@ def test_the_first_call_of_a_signature_asks(peers: Peers, lowering: str) -> None
 
 @pytest.mark.parametrize("arrangement", ["plain", "donated", "reordered"])
 def test_the_program_is_compiled_once(peers: Peers, arrangement: str) -> None:
-    """What was compiled before the second question runs."""
+    """A program that was compiled before the second question runs."""
     compiled: list[str] = []
 
     def listen(event: str, *_: Any, **__: Any) -> None:

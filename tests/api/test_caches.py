@@ -1,4 +1,4 @@
-"""What stays of functions that are dropped, and what one call forgets."""
+"""Caches of functions that are dropped, and the call that clears them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plans that are run by explicit collectives say about ops that run whole."""
+"""Findings about ops that run whole, of plans that run by explicit collectives."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_an_axis_that_the_mesh_has_not_is_refused():
 
 @pytest.mark.parametrize("optimizer", [optax.adam(1e-3), optax.adafactor(1e-3, min_dim_size_to_factor=8)], ids=["adam", "adafactor"])
 def test_linen_parameters_and_optimizer_state(optimizer):
-    """What `init` returns lies as the step plans it, its state as its parameters, and numbers are those without sharding."""
+    """Results of `init` lie as the step plans them, its state as its parameters, and numbers are those without sharding."""
     model, x, key = Net(), jnp.ones((8, 16)), jax.random.key(0)
 
     def init(key, x):

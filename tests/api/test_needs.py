@@ -1,4 +1,4 @@
-"""What users of sharded JAX ask for most, one call each: what is replicated, whether it fits, state like its parameters, logical axes."""
+"""Questions that users of sharded JAX ask most, one call each: replication, whether it fits, state like its parameters, logical axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waiting processes are told, by what all of them say."""
+"""Answers to waiting processes, from the states of all of them."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ ONE = {"data": 8, "model": 1}
 @pytest.mark.parametrize("lowering", ["jit", "shard_map"])
 @pytest.mark.parametrize("spec", [P("model"), P(None, "model"), P(("model", "data")), P(("data", "model")), P(P.UNCONSTRAINED, "model")])
 def test_an_axis_of_one_device_cuts_nothing(spec, lowering):
-    """What the plan proposes for such an axis, and what it is asked for, are the same placement."""
+    """The plan's proposal for such an axis and the request are the same placement."""
     mesh = jax.make_mesh(tuple(ONE.values()), tuple(ONE), axis_types=(AxisType.Auto,) * 2)
     function = sp.auto_shard(lambda w, x: w + x, mesh=mesh, in_shardings=(spec, P("data")), lowering=lowering)
     w, x = np.arange(64.0, dtype="float32").reshape(8, 8), np.ones((8, 8), "float32")

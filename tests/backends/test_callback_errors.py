@@ -50,6 +50,6 @@ def test_the_exception_of_a_callback_reaches_the_caller(call, lowering):
 
 
 def test_a_callback_without_an_exception_is_differentiated_around():
-    """What is only transformed runs as JAX runs it."""
+    """A function that is only transformed runs as under JAX."""
     step = sp.auto_shard(lambda x, w: (jax.lax.stop_gradient(pure(x)) * w).sum(), mesh={"x": 8}, in_shardings=(P("x"), None))
     np.testing.assert_array_equal(jax.grad(step, argnums=1)(jnp.ones((8, 4)), jnp.ones(4)), np.full(4, 16.0))

@@ -1,4 +1,4 @@
-"""What the tests of the command line plan."""
+"""Functions that the tests of the command line plan."""
 
 from __future__ import annotations
 

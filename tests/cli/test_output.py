@@ -1,4 +1,4 @@
-"""What reaches a terminal."""
+"""Output to a terminal."""
 
 from __future__ import annotations
 

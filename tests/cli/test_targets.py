@@ -1,4 +1,4 @@
-"""What a command line names."""
+"""Targets that a command line names."""
 
 from __future__ import annotations
 

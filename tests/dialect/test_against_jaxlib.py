@@ -46,7 +46,7 @@ def jaxlib_attribute(text: str) -> str | None:
 
 
 def jaxlib_error(module: str) -> str | None:
-    """What jaxlib says is wrong with a module, without where it is."""
+    """jaxlib's diagnostic of a module, without the place."""
     try:
         ir.Module.parse(module, context())
     except ir.MLIRError as error:

@@ -104,7 +104,7 @@ def test_sizes() -> None:
     st.booleans(),
 )
 def test_round_trip(sizes: list[int], axes: list[AxisRef], count: int, closed: bool) -> None:
-    """What is dealt out comes back as it was, whether it fits or not."""
+    """Axes that are dealt out come back as they were, whether they fit or not."""
     mapping = (tuple(range(len(sizes))),)
     given = TensorSharding("mesh", (DimensionSharding(merged(axes[:count], MESH), closed),))
     back = unproject(mapping, project(mapping, given, sizes, MESH), given, sizes, MESH, "mesh")

@@ -1,4 +1,4 @@
-"""What JAX's own lowering gives for a function, as a `Program` to compare an imported jaxpr with."""
+"""JAX's own lowering of a function, as a `Program` to compare an imported jaxpr with."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ OF_SOME_VERSIONS = """
 """Primitives that JAX lowers in some of the supported versions only."""
 
 MADE_AFTERWARDS = {"pmul", "equations"}
-"""What stands only in what a plan is made to, which is not read again."""
+"""Primitives that stand only in programs that plans are lowered to, which are not read."""
 
 MADE_BY_TESTS = "_of_this_test"
 """How the primitives end that other tests of the same process register."""

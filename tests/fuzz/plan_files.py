@@ -40,7 +40,7 @@ BASES: tuple[Callable[[], Plan], ...] = (
     programs.with_constants,
     *(functools.partial(_of_function, number) for number in range(len(FUNCTIONS))),
 )
-"""What makes each of the plans whose files are changed."""
+"""Makers of the plans whose files are changed."""
 
 
 @functools.cache
@@ -263,4 +263,4 @@ USES: dict[str, Callable[[Plan, Plan], object]] = {
     "diff": lambda plan, other: str(plan.diff(other)) + str(other.diff(plan)),
     "to_json": lambda plan, _: Plan.from_json(plan.to_json()),
 }
-"""What may be done with a plan that was read, given the plan whose file was changed."""
+"""Calls of a plan that was read, given the plan whose file was changed."""

@@ -60,7 +60,7 @@ SHARE_OF_PLANS = 5
 
 
 class Outcome(NamedTuple):
-    """What became of a seed.
+    """The outcome of a seed.
 
     Attributes:
         seed: The seed.

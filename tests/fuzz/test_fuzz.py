@@ -39,7 +39,7 @@ def test_many() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(BASES)))
 def test_plans_are_taken_as_they_are(number: int) -> None:
-    """What is refused later is so for its change."""
+    """A later refusal is for the change."""
     plan, text = base(number)
     read = Plan.from_json(text)
     for use in USES.values():

@@ -81,7 +81,7 @@ FUNCTIONS: tuple[Callable[[jax.Array], Any], ...] = (
 
 @functools.cache
 def lowered_modules() -> tuple[str, ...]:
-    """What JAX lowers functions to, with a mesh and the sharding of an argument."""
+    """Modules that JAX lowers functions to, with a mesh and the sharding of an argument."""
     texts = []
     for function in FUNCTIONS:
         text = jax.jit(function).lower(jax.ShapeDtypeStruct((8, 8), jnp.float32)).as_text()

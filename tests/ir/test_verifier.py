@@ -1,4 +1,4 @@
-"""What the verifier says of graphs that hang together badly, and what it has to say of none that this package makes."""
+"""The verifier refuses graphs that hang together badly, and none that this package makes."""
 
 from __future__ import annotations
 

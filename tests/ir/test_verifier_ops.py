@@ -412,7 +412,7 @@ def test_cases_of_the_reference(case_: dict[str, Any]) -> None:
 
 
 def _said(text: str) -> list[str]:
-    """What is wrong with a module, be it that its text is refused already."""
+    """The fault of a module, also where its text is refused already."""
     try:
         return [problem.what for problem in problems(read_unverified(text))]
     except ShardyError as error:

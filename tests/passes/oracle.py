@@ -1,4 +1,4 @@
-"""What jaxlib's own passes make of a module, and a text of a program that shows all that the passes may change."""
+"""A module after jaxlib's own passes, and a text of a program that shows all that the passes may change."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_settings_are_as_before(thresholds: tuple[int, int, int], enabled: bool)
 
 
 def test_a_users_cycle_does_not_grow_old() -> None:
-    """What was dropped shortly before goes, though all that is there then becomes old."""
+    """Objects dropped shortly before go, though all that are there then become old."""
     gone = weakref.ref(Cycle())
     with no_collection():
         many()

@@ -12,7 +12,7 @@ from shardy_py.plan import PlannedValue
 from tests.random_programs import load
 
 End = tuple[str, str]
-"""What an annotation is called, and where it stands: `file:line`, or the path of the annotated input or output."""
+"""Name and place of an annotation: `file:line`, or the path of the annotated input or output."""
 
 _JIT = re.compile(r"(\s*\w+ = jax\.jit\(\w+), in_shardings=.*\)$")
 _OF_JIT = re.compile(r"(in|out)_shardings of jit ")

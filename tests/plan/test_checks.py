@@ -1,4 +1,4 @@
-"""What `plan.findings` and `plan.check` say of programs that have one thing wrong each."""
+"""`plan.findings` and `plan.check` of programs that have one fault each."""
 
 from __future__ import annotations
 
@@ -481,7 +481,7 @@ def test_an_intermediate_that_is_gathered_is_a_note() -> None:
 
 @contextlib.contextmanager
 def standard_error() -> Iterator[list[str]]:
-    """What C++ code writes there."""
+    """The text that C++ code writes there."""
     found: list[str] = []
     with tempfile.TemporaryFile() as file:
         before = os.dup(2)

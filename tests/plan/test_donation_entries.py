@@ -1,4 +1,4 @@
-"""What a plan says of donated arguments; no device is needed."""
+"""Donated arguments in a plan; no device is needed."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def check_replay(plan: Plan, what: str) -> int:
 
 
 def check_missing(plan: Plan, what: str) -> Counter[str]:
-    """What an explanation says of a missing axis is so: who has it, who lacks it, and that what is in the way is there."""
+    """An explanation of a missing axis is true: who has it, who lacks it, and the obstacle."""
     kinds: Counter[str] = Counter()
     history = explainer_of(plan).history
     held: dict[str, list[TensorSharding | None]] = {}

@@ -1,4 +1,4 @@
-"""What runs under `lowering="jit"`: the plan, or where that moves less, what XLA makes of inputs, results and constraints."""
+"""The program under `lowering="jit"`: the plan, or, where it moves less, XLA's own of inputs, results and constraints."""
 
 from __future__ import annotations
 

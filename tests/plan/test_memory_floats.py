@@ -75,7 +75,7 @@ def conv_loss(kernels: Tree, image: jax.Array) -> jax.Array:
 
 
 def moved(x: jax.Array, y: jax.Array, i: jax.Array) -> tuple[jax.Array, ...]:
-    """What only moves data, and what is scattered to."""
+    """Ops that only move data, and operands of scatters."""
     return jnp.concatenate([jnp.sin(x), y]), jnp.pad(y, 1)[i], y.at[i].add(jnp.tanh(x)[: i.size]), x.T.reshape(-1)
 
 

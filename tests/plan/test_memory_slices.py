@@ -1,4 +1,4 @@
-"""What devices send each other for slices of dimensions that are cut."""
+"""Messages between devices for slices of dimensions that are cut."""
 
 from __future__ import annotations
 

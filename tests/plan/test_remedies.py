@@ -1,4 +1,4 @@
-"""What a memory analysis says would leave a smaller peak is what the plan of the changed function takes."""
+"""The peak that a memory analysis promises for a remedy is that of the changed function's plan."""
 
 from __future__ import annotations
 

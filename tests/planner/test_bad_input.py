@@ -1,4 +1,4 @@
-"""What the planner says of input that it cannot use, and what it makes of input that leaves it no choice."""
+"""Input that the planner cannot use, and input that leaves it no choice."""
 
 from __future__ import annotations
 

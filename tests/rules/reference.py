@@ -45,7 +45,7 @@ def stop_worker() -> None:
 
 
 def run_passes(module: str, pipeline: str) -> str:
-    """What jaxlib's pipeline makes of a module; skips the test where jaxlib has a later Shardy with other rules."""
+    """A module after jaxlib's pipeline; skips the test where jaxlib has a later Shardy with other rules."""
     if not SAME_SHARDY:
         pytest.skip(NEEDS_SAME_SHARDY.kwargs["reason"])
     worker = _worker()

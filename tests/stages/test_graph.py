@@ -1,4 +1,4 @@
-"""What a profile graph knows about its nodes."""
+"""A profile graph and its nodes."""
 
 from __future__ import annotations
 

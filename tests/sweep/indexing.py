@@ -186,7 +186,7 @@ def _rows(draw: Draw, n: int, count: int, *, distinct: bool) -> Any:
 
 
 def _indexed(draw: Draw) -> Case:
-    """What the brackets of NumPy make of arrays of positions, single positions and slices."""
+    """NumPy's indexing with arrays of positions, single positions and slices."""
     shape, dtype = draw.shape(empty=False), draw.dtype((*FLOATS, *INTEGERS))
     d = draw.integer(0, len(shape) - 1)
     kind = draw.integer(0, 4)

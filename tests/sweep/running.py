@@ -47,7 +47,7 @@ PATIENCE = 180.0
 
 
 class Outcome(NamedTuple):
-    """What became of a configuration under a lowering.
+    """The outcome of a configuration under a lowering.
 
     Attributes:
         name: Of the configuration.

@@ -1,4 +1,4 @@
-"""What stands around a primitive: how its operands come about, what becomes of its results, and what is done to the function."""
+"""Surroundings of a primitive: makers of its operands, readers of its results, and transformations of the function."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _runs(function: Function, arguments: tuple[Any, ...]) -> bool:
 
 
 def constraint(mesh: Mesh) -> Callable[[Any, Any], Any]:
-    """What constrains a value to a spec on a mesh."""
+    """A function that constrains a value to a spec on a mesh."""
     return lambda x, spec: lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 

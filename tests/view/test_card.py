@@ -1,4 +1,4 @@
-"""What a notebook shows of a plan."""
+"""The card of a plan in a notebook."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Halo exchanges: ranges of a sharded dimension, sent to the devices that need them.
 
-Every device says which range it wants. What it has itself is sliced; the rest comes in as few `ppermute`s as send the least: each
+Every device says which range it wants. Its own part is sliced; the rest comes in as few `ppermute`s as send the least: each
 device sends only what its receiver lacks. Where that would be as much as all of it, the dimension is gathered.
 """
 

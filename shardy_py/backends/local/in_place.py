@@ -27,7 +27,7 @@ Defining = Mapping[Any, JaxprEqn]
 def update_out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
     """Rewrites a region so that no update that XLA runs in place reads elements that it overwrites.
 
-    What stands around the region may be reshaped. What a loop carries is not, so that an update in a loop is left as it is, unless it is
+    Values around the region may be reshaped. Values that a loop carries are not, so that an update in a loop is left as it is, unless it is
     reshaped there: its cost would be that of all of the array on every trip.
 
     Args:
@@ -101,7 +101,7 @@ def _is_aligned(eqn: JaxprEqn, operand: Atom) -> bool:
 def _is_window(read: JaxprEqn, write: JaxprEqn) -> bool:
     """Whether a slice reads no element of the operand of an update before it is written, if both go through theirs in the same order.
 
-    That is so where both begin at the same place along every dimension in which they have several elements.
+    This is so where both begin at the same place along every dimension in which they have several elements.
     """
     source, operand, update = [list[Any](e.invars)[i].aval.shape for e, i in ((read, 0), (write, 0), (write, 1))]
     out: Any = read.outvars[0].aval

@@ -199,7 +199,7 @@ class LocalContext:
 
         Args:
             x: A local array, one of whose dimensions is the factor's.
-            dim: That dimension.
+            dim: The dimension.
             factor: The factor.
             fill: The new contents of the padding.
         """

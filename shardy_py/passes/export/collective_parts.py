@@ -62,7 +62,7 @@ def distribute(parts: Iterable[Part], room: list[int], split: Callable[[Part, Pa
         split: Told of a part that is split and of what it becomes.
 
     Returns:
-        What each dimension got.
+        The share of each dimension.
     """
     left = list(parts)
     return [fill(left, room, dim, split) for dim in range(len(room))]

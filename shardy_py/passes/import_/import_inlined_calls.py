@@ -24,7 +24,7 @@ class ImportInlinedCalls(Pass):
         """Gives the program the edges and orders of uses that add-data-flow-edges, flatten-call-graph and import-func-calls would.
 
         Shardy adds the edges of loops and branches while calls are still calls, copies functions that are called twice, and
-        then turns each call into a computation. That leaves the same ops as adding all edges at once, but other orders of
+        then turns each call into a computation. This leaves the same ops as adding all edges at once, but other orders of
         use lists, and these decide which of two conflicting shardings arrives first. Computations of one name are taken
         for calls of one function.
 

@@ -27,7 +27,7 @@ class PadForDivisibility(Pass):
         """Enlarges every dimension, at its high end, to the next multiple of the number of its shards.
 
         All-slices and other collectives that shard a dimension pad with zeros, those that gather it slice the padding off again, and
-        other ops take and make larger tensors. What they leave in the padding is not known, so a dot sets that of its contracting
+        other ops take and make larger tensors. The contents of the padding are then unknown, so a dot sets that of its contracting
         dimensions to zero first. As in Shardy, no other op does: a reduction over padding gives what was computed there.
 
         The program must hold collectives, not reshards.

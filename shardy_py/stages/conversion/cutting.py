@@ -1,6 +1,6 @@
 """The computation, inputs and outputs of each stage.
 
-What is cheap and known while tracing does not cross between stages if it can be had otherwise: states that start as None are
+Values that are cheap and known while tracing do not cross between stages where a stage has them otherwise: states that start as None are
 made where they are used, sizes are read again off an array that is there, and parts of a result are taken where it is made. A
 size that must cross does so as the shape of an array without elements, so that it stays known while tracing.
 """

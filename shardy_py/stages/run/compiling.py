@@ -21,7 +21,7 @@ from shardy_py.stages.run.programs import Program
 from shardy_py.stages.run.shards import DeviceCalls, devices_of
 
 MOST_APART = 4
-"""Devices of a stage up to which each is handed its own program: it is compiled for each of them. That is for CPU devices, which compute
+"""Devices of a stage up to which each is handed its own program: it is compiled for each of them. This serves CPU devices, which compute
 on the cores that JAX needs for starting a program on all of them at once; see docs/stages.md."""
 
 

@@ -27,8 +27,8 @@ def stage(name: str) -> Iterator[None]:
     """Marks the equations traced inside as one stage of `sp.pipeline`; a context manager and a decorator.
 
     It is a `jax.named_scope`, so that it survives `jax.grad`, `jax.checkpoint`, `jax.vmap` and `jax.jit` and does nothing anywhere else.
-    Stages come in the order in which they are met first. What is not marked goes with what it reads; before the first mark, with what
-    reads it.
+    Stages come in the order in which they are met first. Equations without a mark go with those that they read; before the first mark,
+    with those that read them.
 
     Args:
         name: Letters, digits, `_`, `-`, `.` and spaces.

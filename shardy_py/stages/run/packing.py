@@ -1,6 +1,6 @@
 """Small values that take the same way share a buffer: handing an array to a program, or taking one from it, costs JAX some microseconds.
 
-What the programs of stages hand each other, the sums over microbatches and the parameters of a stage are packed, each by element type and
+Values that programs of stages hand each other, sums over microbatches and parameters of a stage are packed, each by element type and
 sharding, where a value is no larger than what is copied in that time. Programs cut their operands out of the buffers and put their
 results into them.
 """

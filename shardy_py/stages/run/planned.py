@@ -257,7 +257,7 @@ class _Search:
     # ------------------------------------------------------------------ prices
 
     def program_of(self, split: Split, programs: Sequence[Program], by_batch: bool) -> StageProgram:
-        """What programs of one stage compute, of the whole batch or of a microbatch, which have to divide among its devices."""
+        """The work of programs of one stage, on the whole batch or on a microbatch, which has to divide among its devices."""
         return stage_program(split, programs, self.options.num_microbatches, by_batch=by_batch)
 
     def priced(self, name: str, built: StagedStep) -> _Priced:

@@ -1,7 +1,7 @@
 """The place of examples inside of a dimension: in rows of their own, or between an outer and an inner part of it.
 
-A dimension of `outer * rows * inner` elements comes from reshapes such as (rows, time) to (rows * time). What holds for a microbatch holds
-for the batch as long as every equation keeps these parts apart; one that regroups them would give other numbers.
+A dimension of `outer * rows * inner` elements comes from reshapes such as (rows, time) to (rows * time). A property of a microbatch is one
+of the batch as long as every equation keeps these parts apart; one that regroups them would give other numbers.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ TIME_SHARE = 0.1
 
 @dataclass(frozen=True)
 class StageProgram:
-    """What a stage computes in a step.
+    """The work of a stage in a step.
 
     Attributes:
         nodes: Its equations.
@@ -57,7 +57,7 @@ class StagePlan:
 
 
 def stage_program(split: Split, programs: Iterable[Program], microbatches: int, *, by_batch: bool) -> StageProgram:
-    """What some programs of one stage compute.
+    """The work of some programs of one stage.
 
     Args:
         split: The step.
@@ -100,7 +100,7 @@ class StagePlanner:
         """The stage with the shardings that the planner chooses.
 
         Args:
-            program: What it computes.
+            program: Its computation.
             sizes: Axis of its mesh -> its size.
         """
         if not program.nodes:
@@ -174,7 +174,7 @@ def set_specs(places: Places, stage: int, program: StageProgram, plan: StagePlan
     Args:
         places: The meshes; gets the shardings.
         stage: The stage.
-        program: What it computes.
+        program: Its computation.
         plan: Its plan.
     """
     specs = dict(zip((*program.inputs, *program.outputs), (*plan.inputs, *plan.outputs), strict=True))

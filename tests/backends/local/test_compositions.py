@@ -1,4 +1,4 @@
-"""What users call, on shards: draws, lookups and matrices compared with one device."""
+"""Public functions on shards: draws, lookups and matrices compared with one device."""
 
 from __future__ import annotations
 

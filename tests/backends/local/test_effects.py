@@ -202,7 +202,7 @@ def test_inspect_sharding_shows_the_plan() -> None:
 
 
 class Log:
-    """What callbacks were called with, in order."""
+    """Arguments of callbacks, in order."""
 
     def __init__(self) -> None:
         self.ordered: list[str] = []

@@ -1,4 +1,4 @@
-"""What whole programs send for slices, windows and convolutions, and that their numbers are right."""
+"""Messages of whole programs for slices, windows and convolutions, and their numbers."""
 
 from __future__ import annotations
 

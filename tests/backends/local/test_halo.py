@@ -12,7 +12,7 @@ from shardy_py.backends.local.windows import Window, cut
 
 
 def delivered(plan: Exchange) -> list[dict[int, int]]:
-    """What each device gets: position -> how often."""
+    """The elements of each device: position -> their number."""
     got: list[dict[int, int]] = [{} for _ in plan.starts]
     for slot in plan.slots:
         assert len({p.source for p in slot.pieces}) == len(slot.pieces)

@@ -29,7 +29,7 @@ def clipped(i: int, size: int) -> int:
 
 
 def every_start(read: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """What is read from each start, one by one, side by side."""
+    """The elements read from each start, one by one, side by side."""
     return lambda x, starts: jnp.concatenate([read(x, starts[i]) for i in range(len(STARTS))], axis=1)
 
 

@@ -1,4 +1,4 @@
-"""What walks know of equations: of those of one program, and of those of programs before it."""
+"""Facts about equations: of those of one program, and of those of programs before it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESH = Mesh((("x", 2), ("y", 4)))
 
 
 def known_of(f: Any, *args: Any, mesh: Mesh = MESH) -> list[Any]:
-    """What is known of each equation: the same object where it is the same."""
+    """The facts about each equation: the same object where they are the same."""
     analysis = JaxprAnalysis(LOCAL_RULES, {}, mesh)
     equations = [analysis.equation(eqn) for eqn in jax.make_jaxpr(f)(*args).jaxpr.eqns]
     for equation in equations:

@@ -42,7 +42,7 @@ def everything(x: Any) -> Any:
 
 
 def by_name(x: Any, *outer: str) -> Any:
-    """What jax.vmap makes of collectives over the axis that it names: reductions of a dimension."""
+    """Collectives over the axis that jax.vmap names: reductions of a dimension."""
 
     def row(v: Any) -> Any:
         return v / lax.psum(v, ("i", *outer)) - lax.pmax(v, "i") + lax.pmin(v.sum(), ("i", *outer)) * lax.pmean(v, "i")

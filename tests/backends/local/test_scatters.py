@@ -45,7 +45,7 @@ def test_one_axis_at_a_time(dim: int, over: Any, looped: bool) -> None:
 
 @pytest.mark.parametrize(("platform", "count"), [("tpu", 2), ("cuda", 1)])
 def test_bytes_stay(platform: str, count: int) -> None:
-    """What is sent to a device is the same; parts of one axis of the user's are scattered over together."""
+    """Messages to a device are the same; parts of one axis of the user's are scattered over together."""
     both = ("x", "y")
     product = functools.partial(sp.auto_shard, lambda a, b: a @ b, mesh={"x": 4, "y": 4}, lowering="shard_map")
     step = product(in_shardings=(P(None, both), P(both)), out_shardings=P(both), options=sp.Options(platform=platform))

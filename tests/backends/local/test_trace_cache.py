@@ -1,4 +1,4 @@
-"""What is traced once for each body."""
+"""Bodies are traced once."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Reshard:
     shape: tuple[int, ...]
 
     def steps(self, *, complete: bool = False) -> tuple[CollectiveStep, ...]:
-        """What the package makes of it."""
+        """The module after this package's pass."""
         return collectives_for(self.source, self.target, self.shape, self.meshes, complete=complete)
 
     def function(self, i: int) -> str:

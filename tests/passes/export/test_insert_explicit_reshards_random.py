@@ -1,4 +1,4 @@
-"""What the pass inserts into random functions and modules, against the pass of jaxlib."""
+"""Reshards that the pass inserts into random functions and modules, against the pass of jaxlib."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def random(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
 
 
 def parts(inputs: list[Array], program: Program, mesh: Mesh) -> list[list[Array]]:
-    """What each device has of each input."""
+    """The piece of each input on each device."""
     cut = [by_device(array, value.sharding, mesh) for array, value in zip(inputs, program.main.arguments, strict=True)]
     return [[each[device] for each in cut] for device in range(mesh.size)]
 

@@ -247,7 +247,7 @@ def test_random_modules_as_jaxlib(kind: str) -> None:
 
 
 def converted(text: str, options: str) -> str | None:
-    """What the pass makes of a module; None where nothing is to be done or no splitting of an axis allows it, and jaxlib aborts."""
+    """A module after the pass; None where nothing is to be done or no splitting of an axis allows it, and jaxlib aborts."""
     try:
         return run_passes(text, NAME + options)
     except ShardyError as error:

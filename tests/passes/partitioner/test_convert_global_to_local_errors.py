@@ -1,4 +1,4 @@
-"""What `sdy-convert-global-to-local` refuses, and what it converts where jaxlib fails."""
+"""Modules that `sdy-convert-global-to-local` refuses, and those that it converts where jaxlib fails."""
 
 from __future__ import annotations
 

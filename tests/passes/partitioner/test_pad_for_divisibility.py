@@ -225,7 +225,7 @@ def test_loop() -> None:
 
 
 def test_dot_masks_what_a_later_slice_does_not_clear() -> None:
-    """What jaxlib takes for zero because another dimension was padded with zeros."""
+    """Padding that jaxlib takes for zero because another dimension was padded with zeros."""
     text = module(
         [
             sliced("7x5xf32", X),
@@ -283,7 +283,7 @@ def random_modules(seed: int) -> list[str]:
 
 
 def evaluate(text: str) -> list[Any]:
-    """What a module gives for some numbers; collectives on whole arrays do nothing."""
+    """The results of a module for some numbers; collectives on whole arrays do nothing."""
     text = re.sub(r"sdy\.all_\w+ \[.*?\] (%\w+) out_sharding=.*> : (tensor<\S+>)", r"stablehlo.reshape \1 : (\2) -> \2", text)
     read = parse_module(run_passes(text, "sdy-drop-sharding-and-mesh"))
     inputs = [argument.type for argument in from_mlir(read).main.arguments]

@@ -67,7 +67,7 @@ def described(program: Program) -> list[str]:
 
 
 def propagated(text: str, name: str = AGGRESSIVE, **options: Any) -> list[str]:
-    """What a pass makes of the functions of a module on `@mesh`; asserts that jaxlib's pass makes the same."""
+    """The functions of a module on `@mesh` after a pass; asserts that jaxlib's pass makes the same."""
     program = from_mlir(MESH_TEXT + text)
     PASSES[name](**options).run(program)
     ours = described(program)

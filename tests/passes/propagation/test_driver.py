@@ -1,6 +1,6 @@
 """The order in which ops are visited, dead code, function results and the ops that hold other ops.
 
-What every module becomes was checked by hand; `propagated` asserts that jaxlib makes the same of it.
+The result of every module was checked by hand; `propagated` asserts that jaxlib makes the same of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What XLA propagates through loops, against what it lets residuals take."""
+"""XLA's propagation through loops, against the memory of residuals."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def loop_loss(p: Any, x: Any, y: Any) -> Any:
 
 
 def per_microbatch(fun: Any, count: int) -> Any:
-    """What a function gives on equal parts of its last two arguments, averaged."""
+    """The average of a function's results on equal parts of its last two arguments."""
 
     def run(p: Any, x: Any, y: Any) -> Any:
         n = x.shape[0] // count

@@ -1,4 +1,4 @@
-"""What runs once per microbatch and what once per step, and steps that microbatches cannot reproduce."""
+"""Work once per microbatch and work once per step, and steps that microbatches cannot reproduce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages read, keep and send."""
+"""Values that stages read, keep and send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages keep for their backward passes, and what they make again."""
+"""Residuals that stages keep for their backward passes, and those that they recompute."""
 
 from __future__ import annotations
 

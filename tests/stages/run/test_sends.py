@@ -1,4 +1,4 @@
-"""What crosses between stages, and what its readers make for themselves."""
+"""Values that cross between stages, and those that their readers compute themselves."""
 
 from __future__ import annotations
 

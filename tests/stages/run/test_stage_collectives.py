@@ -1,4 +1,4 @@
-"""What a report says of collectives inside of stages."""
+"""Collectives inside of stages, in reports."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What XLA makes of a graph before it runs it, and where it puts the buffers."""
+"""XLA's optimizations of a graph, and its placement of buffers."""

@@ -14,7 +14,7 @@ def find_common_axes(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor
     """The axes under which an op runs: the common ones where its tensors agree, else the cheapest.
 
     Cost is estimated by the sizes of the tensors that need not move. Of two tensors the preferred one wins; of more,
-    the factors are settled by `vote`. What factors that need replication would have had goes to the batching factors.
+    the factors are settled by `vote`. Axes that factors with need of replication would have had go to the batching factors.
 
     Args:
         rule: The op's rule.

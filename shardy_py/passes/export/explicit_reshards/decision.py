@@ -30,7 +30,7 @@ class Decision:
         results: `(result number, sharding)` of results that the op makes with another sharding than it had; a reshard
             back follows.
         reduced: Axes along which the results are all-reduced.
-        unless_equal: Whether an operand is left alone that has an equivalent sharding already. That may be so behind a
+        unless_equal: Whether an operand is left alone that has an equivalent sharding already. It may have one behind a
             propagation barrier, where the choice looks at another sharding than the operand's own.
     """
 

@@ -29,7 +29,7 @@ def slice_bounds(
     Args:
         padder: Knows the meshes.
         op: For errors.
-        sharding: That of the operand.
+        sharding: Of the operand.
         source: Shape of the operand, padded.
         shapes: Shape of the result before and after.
         bounds: Where the slice starts and ends and how it strides.

@@ -17,7 +17,7 @@ MANUAL_COMPUTATION = "sdy.manual_computation"
 def local_shape(shape: Sequence[int], sharding: TensorSharding, manual: Collection[str], mesh: Mesh) -> tuple[int, ...] | None:
     """The shape of a part inside a manual computation; None where there can be none.
 
-    That is so where the manual axes do not divide a dimension, or come after other axes of it.
+    This is so where the manual axes do not divide a dimension, or come after other axes of it.
     """
     local: list[int] = []
     for size, dim in zip(shape, sharding.dims, strict=True):
