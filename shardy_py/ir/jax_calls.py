@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-PLAIN_CALLS: Mapping[str, str] = {
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "eval_jaxpr": "jaxpr",
-    "jit": "jaxpr",
-    "remat2": "jaxpr",
-}
-"""Primitive -> its parameter with the jaxpr, for calls without rules of their own."""
+PLAIN_CALLS = frozenset(("closed_call", "core_call", "eval_jaxpr", "jit", "remat2"))
+"""Calls without rules of their own."""
 
-RULED_CALLS: Mapping[str, str] = {
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vmap_call": "call",
-}
-"""The same for calls with a rule for derivatives or batching, which is lost where the call is inlined before it is transformed."""
+RULED_CALLS = frozenset(("custom_jvp_call", "custom_vjp_call", "custom_vmap_call"))
+"""Calls with a rule for derivatives or batching, which is lost where the call is inlined before it is transformed."""
 
-CALLS: Mapping[str, str] = {**PLAIN_CALLS, **RULED_CALLS}
+CALLS = PLAIN_CALLS | RULED_CALLS
 """Calls that may be inlined in a jaxpr that is only run."""
 
-BODY_PARAMETERS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
-"""Parameters with the jaxpr of a call, also of those that are not in `CALLS`."""
+_BODY_PARAMETERS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
+
+
+def body_parameter(params: Mapping[str, object]) -> str:
+    """The parameter with the jaxpr of a call, also of one that is not in `CALLS`; its name differs between primitives and versions of JAX.
+
+    Args:
+        params: The parameters of the equation.
+
+    Example:
+        >>> body_parameter({"name": "f", "call_jaxpr": None})
+        'call_jaxpr'
+    """
+    return next(name for name in _BODY_PARAMETERS if name in params)

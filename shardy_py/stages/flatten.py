@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Generic, TypeVar
 
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.frontends.loops import scan_counts
-from shardy_py.ir.jax_calls import PLAIN_CALLS
+from shardy_py.ir.jax_calls import PLAIN_CALLS, body_parameter
 from shardy_py.stages.jaxprs import Atom, closed, struct_of
 
 UNROLLED_AT_MOST = 512
@@ -23,13 +23,13 @@ class Flattener(abc.ABC, Generic[Origin]):
     """Reads a jaxpr equation by equation, with the origin of each: where in the function it stands.
 
     Args:
-        calls: Primitives that are inlined, and the parameter that holds their jaxpr.
+        calls: Primitives that are inlined.
 
     Attributes:
         consts: Captured arrays by their variable.
     """
 
-    def __init__(self, calls: Mapping[str, str] = PLAIN_CALLS) -> None:
+    def __init__(self, calls: Set[str] = PLAIN_CALLS) -> None:
         self.calls = calls
         self.consts: dict[Var, Any] = {}
 
@@ -73,7 +73,7 @@ class Flattener(abc.ABC, Generic[Origin]):
             operands = [v if isinstance(v, Literal) else env[v] for v in eqn.invars]
             name = eqn.primitive.name
             if name in self.calls:
-                body = closed(eqn.params[self.calls[name]])
+                body = closed(eqn.params[body_parameter(eqn.params)])
                 results = self.inline(body.jaxpr, body.consts, operands, at)
             elif name == "scan" and self._is_over_layers(eqn, operands):
                 results = self._unroll(eqn, operands, at)

@@ -12,7 +12,7 @@ from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
 from shardy_py.backends.local.sharded_value import ShardedValue, Values
 from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.importer import Scope
-from shardy_py.ir.jax_calls import BODY_PARAMETERS
+from shardy_py.ir.jax_calls import body_parameter
 
 
 def run_body(interpreter: Interpreter, body: Any, arguments: Sequence[ShardedValue], scope: Scope | None) -> Values:
@@ -32,7 +32,7 @@ def only_child(scope: Scope | None, index: int) -> Scope | None:
 @runs_dry
 def inlined(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Runs the body of a call on the operands."""
-    body = next(eqn.params[name] for name in BODY_PARAMETERS if name in eqn.params)
+    body = eqn.params[body_parameter(eqn.params)]
     return run_body(interpreter, body, operands, only_child(scope, index))
 
 

@@ -14,7 +14,7 @@ from shardy_py.frontends.locations import Within
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.readers.common import ReaderTable, barrier, bind
 from shardy_py.ir import Block, Op, Value
-from shardy_py.ir.jax_calls import BODY_PARAMETERS
+from shardy_py.ir.jax_calls import body_parameter
 
 Around = Callable[[Block, Sequence[Value], bool], Sequence[Value]]
 """Given a body, its values and whether they come in, the values with their constraints."""
@@ -92,7 +92,7 @@ def compute_on(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bloc
 
 def inlined(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """`_custom_jvp_vjp_call_lowering` and primitives whose lowering evaluates their jaxpr: the ops stand in the caller."""
-    jaxpr = next(eqn.params[name] for name in BODY_PARAMETERS if name in eqn.params)
+    jaxpr = eqn.params[body_parameter(eqn.params)]
     inlined_jaxpr(importer, index, jaxpr, eqn, scope, block)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.frontends.loops import scan_counts
-from shardy_py.ir.jax_calls import PLAIN_CALLS
+from shardy_py.ir.jax_calls import PLAIN_CALLS, body_parameter
 from shardy_py.stages.conversion import lines
 from shardy_py.stages.conversion.descriptions import ConversionError
 from shardy_py.stages.conversion.equations import called, function_with_rule, scalar, value
@@ -85,7 +85,7 @@ class Writer:
     def _call(self, eqn: JaxprEqn, operands: list[str]) -> tuple[Code | str, bool]:
         name, params = eqn.primitive.name, eqn.params
         if name in PLAIN_CALLS:
-            inner = params[PLAIN_CALLS[name]]
+            inner = params[body_parameter(params)]
             if not isinstance(inner, ClosedJaxpr | Jaxpr):
                 raise ConversionError(f"the primitive {name!r} cannot be written as code")
             function = self.function(inner, str(params.get("name", name)))

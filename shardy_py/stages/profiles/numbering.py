@@ -8,15 +8,15 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from shardy_py.ir.jax_calls import PLAIN_CALLS
+from shardy_py.ir.jax_calls import PLAIN_CALLS, body_parameter
 from shardy_py.stages.jaxprs import closed
 
 _SCOPE = "profile_equation="
 
 _NUMBER = re.compile(re.escape(_SCOPE) + r"(\d+)")
 
-_BODIES = {**PLAIN_CALLS, "scan": "jaxpr"}
-"""Primitives that a line takes apart, and the parameter that holds their jaxpr."""
+_WITH_BODIES = PLAIN_CALLS | {"scan"}
+"""Primitives that a line takes apart."""
 
 
 def is_number(scope: str) -> bool:
@@ -48,7 +48,8 @@ class _Numbering:
     def equation(self, eqn: JaxprEqn) -> JaxprEqn:
         stack = eqn.source_info.name_stack.extend(f"{_SCOPE}{next(self.numbers)}")
         params = dict(eqn.params)
-        if (name := _BODIES.get(eqn.primitive.name)) is not None:
+        if eqn.primitive.name in _WITH_BODIES:
+            name = body_parameter(params)
             params[name] = self.body(params[name])
         return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack), params=params)
 
