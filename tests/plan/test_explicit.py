@@ -126,6 +126,7 @@ def check(plan: sp.Plan) -> None:
     if not any(v.type.dtype in ("float16", "bfloat16") for v in plan.values):  # these are computed with in a copy of the program
         assert steps == {t.step for t in transfers if t.step is not None}
 
+    check_memory(plan)
     check_page(plan)
     check_files(plan)
     for finding in plan.findings:
@@ -135,6 +136,12 @@ def check(plan: sp.Plan) -> None:
             assert finding.bytes in {
                 sum(s.bytes_per_device for s in r.collectives if s.kind != "all_reduce") * (r.trips or 1) for r in moved
             }
+
+
+def check_memory(plan: sp.Plan) -> None:
+    memory = plan.memory_analysis()
+    assert re.findall(r"^inputs  .*, (.*) on each device", str(plan), re.M) == [format_bytes(memory.argument_size_in_bytes)]
+    assert memory.peak_memory_in_bytes >= memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
 
 def check_page(plan: sp.Plan) -> None:
