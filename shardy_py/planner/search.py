@@ -29,7 +29,7 @@ from shardy_py.planner.descent import descend
 from shardy_py.planner.elimination import reduced
 from shardy_py.planner.errors import PlannerInfeasible
 from shardy_py.planner.evaluation import Evaluation
-from shardy_py.planner.inputs import cut
+from shardy_py.planner.inputs import SHARE, cut
 from shardy_py.planner.memory import binding, fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, TooLarge, model_of
 from shardy_py.planner.options import Planner
@@ -265,14 +265,15 @@ class Searcher:
         """The cheapest of a plan and the templates that fit and are not much dearer by the model, each as it runs.
 
         The model prices ops one by one. A region also shares copies between readers and fuses otherwise, so that a template may
-        run faster than a plan that is cheaper by the model. As far as the gap allows, one that takes half of the memory is preferred.
+        run faster than a plan that is cheaper by the model. As far as the gap allows, one that takes half of the memory is preferred, and
+        of those that take as long the one that sends less.
 
         Args:
             best: The plan.
         """
         most = self.predicted(best.assignment) * (1 + REACH)
         seen = {best.assignment}
-        candidates = [best]
+        candidates: list[Candidate] = []
         for template in self.templates:
             if not self.left:
                 break
@@ -283,10 +284,18 @@ class Searcher:
                 candidate = self.candidate(template.name, solution.assignment)
                 if self.fits(candidate.peak):
                     candidates.append(candidate)
-        cheapest = min(candidates, key=lambda each: each.seconds)
-        enough = cheapest.seconds * (1 + MEMORY_SHARE * self.planner.gap)
-        small = [each for each in candidates if each.seconds <= enough and each.peak <= cheapest.peak / 2]
-        return min(small, key=lambda each: each.seconds, default=cheapest)
+        template = min(candidates, key=lambda each: each.seconds, default=best)
+        if template.seconds < best.seconds:
+            return template
+        allowed = (template.seconds - best.seconds) <= MEMORY_SHARE * self.planner.gap * best.seconds
+        if allowed and template.peak <= best.peak / 2:
+            return template
+        equal = (template.seconds - best.seconds) <= SHARE * self.planner.gap * best.seconds
+        return template if equal and self.received(template.run) < self.received(best.run) else best
+
+    def received(self, plan: PlanRecord) -> int:
+        """Bytes that a device receives in a call of a plan."""
+        return sum(each.bytes for each in cost_of(plan, self.planner.hardware, self.planner.links).collectives)
 
     def alternatives(self, best: Candidate) -> tuple[Alternative, ...]:
         """The templates, each completed at little cost; the cheapest first.

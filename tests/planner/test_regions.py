@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import shardy_py as sp
 from shardy_py.backends.compiled_differences import differences
@@ -55,6 +56,14 @@ def test_a_plan_puts_reductions_off_as_its_region_does() -> None:
     assert len(sums) <= 1
     assert plan.search is not None
     assert plan.search.lower_bound_seconds <= plan.search.objective_seconds
+
+
+def test_an_equation_that_is_imported_as_its_operand_is_planned() -> None:
+    def copied(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.array(x @ w, copy=True) + lax.stop_gradient(x @ w) + lax.stop_gradient(jnp.sum(x, axis=1, keepdims=True))
+
+    plan = planned(copied, (f32(512, 256), f32(256, 128)), {"x": 2, "y": 4}, hardware=SLOW_CHIPS[0])
+    assert plan.search is not None
 
 
 @pytest.mark.parametrize("share", [0.999, 0.8])

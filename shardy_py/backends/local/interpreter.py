@@ -564,7 +564,8 @@ class Interpreter:
             tuple([self.planned(v, scope) or replicated(len(shape)) for v, shape in zip(variables, shapes)])
             for variables, shapes in ((eqn.invars, equation.shapes), (eqn.outvars, equation.result_shapes))
         )
-        return PlannedOp(op.name, operands, results)
+        # An equation that is imported as its operand, such as a copy, runs as its result is sharded.
+        return PlannedOp(op.name if op.primitive == equation.name else "", operands, results)
 
     def wanted_layouts(self, v: Any, scope: Scope | None) -> tuple[Layout, ...] | None:
         """The layouts in which a result will be used: requested ones of the previous run, or the planned one; `ANY_LAYOUT` if unknown."""

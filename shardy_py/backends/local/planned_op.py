@@ -15,7 +15,7 @@ class PlannedOp(NamedTuple):
     """An op and the layouts that were planned for its values.
 
     Attributes:
-        name: The op.
+        name: The op; empty where it is that of another equation.
         operands: The planned layouts of operands.
         results: The planned layouts of results.
     """
