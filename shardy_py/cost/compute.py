@@ -10,8 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.sizes import LocalSizes
@@ -58,8 +57,7 @@ POINTWISE = frozenset(
 """Pointwise ops of one operation per element."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """The operations of an op on one device, once.
 
     Attributes:

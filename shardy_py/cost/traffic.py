@@ -12,7 +12,7 @@ not depend on shardings, so that costs of layouts are sums over ops and moves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardy_py.cost.compute import POINTWISE, TRANSCENDENTALS, larger
 from shardy_py.cost.sizes import LocalSizes
@@ -60,8 +60,7 @@ _NO_TRAFFIC = _COLLECTIVES | frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """A read or a write of an op.
 
     Attributes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardy_py.dialect import OpShardingRule
 from shardy_py.ir import Op, Type, Value
@@ -18,8 +18,7 @@ CHEAP = CONSTANTS | {"stablehlo.iota"}
 """Ops that are recomputed in the layout in which their result is read."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """An operand or a result of a specification.
 
     Attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shardy_py.cost.compute import Work, work_of
 from shardy_py.cost.sizes import LocalSizes
@@ -18,8 +19,7 @@ Edge = tuple[Op, int]
 """An op and the index of one of its operands, or `RESULTS`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """One op that costs something.
 
     Attributes:

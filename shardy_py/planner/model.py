@@ -13,20 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from shardy_py.cost.traffic import Fusion
 from shardy_py.dialect import AxisRef, TensorSharding
-from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.ir import Block, Op, Value
 from shardy_py.ir.types import Type
 from shardy_py.partition.layouts import Layout, layout_of, local_shape, parts
-from shardy_py.partition.op import CHEAP, spec_of
+from shardy_py.partition.op import CHEAP
 from shardy_py.partition.policies import FORWARDING
-from shardy_py.partition.price import Machine
-from shardy_py.partition.tables import Candidates, PriceTable, price_table
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
-from shardy_py.plan.cost_walk import walk
 from shardy_py.plan.progress import report
 from shardy_py.plan.trips import trip_count
 from shardy_py.planner.branches import Branch, Conds, counted, with_branches
+from shardy_py.planner.op_tables import Joint, OpTables, Reads, Results, TooLarge, costly
 from shardy_py.planner.problem import Problem, Table, cost, entries
 from shardy_py.planner.scopes import Scope
 from shardy_py.planner.shared_sums import reduced_shares
@@ -134,59 +131,6 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Joint:
-    """Joint strategies of the classes of some values.
-
-    Attributes:
-        strategies: Per entry and class, the number of its strategy.
-        candidates: The layouts of the values.
-    """
-
-    strategies: Array
-    candidates: Candidates
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Reads:
-    """Layouts in which an operand is read.
-
-    Attributes:
-        key: Equal for those that differ in nothing but the value.
-        domain: The layouts that it may have.
-        own: Per entry, the number of its layout.
-        targets: The layouts in which it may be read.
-        read: Per entry, the number of the layout in which it is read.
-        seconds: Of bringing it from one to another; NaN where no entry does.
-    """
-
-    key: object
-    domain: Sequence[Layout]
-    own: Array
-    targets: Sequence[Layout]
-    read: Array
-    seconds: Array
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Results:
-    """Layouts in which a result is made.
-
-    Attributes:
-        key: Equal for those that differ in nothing but the value.
-        domain: The layouts that it may have.
-        own: Per entry, the number of its layout.
-        targets: The layouts in which it may be made.
-        makes: Per entry, the number of the layout in which it is made.
-    """
-
-    key: object
-    domain: Sequence[Layout]
-    own: Array
-    targets: Sequence[Layout]
-    makes: Array
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Column:
     """A move of each entry of a table.
 
@@ -208,8 +152,8 @@ class _Column:
             yield int(self.numbers[a, b]), (self.key, int(a), int(b))
 
     def renumbered(self, numbers: Array) -> Array:
-        """Per entry, the new number of its move, by old ones."""
-        return np.append(numbers, -1)[self.numbers][self.own, self.other]
+        """Per entry, the new number of its move, by old ones; -1, the last of them, where there is none."""
+        return numbers[self.numbers][self.own, self.other]
 
 
 @dataclass(eq=False)
@@ -254,24 +198,18 @@ class _Branch:
         return Branch(tables, constant, tuple(tuple(each.finished(places) for each in branches) for branches in self.conds))
 
 
-class TooLarge(Exception):
-    """A model has more entries than there is time for."""
-
-
-def model_of(program: Program, space: Space, machine: Machine, policy: str = "xla", most: float = math.inf) -> Model:
+def model_of(op_tables: OpTables, space: Space, most: float = math.inf) -> Model:
     """The problem of a program.
 
     Args:
-        program: After all passes.
+        op_tables: The program and its prices.
         space: Its search space.
-        machine: The mesh and the hardware.
-        policy: The policy that runs it, one of `POLICIES`.
         most: Entries of all tables together.
 
     Raises:
         TooLarge: There are more.
     """
-    builder = _Builder(program, space, machine, policy, most)
+    builder = _Builder(op_tables, space, most)
     builder.main()
     return builder.model()
 
@@ -280,38 +218,31 @@ class _Builder:
     """Adds up tables and moves.
 
     Args:
-        program: The program.
+        op_tables: The program and its prices.
         space: Its classes.
-        machine: Whose prices.
-        policy: The policy that runs it.
         most: Entries of all tables together.
     """
 
-    def __init__(self, program: Program, space: Space, machine: Machine, policy: str, most: float) -> None:
-        self.policy = policy
+    def __init__(self, op_tables: OpTables, space: Space, most: float) -> None:
+        self.op_tables = op_tables
+        self.policy = op_tables.policy
         self.room = most
-        self.op_count = sum(1 for _ in program.walk())
         self.ops_seen = 0
-        self.program = program
+        self.program = op_tables.program
         self.space = space
-        self.machine = machine
-        self.mesh = machine.mesh
-        self.fusion = Fusion(program.main.body)
-        costs = walk(program.main.body, program.meshes)
-        self.counted = {run.op for run in (*costs.runs, *costs.other_branches)}
+        self.machine = op_tables.machine
+        self.mesh = self.machine.mesh
         self.branch: _Branch | None = None
         self.conds: list[list[_Branch]] = []
-        self.reduced_shares = reduced_shares(program) if policy == "planner" else dict[Op, float]()
+        self.reduced_shares = reduced_shares(self.program) if self.policy == "planner" else dict[Op, float]()
         self.variables: dict[int, int] = {c: i for i, c in enumerate(space.free)}
         self.origin: dict[Value, Value] = {}
         self.home: dict[Value, Scope] = {}
-        self.joints: dict[object, _Joint] = {}
-        self.prices: dict[object, PriceTable] = {}
         self.drafts: dict[tuple[tuple[int, ...], int], _Draft] = {}
-        self.moves: dict[object, int] = {}
+        self.moves: dict[tuple[Value, Scope, Layout, Layout], int] = {}
         self.move_costs: list[float] = []
-        self.reads: list[tuple[Op, Value, tuple[tuple[int, ...], int], _Reads]] = []
-        self.results_at_hand: list[tuple[tuple[tuple[int, ...], int], Value, _Results]] = []
+        self.reads: list[tuple[Op, Value, tuple[tuple[int, ...], int], Reads]] = []
+        self.results_at_hand: list[tuple[tuple[tuple[int, ...], int], Value, Results]] = []
 
     # ------------------------------------------------------------------ walking
 
@@ -329,7 +260,7 @@ class _Builder:
         """The ops of a block but its terminator."""
         for op in block.ops[:-1]:
             self.ops_seen += 1
-            report("pricing ops", self.ops_seen / self.op_count)
+            report("pricing ops", self.ops_seen / self.op_tables.count)
             self.op(op, scope)
 
     def op(self, op: Op, scope: Scope) -> None:
@@ -418,42 +349,29 @@ class _Builder:
 
     def plain(self, op: Op, scope: Scope) -> None:
         """The prices of an op, and the moves of its operands."""
-        if op.name in CHEAP and op not in self.counted:
+        is_counted = op in self.op_tables.counted
+        if op.name in CHEAP and not is_counted:
             return
-        values = (*op.operands, *op.results)
-        spec, memory = spec_of(op, lambda value: self.origin.get(value, value)), self.fusion.accesses(op)
-        classes = [self.space.classes[v] for v in values]
-        local, joint = self.joint(classes)
-        numbers = {c: i for i, c in enumerate(local)}
-        kind = (spec, memory, tuple(tuple(numbers[c] for c in each) for each in classes), tuple(self.space.strategies[c] for c in local))
-        price = self.prices.get(kind)
-        if price is None:
-            price = self.prices[kind] = price_table(self.policy, spec, joint.candidates, self.machine, memory)
+        local, joint = self.joint([self.space.classes[v] for v in (*op.operands, *op.results)])
+        priced = self.op_tables.priced(op, lambda value: self.origin.get(value, value), joint)
+        price = priced.table
         once = scope.hoist_scope(op.results[0])
         sent = price.communication_seconds
         put_off = (1 - self.reduced_shares.get(op, 1.0)) * price.reduction_seconds
         costs = (sent - put_off + self.handed_out(op)) * (once.trips or 1)
         key, draft = self.draft(local, joint)
-        if op in self.counted:
+        if is_counted:
             seconds = (price.seconds - sent) * scope.runs
             if self.branch is None:
                 costs = costs + seconds
             else:
                 self.branch.seconds[key] = self.branch.seconds.get(key, 0.0) + seconds
         draft.costs = draft.costs + costs
-        index = joint.candidates.index
-        domains = joint.candidates.domains
-        draft.ties = draft.ties + PLACE_TIE * _misplaced(joint.candidates, price)
-        for i, value in enumerate(op.operands):
-            if not spec.operands[i].maker:
-                read_by = (id(price), i)
-                reads = _Reads(read_by, domains[i], index[i], price.read_layouts[i], price.reads[i], price.move_seconds[i])
+        draft.ties = draft.ties + PLACE_TIE * priced.misplaced
+        for value, reads in zip(op.operands, priced.reads):
+            if reads is not None and reads.moves:
                 self.move(op, key, draft, value, scope, reads)
-        for i, value in enumerate(op.results):
-            own = len(op.operands) + i
-            made_by = (id(price), own)
-            results = _Results(made_by, joint.candidates.domains[own], index[own], price.make_layouts[i], price.makes[i])
-            self.results_at_hand.append((key, value, results))
+        self.results_at_hand.extend((key, value, results) for value, results in zip(op.results, priced.results))
 
     def handed_out(self, op: Op) -> float:
         """Seconds in which results of an op that runs on one device are added to zeros of the others."""
@@ -465,7 +383,7 @@ class _Builder:
                 total += self.machine.settle(result.type, whole, whole, axes).seconds
         return total
 
-    def move(self, op: Op, key: tuple[tuple[int, ...], int], draft: _Draft, value: Value, scope: Scope, reads: _Reads) -> None:
+    def move(self, op: Op, key: tuple[tuple[int, ...], int], draft: _Draft, value: Value, scope: Scope, reads: Reads) -> None:
         """A column of moves of an operand."""
         origin = self.origin.get(value, value)
         once = (scope.hoist_scope(origin).trips or 1) * 1.0
@@ -473,17 +391,16 @@ class _Builder:
         place = scope.place(lambda outer: outer is home)
         if self.policy == "planner" and op.name == "stablehlo.dynamic_slice":
             place = scope  # loops of a region slice what they scan, and gather the slices, each loop anew
-        numbers = np.full(reads.seconds.shape, -1)
-        for a, b in zip(*np.nonzero(reads.seconds > 0)):
+        numbers = np.full((len(reads.domain), len(reads.targets)), -1)
+        for a, b, seconds in reads.moves:
             move = (origin, place, reads.domain[a], reads.targets[b])
             number = self.moves.get(move)
             if number is None:
                 number = self.moves[move] = len(self.move_costs)
-                self.move_costs.append(float(reads.seconds[a, b]) * once)
+                self.move_costs.append(seconds * once)
             numbers[a, b] = number
-        if (numbers >= 0).any():
-            draft.moves.append(_Column(reads.key, numbers, reads.own, reads.read))
-            self.reads.append((op, origin, key, reads))
+        draft.moves.append(_Column(reads.key, numbers, reads.own, reads.read))
+        self.reads.append((op, origin, key, reads))
 
     def handed(self, op: Op, value: Value, target: Value | int, type_: Type, scope: Scope) -> None:
         """A value that is brought to the layout of another."""
@@ -500,9 +417,7 @@ class _Builder:
             target = layout_of(sharding, value.type.rank, self.mesh)
             self.bring(op, value, scope, local, joint, (target,), np.zeros(len(joint.strategies), int))
 
-    def bring(
-        self, op: Op, value: Value, scope: Scope, local: Sequence[int], joint: _Joint, targets: Sequence[Layout], read: Array
-    ) -> None:
+    def bring(self, op: Op, value: Value, scope: Scope, local: Sequence[int], joint: Joint, targets: Sequence[Layout], read: Array) -> None:
         """Moves of a value from its layout to others."""
         origin = self.origin.get(value, value)
         maker = origin.defining_op
@@ -511,9 +426,11 @@ class _Builder:
         domain, own = joint.candidates.domains[0], joint.candidates.index[0]
         seconds = np.array([[self.machine.reshard(value.type, a, b, self.policy).seconds for b in targets] for a in domain])
         key, draft = self.draft(local, joint)
-        self.move(op, key, draft, value, scope, _Reads((id(joint), tuple(targets)), domain, own, targets, read, seconds))
+        reads = Reads((id(joint), tuple(targets)), domain, own, targets, read, costly(seconds))
+        if reads.moves:
+            self.move(op, key, draft, value, scope, reads)
 
-    def draft(self, local: Sequence[int], joint: _Joint) -> tuple[tuple[tuple[int, ...], int], _Draft]:
+    def draft(self, local: Sequence[int], joint: Joint) -> tuple[tuple[tuple[int, ...], int], _Draft]:
         """The table of some classes under some joint strategies."""
         key = (tuple(local), id(joint))
         draft = self.drafts.get(key)
@@ -525,7 +442,7 @@ class _Builder:
                 raise TooLarge
         return key, draft
 
-    def joint(self, classes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], _Joint]:
+    def joint(self, classes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], Joint]:
         """The joint strategies of some values by the classes of their dimensions: no axis twice in a value.
 
         Returns:
@@ -535,21 +452,19 @@ class _Builder:
         numbers = {c: i for i, c in enumerate(local)}
         shape = tuple(tuple(numbers[c] for c in each) for each in classes)
         domains = tuple(self.space.strategies[c] for c in local)
-        joint = self.joints.get((shape, domains))
-        if joint is None:
-            joint = self.joints[shape, domains] = _joint(shape, domains, self.room)
-        return local, joint
+        return local, self.op_tables.joint(shape, domains, self.room)
 
     # ------------------------------------------------------------------ result
 
     def note_results_at_hand(self) -> None:
         """Notes where readers need no move, since the op makes a result in the layout in which they read it."""
+        moved = {value for value, *_ in self.moves}
         for key, value, results in self.results_at_hand:
-            numbers = np.full((len(results.domain), len(results.targets)), -1)
-            for a, source in enumerate(results.domain):
-                for b, target in enumerate(results.targets):
-                    if source != target:
-                        numbers[a, b] = self.moves.get((value, self.home[value], source, target), -1)
+            if value not in moved:
+                continue
+            numbers, home = np.full((len(results.domain), len(results.targets)), -1), self.home[value]
+            for a, b, source, target in results.moves:
+                numbers[a, b] = self.moves.get((value, home, source, target), -1)
             if (numbers >= 0).any():
                 self.drafts[key].at_hand.append(_Column(results.key, numbers, results.own, results.makes))
 
@@ -576,6 +491,7 @@ class _Builder:
         space, tables, constant = self.space, list[Table](), 0.0
         self.note_results_at_hand()
         numbers, costs = self.merge_moves()
+        numbers = np.append(numbers, -1)
         values: dict[Value | int, int] = {}
         layouts: dict[int, tuple[Layout, ...]] = {}
         places: dict[tuple[tuple[int, ...], int], int] = {}
@@ -619,7 +535,7 @@ class _Builder:
         Args:
             local: Its classes.
             draft: The draft.
-            numbers: Per move, its number in the problem.
+            numbers: Per move, its number in the problem; last -1.
         """
         free = [i for i, c in enumerate(local) if c in self.variables]
         moves, at_hand = (_stacked([c.renumbered(numbers) for c in columns], len(draft.costs)) for columns in (draft.moves, draft.at_hand))
@@ -633,57 +549,8 @@ def _stacked(columns: Sequence[Array], height: int) -> Array:
     return np.array(list(distinct.values()), np.int64).reshape(len(distinct), height).T
 
 
-def _read(table: int, reads: _Reads) -> Read:
+def _read(table: int, reads: Reads) -> Read:
     """Where an op reads a value in another layout than its own."""
     targets = {layout: n for n, layout in enumerate(reads.targets)}
     own = np.array([targets.get(layout, -1) for layout in reads.domain])
     return Read(table, reads.own, reads.targets, np.where(own[reads.own] == reads.read, -1, reads.read))
-
-
-def _misplaced(candidates: Candidates, price: PriceTable) -> Array:
-    """The number of values that do not lie as an op reads or makes them, per entry."""
-    count = np.zeros(candidates.index.shape[1])
-    layouts, numbers = (*price.read_layouts, *price.make_layouts), (*price.reads, *price.makes)
-    for domain, own, run, number in zip(candidates.domains, candidates.index, layouts, numbers):
-        differ = np.array([[a != b for b in run] for a in domain], float)
-        count += differ[own, number]
-    return count
-
-
-def _joint(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], most: float) -> _Joint:
-    """Joint strategies of numbered classes.
-
-    Raises:
-        TooLarge: There are more than `most`.
-    """
-    names = list(dict.fromkeys(part.name for domain in domains for axes in domain for part in axes))
-    bits = {name: 1 << i for i, name in enumerate(names)}
-    masks = [np.array([sum({bits[p.name] for p in axes}) for axes in domain], np.int64) for domain in domains]
-    rows: Array = np.zeros((1, 0), np.int64)
-    columns: dict[int, int] = {}
-    for value in shape:
-        for c in value:
-            if c not in columns:
-                columns[c] = len(columns)
-                count = len(domains[c])
-                rows = np.hstack([np.repeat(rows, count, axis=0), np.tile(np.arange(count), len(rows))[:, None]])
-            mask = masks[c][rows[:, columns[c]]]
-            used = np.zeros(len(rows), np.int64)
-            for before in value[: value.index(c)]:
-                used |= masks[before][rows[:, columns[before]]]
-            rows = rows[(used & mask) == 0]
-            if len(rows) > most:
-                raise TooLarge
-    order = [columns[c] for c in range(len(domains))]
-    rows = rows[:, order]
-    value_domains: list[tuple[Layout, ...]] = []
-    index: list[Array] = []
-    for value in shape:
-        key = np.zeros(len(rows), np.int64)
-        for c in value:
-            key = key * len(domains[c]) + rows[:, c]
-        distinct, first, own = np.unique(key, return_index=True, return_inverse=True)
-        del distinct
-        value_domains.append(tuple(tuple(domains[c][rows[at, c]] for c in value) for at in first))
-        index.append(own.reshape(-1))
-    return _Joint(rows, Candidates(tuple(value_domains), np.array(index, np.int64).reshape(len(shape), len(rows))))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardy_py.dialect import Mesh
 from shardy_py.errors import UserError
-from shardy_py.ir import Program, Value
+from shardy_py.ir import Op, Program, Value
 from shardy_py.partition.price import Machine
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.checks.specs import sharding_text
@@ -31,10 +31,11 @@ from shardy_py.planner.errors import PlannerInfeasible
 from shardy_py.planner.evaluation import Evaluation
 from shardy_py.planner.inputs import SHARE, cut
 from shardy_py.planner.memory import binding, fixed_bytes, peak_bytes
-from shardy_py.planner.model import Model, TooLarge, model_of
+from shardy_py.planner.model import Model, model_of
+from shardy_py.planner.op_tables import OpTables, TooLarge
 from shardy_py.planner.options import Planner
 from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted
-from shardy_py.planner.space import Annotations, Resolution, Space, resolutions, space_of
+from shardy_py.planner.space import Annotations, Resolution, Space, resolutions, space_of, spaces_of
 from shardy_py.planner.templates import Stated, Template, stated_template, templates
 
 ROUNDS = 6
@@ -180,12 +181,19 @@ class Searcher:
             TooLarge: There are more.
         """
         started = time.monotonic()
-        self.machine = Machine(self.base.mesh, self.planner.machine, self.planner.links)
-        self.program, lineage, self.copies = as_xla_inlines(self.base.program)
-        self.ops = {old: new for new, old in lineage.ops.items()}
-        self.space: Space = space_of(self.program, self.base.mesh, self.annotations, resolution)
-        self.model: Model = model_of(self.program, self.space, self.machine, self.policy, math.inf if most is None else most)
+        self.program, self.ops, self.copies, op_tables, spaces = self._parts
+        self.space: Space = spaces(resolution)
+        self.model: Model = model_of(op_tables, self.space, math.inf if most is None else most)
         self.timings["model"] = time.monotonic() - started
+
+    @functools.cached_property
+    def _parts(self) -> tuple[Program, dict[Op, Op], Mapping[Value, Value], OpTables, Callable[[Resolution | None], Space]]:
+        """The program in XLA's form, its ops and values by those of the plan, and the sources of models and of spaces."""
+        machine = Machine(self.base.mesh, self.planner.machine, self.planner.links)
+        program, lineage, copies = as_xla_inlines(self.base.program)
+        ops = {old: new for new, old in lineage.ops.items()}
+        spaces = spaces_of(program, self.base.mesh, self.annotations)
+        return program, ops, copies, OpTables(program, machine, self.policy), spaces
 
     @property
     def left(self) -> float:

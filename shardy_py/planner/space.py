@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
@@ -113,19 +113,23 @@ def resolutions(mesh: Mesh) -> tuple[Resolution, ...]:
     return (Resolution(apart), *dict.fromkeys(Resolution(groups, layers=False) for groups in coarser))
 
 
-def space_of(program: Program, mesh: Mesh, annotations: Annotations, resolution: Resolution | None = None) -> Space:
-    """The search space of a program.
+def spaces_of(program: Program, mesh: Mesh, annotations: Annotations) -> Callable[[Resolution | None], Space]:
+    """The search spaces of a program, by their distinctions; None is all. Dimensions are joined once for all of them.
 
     Args:
         program: After all passes, planned with the user's annotations alone.
         mesh: Its mesh.
         annotations: The user's annotations of arguments and results; constraints are ops of the program.
-        resolution: Its distinctions; by default all.
     """
-    joiner = _Joiner(program, mesh, annotations, resolution or resolutions(mesh)[0])
+    joiner = _Joiner(program, mesh, annotations)
     joiner.block(program.main.body)
     joiner.ends()
-    return joiner.space()
+    return joiner.space
+
+
+def space_of(program: Program, mesh: Mesh, annotations: Annotations, resolution: Resolution | None = None) -> Space:
+    """One of the search spaces of a program; see `spaces_of`."""
+    return spaces_of(program, mesh, annotations)(resolution)
 
 
 class _Joiner:
@@ -135,11 +139,9 @@ class _Joiner:
         program: The program.
         mesh: Its mesh.
         annotations: The user's.
-        resolution: The distinctions of the space.
     """
 
-    def __init__(self, program: Program, mesh: Mesh, annotations: Annotations, resolution: Resolution) -> None:
-        self.resolution = resolution
+    def __init__(self, program: Program, mesh: Mesh, annotations: Annotations) -> None:
         self.program = program
         self.mesh = mesh
         self.annotations = annotations
@@ -321,8 +323,13 @@ class _Joiner:
         for argument, result in self.annotations.alike:
             self.alike(self.program.main.arguments[argument], result)
 
-    def space(self) -> Space:
-        """The classes."""
+    def space(self, resolution: Resolution | None) -> Space:
+        """The classes.
+
+        Args:
+            resolution: Its distinctions; None is all.
+        """
+        resolution = resolution or resolutions(self.mesh)[0]
         numbers: dict[int, int] = {}
         roots = [self.root(number) for number in range(len(self.dims))]
         classes: dict[Value | int, tuple[int, ...]] = _Scalars()
@@ -330,11 +337,11 @@ class _Joiner:
             classes[value] = (*classes[value], numbers.setdefault(root, len(numbers)))
         for value in (*self.program.main.arguments, *range(len(self.program.main.result_types))):
             classes.setdefault(value, ())
-        strategies = [self.strategies(self.sizes[root], self.pins[root]) for root in numbers]
+        strategies = [self.strategies(self.sizes[root], self.pins[root], resolution.groups) for root in numbers]
         of_roots = [numbers[root] for root in roots]
-        first = range(len(strategies)) if self.resolution.layers else representatives(self.program, classes, strategies)
+        first = range(len(strategies)) if resolution.layers else representatives(self.program, classes, strategies)
         places = {c: place for place, c in enumerate(dict.fromkeys(first))}
-        resolution = replace(self.resolution, layers=len(places) == len(strategies))
+        resolution = replace(resolution, layers=len(places) == len(strategies))
         if not resolution.layers:
             strategies = [strategies[c] for c in places]
             of_roots = [places[first[c]] for c in of_roots]
@@ -344,12 +351,11 @@ class _Joiner:
             members[c].append(dim)
         return Space(self.mesh, classes, tuple(strategies), tuple(map(tuple, members)), resolution)
 
-    def strategies(self, size: int, pin: Axes | None) -> tuple[Axes, ...]:
+    def strategies(self, size: int, pin: Axes | None, groups: Groups) -> tuple[Axes, ...]:
         """The axes that may cut a dimension: sets of groups of whole axes, in mesh order, that divide it."""
         if pin is not None:
             return (pin,)
         chosen: list[Axes] = []
-        groups = self.resolution.groups
         for count in range(len(groups) + 1):
             for some in itertools.combinations(groups, count):
                 names = {name for group in some for name in group}

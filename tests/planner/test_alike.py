@@ -16,6 +16,7 @@ from shardy_py.partition.price import Machine
 from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.planner.assignment import solve
 from shardy_py.planner.model import model_of
+from shardy_py.planner.op_tables import OpTables
 from shardy_py.planner.problem import cost
 from shardy_py.planner.search import Searcher
 from shardy_py.planner.space import Annotations, resolutions, space_of
@@ -58,7 +59,7 @@ def case(function: Callable[..., Any], args: Any, *, layers: bool) -> Case:
     assert resolution.layers is layers
     stated = Annotations((None,) * len(plan.inputs), (None,) * len(plan.outputs), alike)
     space = space_of(program, plan.mesh, stated, resolution)
-    return Case(plan, program, copies, model_of(program, space, Machine(plan.mesh, hardware("h100"))))
+    return Case(plan, program, copies, model_of(OpTables(program, Machine(plan.mesh, hardware("h100"))), space))
 
 
 @pytest.fixture(scope="module")

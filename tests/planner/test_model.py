@@ -25,6 +25,7 @@ from shardy_py.planner.assigned import assign, shardings_of
 from shardy_py.planner.inputs import SHARE, cut
 from shardy_py.planner.memory import fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
+from shardy_py.planner.op_tables import OpTables
 from shardy_py.planner.problem import cost, entries, weight
 from shardy_py.planner.space import Annotations, space_of
 
@@ -124,7 +125,7 @@ def made_of(
     alike = tuple((d.input, d.output) for d in plan.donation if d.output is not None)
     program, _, copies = as_xla_inlines(plan.program)
     space = space_of(program, plan.mesh, Annotations((None,) * len(plan.inputs), (None,) * len(plan.outputs), alike))
-    return Case(plan, program, copies, model_of(program, space, Machine(plan.mesh, hardware("h100"))))
+    return Case(plan, program, copies, model_of(OpTables(program, Machine(plan.mesh, hardware("h100"))), space))
 
 
 def drawn(model: Model, choose: random.Random) -> list[int]:

@@ -1,0 +1,225 @@
+"""Price tables of the ops of a program, one for each kind: ops that run alike, on classes with the same strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardy_py.cost.traffic import Fusion
+from shardy_py.ir import Op, Program, Value
+from shardy_py.partition.layouts import Layout
+from shardy_py.partition.op import spec_of
+from shardy_py.partition.price import Machine
+from shardy_py.partition.tables import Candidates, PriceTable, price_table
+from shardy_py.plan.cost_walk import walk
+
+Array = Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """Joint strategies of the classes of some values.
+
+    Attributes:
+        strategies: Per entry and class, the number of its strategy.
+        candidates: The layouts of the values.
+    """
+
+    strategies: Array
+    candidates: Candidates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reads:
+    """Layouts in which an operand is read.
+
+    Attributes:
+        key: Equal for those that differ in nothing but the value.
+        domain: The layouts that it may have.
+        own: Per entry, the number of its layout.
+        targets: The layouts in which it may be read.
+        read: Per entry, the number of the layout in which it is read.
+        moves: Numbers of one layout and of another, and the seconds of bringing it there, where that takes some.
+    """
+
+    key: object
+    domain: Sequence[Layout]
+    own: Array
+    targets: Sequence[Layout]
+    read: Array
+    moves: tuple[tuple[int, int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """Layouts in which a result is made.
+
+    Attributes:
+        key: Equal for those that differ in nothing but the value.
+        domain: The layouts that it may have.
+        own: Per entry, the number of its layout.
+        targets: The layouts in which it may be made.
+        makes: Per entry, the number of the layout in which it is made.
+        moves: Numbers of one layout and of another, where they differ, and the two.
+    """
+
+    key: object
+    domain: Sequence[Layout]
+    own: Array
+    targets: Sequence[Layout]
+    makes: Array
+    moves: tuple[tuple[int, int, Layout, Layout], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Priced:
+    """The prices of a kind of op under joint strategies.
+
+    Attributes:
+        table: The prices.
+        misplaced: The number of values that do not lie as the op reads or makes them, per entry.
+        reads: Per operand, the layouts in which it is read; None where the op makes it itself.
+        results: Per result, the layouts in which it is made.
+    """
+
+    table: PriceTable
+    misplaced: Array
+    reads: tuple[Reads | None, ...]
+    results: tuple[Results, ...]
+
+
+class TooLarge(Exception):
+    """A model has more entries than there is time for."""
+
+
+class OpTables:
+    """The parts that models of one program share: prices depend on strategies alone, not on which classes are apart.
+
+    Args:
+        program: The program.
+        machine: Whose prices.
+        policy: The policy that runs it, one of `POLICIES`.
+
+    Attributes:
+        program: The program.
+        machine: Whose prices.
+        policy: The policy that runs it.
+        count: Number of its ops.
+        counted: Those whose work or traffic counts.
+    """
+
+    def __init__(self, program: Program, machine: Machine, policy: str = "xla") -> None:
+        self.program = program
+        self.machine = machine
+        self.policy = policy
+        self.count = sum(1 for _ in program.walk())
+        costs = walk(program.main.body, program.meshes)
+        self.counted = {run.op for run in (*costs.runs, *costs.other_branches)}
+        self._fusion = Fusion(program.main.body)
+        self._joints: dict[object, Joint] = {}
+        self._priced: dict[object, Priced] = {}
+
+    def joint(self, shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], most: float) -> Joint:
+        """The joint strategies of numbered classes: no axis twice in a value.
+
+        Args:
+            shape: Per value, the classes of its dimensions.
+            domains: Per class, its strategies.
+            most: Entries at most.
+
+        Raises:
+            TooLarge: There are more than `most`.
+        """
+        key = shape, domains
+        joint = self._joints.get(key)
+        if joint is None:
+            joint = self._joints[key] = _joint(shape, domains, most)
+        return joint
+
+    def priced(self, op: Op, origin: Callable[[Value], Value], joint: Joint) -> Priced:
+        """The prices of an op.
+
+        Args:
+            op: The op.
+            origin: The value that a value forwards.
+            joint: The joint strategies of its operands and results.
+        """
+        spec, memory = spec_of(op, origin), self._fusion.accesses(op)
+        kind = spec, memory, id(joint)
+        priced = self._priced.get(kind)
+        if priced is None:
+            table = price_table(self.policy, spec, joint.candidates, self.machine, memory)
+            made_by_op = [bool(tensor.maker) for tensor in spec.operands]
+            priced = self._priced[kind] = _priced(table, joint.candidates, made_by_op)
+        return priced
+
+
+def _priced(table: PriceTable, candidates: Candidates, made_by_op: Sequence[bool]) -> Priced:
+    """A table, with its reads and results as a model needs them."""
+    domains, index = candidates.domains, candidates.index
+    reads = tuple(
+        None if made else Reads((id(table), i), domains[i], index[i], targets, read, costly(seconds))
+        for i, (made, targets, read, seconds) in enumerate(zip(made_by_op, table.read_layouts, table.reads, table.move_seconds))
+    )
+    results: list[Results] = []
+    for i, (targets, makes) in enumerate(zip(table.make_layouts, table.makes), len(reads)):
+        moves = tuple((a, b, one, other) for a, one in enumerate(domains[i]) for b, other in enumerate(targets) if one != other)
+        results.append(Results((id(table), i), domains[i], index[i], targets, makes, moves))
+    return Priced(table, _misplaced(candidates, table), reads, tuple(results))
+
+
+def costly(seconds: Array) -> tuple[tuple[int, int, float], ...]:
+    """Row, column and seconds of the moves that take some; those that no entry needs are NaN."""
+    return tuple((int(a), int(b), float(seconds[a, b])) for a, b in zip(*np.nonzero(seconds > 0)))
+
+
+def _misplaced(candidates: Candidates, price: PriceTable) -> Array:
+    """The number of values that do not lie as an op reads or makes them, per entry."""
+    count = np.zeros(candidates.index.shape[1])
+    layouts, numbers = (*price.read_layouts, *price.make_layouts), (*price.reads, *price.makes)
+    for domain, own, run, number in zip(candidates.domains, candidates.index, layouts, numbers):
+        differ = np.array([[a != b for b in run] for a in domain], float)
+        count += differ[own, number]
+    return count
+
+
+def _joint(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], most: float) -> Joint:
+    """Joint strategies of numbered classes.
+
+    Raises:
+        TooLarge: There are more than `most`.
+    """
+    names = list(dict.fromkeys(part.name for domain in domains for axes in domain for part in axes))
+    bits = {name: 1 << i for i, name in enumerate(names)}
+    masks = [np.array([sum({bits[p.name] for p in axes}) for axes in domain], np.int64) for domain in domains]
+    rows: Array = np.zeros((1, 0), np.int64)
+    columns: dict[int, int] = {}
+    for value in shape:
+        for c in value:
+            if c not in columns:
+                columns[c] = len(columns)
+                count = len(domains[c])
+                rows = np.hstack([np.repeat(rows, count, axis=0), np.tile(np.arange(count), len(rows))[:, None]])
+            mask = masks[c][rows[:, columns[c]]]
+            used = np.zeros(len(rows), np.int64)
+            for before in value[: value.index(c)]:
+                used |= masks[before][rows[:, columns[before]]]
+            rows = rows[(used & mask) == 0]
+            if len(rows) > most:
+                raise TooLarge
+    order = [columns[c] for c in range(len(domains))]
+    rows = rows[:, order]
+    value_domains: list[tuple[Layout, ...]] = []
+    index: list[Array] = []
+    for value in shape:
+        key = np.zeros(len(rows), np.int64)
+        for c in value:
+            key = key * len(domains[c]) + rows[:, c]
+        distinct, first, own = np.unique(key, return_index=True, return_inverse=True)
+        del distinct
+        value_domains.append(tuple(tuple(domains[c][rows[at, c]] for c in value) for at in first))
+        index.append(own.reshape(-1))
+    return Joint(rows, Candidates(tuple(value_domains), np.array(index, np.int64).reshape(len(shape), len(rows))))
