@@ -12,7 +12,7 @@ import operator
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -307,7 +307,6 @@ def recorded(
     params: dict[str, Any],
     types: Sequence[Any],
     source: Any = None,
-    effects: Any = _core.no_effects,
 ) -> list[Any] | None:
     """Records an equation as `primitive.bind` does in a trace of a jaxpr, given the types of the results.
 
@@ -319,7 +318,6 @@ def recorded(
         params: As the equation is to have them.
         types: Of the results.
         source: The source info of the equation; that of here where nothing is said.
-        effects: Its effects.
 
     Returns:
         The results; None where `bind` has to be asked, as what it does here is not only to record.
@@ -336,25 +334,9 @@ def recorded(
     if primitive in _partial_eval.const_fold_rules and any(t.get_const() is not None for t in tracers):
         return None  # a constant may come out
     outs = [_core.Var(aval) for aval in types]
-    eqn = _partial_eval.TracingEqn(tracers, outs, primitive, params, effects, info, _core.current_jaxpr_eqn_context())
+    eqn = _partial_eval.TracingEqn(tracers, outs, primitive, params, _core.no_effects, info, _core.current_jaxpr_eqn_context())
     trace.frame.add_eqn(eqn)
     return [_partial_eval.DynamicJaxprTracer(trace, v.aval, v, info, eqn) for v in outs]
-
-
-class Written(NamedTuple):
-    """An equation that gives one result of one operand, but for the two."""
-
-    primitive: Primitive
-    params: dict[str, Any]
-    effects: Any
-
-
-def written(result: Any, operand: Any) -> Written | None:
-    """The equation of a trace that gives a result of an operand, where one does."""
-    eqn = getattr(result, "parent", None)
-    if eqn is None or len(eqn.outvars) != 1 or len(eqn.in_tracers) != 1 or eqn.in_tracers[0] is not operand:
-        return None
-    return Written(eqn.primitive, eqn.params, eqn.effects)
 
 
 def axis_sizes(names: Sequence[str]) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from shardy_py.frontends import _jax
-from shardy_py.frontends._jax import Written as Written
 from shardy_py.frontends._jax import api_boundary as api_boundary
 from shardy_py.frontends._jax import axis_sizes as axis_sizes
 from shardy_py.frontends._jax import context_devices as context_devices
@@ -32,7 +31,6 @@ from shardy_py.frontends._jax import recorded as recorded
 from shardy_py.frontends._jax import settings as settings
 from shardy_py.frontends._jax import trace_context as trace_context
 from shardy_py.frontends._jax import under_settings as under_settings
-from shardy_py.frontends._jax import written as written
 
 
 def types_enabled(dtypes: Iterable[str]) -> contextlib.AbstractContextManager[Any]:

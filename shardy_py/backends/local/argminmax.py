@@ -10,7 +10,6 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local import ops
 from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, affine, identity_fill, make_rule, positions
 from shardy_py.backends.local.reshard import all_gather_bits
 from shardy_py.partition.region.reshard_steps import gather_costs
@@ -46,7 +45,7 @@ def argminmax(equation: Equation) -> LocalRule | None:
         place = positions(x.shape, axis, affine(local.index(axis), local.block(axis)), index)
         start = np.array(worst, dtype), np.array(0, index)
         best = lax.reduce((x, place), start, better, (axis,))
-        best = tuple([all_gather_bits(ops.expand_dims(part, 0), names, 0, local.platform) for part in best])
+        best = tuple([all_gather_bits(lax.expand_dims(part, (0,)), names, 0, local.platform) for part in best])
         return [lax.reduce(best, start, better, (0,))[1]]
 
     return LocalRule(rule, run, uneven=frozenset(rank), bytes_inside=bytes_inside)
@@ -61,8 +60,8 @@ def _worst(combine: str, dtype: Any) -> Any:
 def _better(precedes: Callable[[Any, Any], Any]) -> Callable[[Pair, Pair], Pair]:
     def better(a: Pair, b: Pair) -> Pair:
         wins = lax.bitwise_or(precedes(a[0], b[0]), lax.ne(a[0], a[0]))
-        first = lax.bitwise_and(lax.eq(a[0], b[0]), ops.lt(a[1], b[1]))
-        return ops.select(wins, a[0], b[0]), ops.select(lax.bitwise_or(wins, first), a[1], b[1])
+        first = lax.bitwise_and(lax.eq(a[0], b[0]), lax.lt(a[1], b[1]))
+        return lax.select(wins, a[0], b[0]), lax.select(lax.bitwise_or(wins, first), a[1], b[1])
 
     return better
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from shardy_py.backends.local import ops
 from shardy_py.backends.local.jaxpr_rewriting import Atom, Rewritten, retraced, rewrite_bodies
 from shardy_py.backends.local.local_rule import bind
 
@@ -142,11 +142,11 @@ def _as_one(group: list[JaxprEqn], operands: list[Atom], sizes: Mapping[str, int
     first = group[0]
 
     def run(*xs: Any) -> list[Any]:
-        flat = ops.concatenate([ops.reshape(x, (x.size,)) for x in xs], 0)
+        flat = lax.concatenate([lax.reshape(x, (x.size,)) for x in xs], 0)
         (whole,) = bind(first, [flat], first.params)
         out, start = [], 0
         for x in xs:
-            out.append(ops.reshape(ops.slice_in_dim(whole, start, start + x.size), x.shape))
+            out.append(lax.reshape(lax.slice_in_dim(whole, start, start + x.size), x.shape))
             start += x.size
         return out
 

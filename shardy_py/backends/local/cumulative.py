@@ -9,7 +9,6 @@ from typing import Any
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local import ops
 from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, identity_fill, make_rule
 from shardy_py.backends.local.reshard import all_gather_bits
 from shardy_py.partition.region.reshard_steps import gather_costs
@@ -47,13 +46,13 @@ def cumulative(equation: Equation) -> LocalRule | None:
             return local.bind(*arrays)
         (x,) = local.bind(local.mask(arrays[0], axis, axis, fill))
         last = 0 if reverse else x.shape[axis] - 1
-        totals = all_gather_bits(ops.slice_in_dim(x, last, last + 1, axis=axis), names, axis, local.platform)
-        block = ops.broadcasted_iota(jnp.int32, totals.shape, axis)
-        others = ops.select(block > index if reverse else block < index, totals, ops.full(totals.shape, fill, x.dtype))
+        totals = all_gather_bits(lax.slice_in_dim(x, last, last + 1, axis=axis), names, axis, local.platform)
+        block = lax.broadcasted_iota(jnp.int32, totals.shape, axis)
+        others = lax.select(block > index if reverse else block < index, totals, lax.full(totals.shape, fill, x.dtype))
         (before,) = local.bind(others)
         last = 0 if reverse else before.shape[axis] - 1
-        before = ops.slice_in_dim(before, last, last + 1, axis=axis)
-        return [join(x, ops.broadcast_in_dim(before, x.shape, tuple(rank)))]
+        before = lax.slice_in_dim(before, last, last + 1, axis=axis)
+        return [join(x, lax.broadcast_in_dim(before, x.shape, tuple(rank)))]
 
     linear = ((0,),) if equation.name == "cumsum" else ()
     rule = make_rule(shape, [rank], [rank], permutation=[axis])

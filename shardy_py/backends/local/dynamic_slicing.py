@@ -9,7 +9,6 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local import ops
 from shardy_py.backends.local.in_bounds import clamped_start
 from shardy_py.backends.local.local_rule import (
     Builder,
@@ -62,15 +61,15 @@ def dynamic_slice(equation: Equation) -> LocalRule | None:
         for d in split:
             lengths[d] = min(out[d], x.shape[d])
             begins[d], shifts[d] = _own(at[d], affine(local.index(d), x.shape[d]), x.shape[d] - lengths[d])
-        part = ops.dynamic_slice(x, begins, lengths)
+        part = lax.dynamic_slice(x, begins, lengths, allow_negative_indices=False)
         room = [out[d] if d in cuts else part.shape[d] for d in rank]
         for d in split:
-            part = ops.select(_within(part.shape, d, shifts[d], out[d]), part, ops.full_like(part, nothing))
+            part = lax.select(_within(part.shape, d, shifts[d], out[d]), part, lax.full_like(part, nothing))
         if all(out[d] == 1 for d in split):
             return [part]
-        wide = ops.pad(part, np.array(nothing, dtype), [(room[d], room[d], 0) if d in split else (0, 0, 0) for d in rank])
+        wide = lax.pad(part, np.array(nothing, dtype), [(room[d], room[d], 0) if d in split else (0, 0, 0) for d in rank])
         starts = [_between(lax.sub(np.int32(room[d]), shifts[d]), room[d] + lengths[d]) if d in split else 0 for d in rank]
-        return [ops.dynamic_slice(wide, starts, room)]
+        return [lax.dynamic_slice(wide, starts, room, allow_negative_indices=False)]
 
     whole = [result[d] for d in cuts] + ([] if sums else cuts)
     rule = make_rule(sizes, [rank, *[()] * len(scalars)], [result], reduction=cuts if sums else (), whole=whole)
@@ -128,19 +127,21 @@ def write_window(
     for d, factor in cut.items():
         lengths[d] = min(new.shape[d], x.shape[d])
         begins[d], shifts[d] = _own(at[d], affine(local.index(factor), x.shape[d]), x.shape[d] - lengths[d])
-    old = ops.dynamic_slice(x, begins, lengths)
-    inside = None if valid is None else ops.broadcast_in_dim(valid, old.shape, ())
+    old = lax.dynamic_slice(x, begins, lengths, allow_negative_indices=False)
+    inside = None if valid is None else lax.broadcast_in_dim(valid, old.shape, ())
     for d in cut:
         here = _within(old.shape, d, shifts[d], new.shape[d])
         inside = here if inside is None else lax.bitwise_and(inside, here)
     moving = {d: new.shape[d] for d in cut if new.shape[d] > 1}
     if moving:
         room = [lengths[d] if d in moving else 0 for d in range(new.ndim)]
-        wide = ops.pad(new, np.zeros((), new.dtype), [(n, n, 0) for n in room])
-        first = [_between(ops.add(shifts[d], np.int32(n)), moving[d] + n) if d in moving else 0 for d, n in enumerate(room)]
-        new = ops.dynamic_slice(wide, first, lengths)
+        wide = lax.pad(new, np.zeros((), new.dtype), [(n, n, 0) for n in room])
+        first = [_between(lax.add(shifts[d], np.int32(n)), moving[d] + n) if d in moving else 0 for d, n in enumerate(room)]
+        new = lax.dynamic_slice(wide, first, lengths, allow_negative_indices=False)
     assert inside is not None
-    return ops.dynamic_update_slice(x, ops.select(inside, new if combine is None else combine(old, new), old), begins)
+    return lax.dynamic_update_slice(
+        x, lax.select(inside, new if combine is None else combine(old, new), old), begins, allow_negative_indices=False
+    )
 
 
 def _own(start: Array, first: Array, most: int) -> tuple[Array, Array]:

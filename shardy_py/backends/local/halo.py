@@ -16,8 +16,6 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local import ops
-from shardy_py.backends.local.collectives import ppermute
 from shardy_py.backends.local.local_rule import LocalContext, affine, block_index, is_before, positions
 from shardy_py.backends.local.reshard import all_gather_bits, as_bits
 from shardy_py.backends.local.trace_cache import once
@@ -229,10 +227,10 @@ def run(x: Array, dim: int, names: tuple[str, ...], local: LocalContext, plan: E
             counts[piece.target] = piece.length
         place = of_device(at, index)
         if any(count != slot.length for count in counts):
-            old = ops.dynamic_slice_in_dim(out, place, slot.length, axis=dim)
-            part = ops.select(is_before(positions(part.shape, dim), of_device(counts, index)), part, old)
-        out = ops.dynamic_update_slice_in_dim(out, part, place, axis=dim)
-    return ops.slice_in_dim(out, 0, plan.length, axis=dim)
+            old = lax.dynamic_slice_in_dim(out, place, slot.length, axis=dim, allow_negative_indices=False)
+            part = lax.select(is_before(positions(part.shape, dim), of_device(counts, index)), part, old)
+        out = lax.dynamic_update_slice_in_dim(out, part, place, axis=dim, allow_negative_indices=False)
+    return lax.slice_in_dim(out, 0, plan.length, axis=dim)
 
 
 def block_exchange(n: int, num_shards: int, starts: Sequence[int], length: int) -> Exchange:
@@ -263,28 +261,28 @@ def of_device(values: Sequence[int | None], index: Array) -> Array:
 
 @once
 def _looked_up(table: tuple[int, ...], index: Array) -> Array:
-    entry = ops.dynamic_slice(jnp.asarray(np.array(table, np.int32)), (index,), (1,))
-    return ops.squeeze(entry, 0)
+    entry = lax.dynamic_slice(jnp.asarray(np.array(table, np.int32)), (index,), (1,), allow_negative_indices=False)
+    return lax.squeeze(entry, (0,))
 
 
 def padded(x: Array, dim: int, low: int, high: int, fill: Any = None) -> Array:
     """Pads both ends of a dimension."""
     if not low and not high:
         return x
-    value = np.zeros((), x.dtype) if fill is None else ops.convert_element_type(fill, x.dtype)
-    return ops.pad(x, value, [(low, high, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)])
+    value = np.zeros((), x.dtype) if fill is None else lax.convert_element_type(fill, x.dtype)
+    return lax.pad(x, value, [(low, high, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)])
 
 
 def sliced(x: Array, dim: int, start: Array, length: int) -> Array:
     """Slices a range that lies within a dimension."""
     if isinstance(start, int):
-        return ops.slice_in_dim(x, start, start + length, axis=dim) if (start, length) != (0, x.shape[dim]) else x
-    return ops.dynamic_slice_in_dim(x, start, length, axis=dim)
+        return lax.slice_in_dim(x, start, start + length, axis=dim) if (start, length) != (0, x.shape[dim]) else x
+    return lax.dynamic_slice_in_dim(x, start, length, axis=dim, allow_negative_indices=False)
 
 
 def _filled(x: Array, dim: int, length: int, fill: Any) -> Array:
     shape = [length if d == dim else n for d, n in enumerate(x.shape)]
-    return ops.full(shape, 0 if fill is None else fill, x.dtype)
+    return lax.full(shape, 0 if fill is None else fill, x.dtype)
 
 
 def _sent(x: Array, dim: int, names: tuple[str, ...], local: LocalContext, plan: Exchange, slot: Slot, index: Array) -> Array:
@@ -299,7 +297,7 @@ def _sent(x: Array, dim: int, names: tuple[str, ...], local: LocalContext, plan:
     ordered = tuple(name for name in local.sizes if name in names)
     places = _in_mesh_order(names, tuple(local.sizes[name] for name in names), ordered)
     pairs = tuple([(places[p.source], places[p.target]) for p in slot.pieces])
-    return as_bits(part, lambda y: ppermute(y, ordered, pairs), local.platform)
+    return as_bits(part, lambda y: lax.ppermute(y, ordered, pairs), local.platform)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -331,7 +329,7 @@ def _places(plan: Exchange) -> tuple[int, ...] | None:
 
 
 def _joined(parts: Sequence[Array], places: Sequence[int], dim: int, length: int) -> Array:
-    out = parts[0] if len(parts) == 1 else ops.concatenate(parts, dim)
+    out = parts[0] if len(parts) == 1 else lax.concatenate(parts, dim)
     return padded(out, dim, places[0], length - places[0] - out.shape[dim])
 
 
@@ -354,4 +352,4 @@ def _masked(x: Array, dim: int, plan: Exchange, index: Array, fill: Any) -> Arra
     inside = lax.ge(position, np.int32(first)) if below else is_before(position, stop)
     if below and above:
         inside = lax.bitwise_and(inside, is_before(position, stop))
-    return ops.select(inside, x, _filled(x, dim, x.shape[dim], fill))
+    return lax.select(inside, x, _filled(x, dim, x.shape[dim], fill))

@@ -16,8 +16,6 @@ from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import Jaxpr, Primitive
 
-from shardy_py.backends.local import ops
-
 Array = Any
 
 
@@ -32,7 +30,7 @@ def clamped_start(start: Array, most: int) -> Array:
     limit = min(most, jnp.iinfo(dtype).max)
     if isinstance(start, int | np.integer | np.ndarray):
         return wide.type(min(max(int(start), 0), limit))
-    return ops.convert_element_type(lax.clamp(np.zeros((), dtype), start, np.array(limit, dtype)), wide)
+    return lax.convert_element_type(lax.clamp(np.zeros((), dtype), start, np.array(limit, dtype)), wide)
 
 
 _INT32 = (1 << 31) - 1
@@ -41,7 +39,7 @@ _INT32 = (1 << 31) - 1
 def clamped_indices(indices: Array, bounds: Sequence[int]) -> Array:
     """Index vectors, clamped between zero and the bounds, in a type that holds sums of indices."""
     clamped = lax.clamp(np.zeros((), indices.dtype), indices, _limits(indices, bounds))
-    return ops.convert_element_type(clamped, np.int64 if indices.dtype.itemsize == 8 else np.int32)
+    return lax.convert_element_type(clamped, np.int64 if indices.dtype.itemsize == 8 else np.int32)
 
 
 def are_in_bounds(indices: Array, bounds: Sequence[int]) -> Array:
@@ -54,7 +52,7 @@ def _limits(indices: Array, bounds: Sequence[int]) -> Array:
     """The bounds of the numbers of each index vector, as far as their type reaches; one where all are the same."""
     most = jnp.iinfo(indices.dtype).max
     limits = np.array([min(bound, most) for bound in bounds], indices.dtype)
-    return limits[0] if len(set(bounds)) == 1 else ops.broadcast_in_dim(limits, indices.shape, (indices.ndim - 1,))
+    return limits[0] if len(set(bounds)) == 1 else lax.broadcast_in_dim(limits, indices.shape, (indices.ndim - 1,))
 
 
 def is_single_window(indices: Array) -> bool:
@@ -78,20 +76,20 @@ def scatter_single_window(primitive: Primitive, x: Array, indices: Array, update
     shape = tuple([1 if d in single else update.shape[next(windows)] for d in range(x.ndim)])
     mapped = numbers.scatter_dims_to_operand_dims
     bounds = [x.shape[d] - shape[d] for d in mapped]
-    vector = ops.reshape(indices, (len(mapped),))
+    vector = lax.reshape(indices, (len(mapped),))
     place = clamped_indices(vector, bounds)
     starts: list[Array] = [np.zeros((), place.dtype)] * x.ndim
     for i, d in enumerate(mapped):
-        starts[d] = ops.index_in_dim(place, i)
-    old, new = ops.dynamic_slice(x, starts, shape), ops.reshape(update, shape)
+        starts[d] = lax.index_in_dim(place, i, keepdims=False)
+    old, new = lax.dynamic_slice(x, starts, shape, allow_negative_indices=False), lax.reshape(update, shape)
     combine = combination(primitive)
     if combine is not None:
         new = combine(old, new)
     elif not writes_itself(primitive, params):
-        new = primitive.bind(old, ops.full(indices.shape, 0, vector.dtype), update, **params)
+        new = primitive.bind(old, lax.full(indices.shape, 0, vector.dtype), update, **params)
     if params["mode"] != lax.GatherScatterMode.CLIP:
-        new = ops.select(ops.broadcast_in_dim(are_in_bounds(vector, bounds), shape, ()), new, old)
-    return ops.dynamic_update_slice(x, new, starts)
+        new = lax.select(lax.broadcast_in_dim(are_in_bounds(vector, bounds), shape, ()), new, old)
+    return lax.dynamic_update_slice(x, new, starts, allow_negative_indices=False)
 
 
 def combination(primitive: Primitive) -> Callable[[Array, Array], Array] | None:
@@ -106,10 +104,10 @@ def writes_itself(primitive: Primitive, params: Mapping[str, Any]) -> bool:
 
 
 _COMBINATIONS: dict[str, Callable[[Array, Array], Array]] = {
-    "scatter-add": ops.add,
+    "scatter-add": lax.add,
     "scatter-max": lax.max,
     "scatter-min": lax.min,
-    "scatter-mul": ops.mul,
+    "scatter-mul": lax.mul,
     "scatter-sub": lax.sub,
 }
 """Scatter primitive -> the function that combines an element with its update."""

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from shardy_py.backends.local import ops
 from shardy_py.backends.local.elementwise import LOCAL_RULES as ELEMENTWISE
 from shardy_py.backends.local.jaxpr_rewriting import COLLECTIVES, Atom, Rewritten, retraced, rewrite, rewrite_bodies
 from shardy_py.backends.local.local_rule import is_key
@@ -60,8 +59,11 @@ def _out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int], is_region: bool) -> Ja
 
 def _selected(x: Array, update: Array, *starts: Array) -> list[Array]:
     """An update as a choice between the operand and the update, element by element."""
-    inside = ops.dynamic_update_slice(ops.full(x.shape, False, np.dtype(bool)), ops.full(update.shape, True, np.dtype(bool)), starts)
-    return [ops.select(inside, ops.dynamic_update_slice(ops.full(x.shape, 0, x.dtype), update, starts), x)]
+
+    def written(old: Any, new: Any) -> Any:
+        return lax.dynamic_update_slice(lax.full(x.shape, old, new.dtype), new, starts, allow_negative_indices=False)
+
+    return [lax.select(written(False, lax.full(update.shape, True)), written(0, update), x)]
 
 
 def _reads_elsewhere(eqn: JaxprEqn, defining: Defining) -> bool:

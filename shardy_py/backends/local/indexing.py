@@ -11,7 +11,6 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local import ops
 from shardy_py.backends.local.dynamic_slicing import write_window
 from shardy_py.backends.local.in_bounds import (
     are_in_bounds,
@@ -108,7 +107,7 @@ def gather(equation: Equation) -> LocalRule | None:
         owned: list[Array] = []
         columns = []
         for at, d in enumerate(numbers.start_index_map):
-            column = ops.index_in_dim(i, at, -1)
+            column = lax.index_in_dim(i, at, -1, keepdims=False)
             if d in cut:
                 column = _from(column, affine(local.index(cut[d]), local.block(cut[d])))
                 owned.append(_lies_in(column, local.block(cut[d])))
@@ -116,13 +115,13 @@ def gather(equation: Equation) -> LocalRule | None:
         i = _side_by_side(columns)
         clip = lax.GatherScatterMode.CLIP
         (y,) = local.bind(x, i, slice_sizes=lengths, mode=clip, fill_value=None, indices_are_sorted=False, unique_indices=False)
-        nothing = ops.full(y.shape, zero_of_sums(y.dtype), y.dtype)
-        spread = functools.partial(ops.broadcast_in_dim, shape=y.shape, dims=batch_out)
-        y = ops.select(spread(functools.reduce(lax.bitwise_and, owned)), y, nothing)
+        nothing = lax.full(y.shape, zero_of_sums(y.dtype), y.dtype)
+        spread = functools.partial(lax.broadcast_in_dim, shape=y.shape, broadcast_dimensions=batch_out)
+        y = lax.select(spread(functools.reduce(lax.bitwise_and, owned)), y, nothing)
         if valid is None:
             return [y]
-        fill = ops.full(y.shape, _fill_value(params["fill_value"], y.dtype), y.dtype)
-        return [ops.select(spread(valid), y, ops.select(lax.broadcast(_is_first(local, cut.values()), y.shape), fill, nothing))]
+        fill = lax.full(y.shape, _fill_value(params["fill_value"], y.dtype), y.dtype)
+        return [lax.select(spread(valid), y, lax.select(lax.broadcast(_is_first(local, cut.values()), y.shape), fill, nothing))]
 
     return LocalRule(
         rule,
@@ -157,23 +156,23 @@ def _fill_value(value: Any, dtype: Any) -> Any:
 
 def _from(indices: Array, start: Array) -> Array:
     """Indices counted from a start."""
-    return lax.sub(indices, ops.convert_element_type(start, indices.dtype))
+    return lax.sub(indices, lax.convert_element_type(start, indices.dtype))
 
 
 def _lies_in(indices: Array, length: int) -> Array:
     """Whether indices lie between zero and a length, by an unsigned comparison, in which negative ones are large."""
-    unsigned = ops.convert_element_type(indices, f"uint{8 * indices.dtype.itemsize}")
-    return ops.lt(unsigned, unsigned.dtype.type(length))
+    unsigned = lax.convert_element_type(indices, f"uint{8 * indices.dtype.itemsize}")
+    return lax.lt(unsigned, unsigned.dtype.type(length))
 
 
 def _side_by_side(columns: Sequence[Array]) -> Array:
     """Index vectors of their numbers."""
-    return ops.concatenate([ops.expand_dims(column, column.ndim) for column in columns], columns[0].ndim)
+    return lax.concatenate([lax.expand_dims(column, (column.ndim,)) for column in columns], columns[0].ndim)
 
 
 def _wide(indices: Array) -> Array:
     """Indices in a signed type, so that an offset can be subtracted."""
-    return ops.convert_element_type(indices, jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
+    return lax.convert_element_type(indices, jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
 
 
 def _is_first(local: LocalContext, factors: Iterable[int]) -> Array:
@@ -245,7 +244,7 @@ def scatter(equation: Equation) -> LocalRule | None:
                     u = local.mask(u, d, f, nothing)
             parts = [f for f in split if local.names(f)]
             if parts and combine in ("add", "mul"):
-                x = ops.select(lax.broadcast(_is_first(local, parts), x.shape), x, ops.full(x.shape, nothing, x.dtype))
+                x = lax.select(lax.broadcast(_is_first(local, parts), x.shape), x, lax.full(x.shape, nothing, x.dtype))
         cut = {d: f for d, f in indexed.items() if local.names(f)}
         wide = [d for d in cut if lengths[d] > 1]
         if wide and is_single_window(i) and writes_itself(local.eqn.primitive, local.params):
@@ -272,15 +271,15 @@ def _single_window(
     """A scatter of one window into a part of the operand."""
     numbers = local.params["dimension_numbers"]
     mapped = numbers.scatter_dims_to_operand_dims
-    vector = ops.reshape(i, (len(mapped),))
+    vector = lax.reshape(i, (len(mapped),))
     at: list[Array] = [np.int32(0)] * len(shape)
     for k, d in enumerate(mapped):
-        at[d] = clamped_start(ops.index_in_dim(vector, k), shape[d] - lengths[d])
+        at[d] = clamped_start(lax.index_in_dim(vector, k, keepdims=False), shape[d] - lengths[d])
     clips = local.params["mode"] == lax.GatherScatterMode.CLIP
     valid = None if clips else are_in_bounds(vector, [shape[d] - lengths[d] for d in mapped])
     windows = iter(numbers.update_window_dims)
     single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    new = ops.reshape(u, tuple([1 if d in single else u.shape[next(windows)] for d in range(len(shape))]))
+    new = lax.reshape(u, tuple([1 if d in single else u.shape[next(windows)] for d in range(len(shape))]))
     return write_window(local, x, new, at, cut, combination(local.eqn.primitive), valid)
 
 
@@ -299,22 +298,22 @@ def _shifted(
         i = clamped_indices(i, bounds)
     room = tuple(lengths[d] for d in wide)
     batch = i.shape[:-1]
-    spread = functools.partial(ops.broadcast_in_dim, shape=(*batch, *room), dims=range(len(batch)))
+    spread = functools.partial(lax.broadcast_in_dim, shape=(*batch, *room), broadcast_dimensions=range(len(batch)))
     valid = spread(are_in_bounds(i, bounds)) if wide else None
     columns = []
     for at, d in enumerate(mapped):
-        column = _wide(ops.index_in_dim(i, at, -1))
+        column = _wide(lax.index_in_dim(i, at, -1, keepdims=False))
         inside = _lies_in(column, shape[d]) if d in cut and d not in wide and local.is_padded(cut[d]) else None
         if wide:
             column = spread(column)
             inside = inside if inside is None else spread(inside)
         if d in wide:
-            column = ops.add(column, ops.broadcasted_iota(column.dtype, column.shape, len(batch) + wide.index(d)))
+            column = lax.add(column, lax.broadcasted_iota(column.dtype, column.shape, len(batch) + wide.index(d)))
         if d in cut:
             column = _from(column, affine(local.index(cut[d]), local.block(cut[d])))
         for kept in (inside, valid):
             if kept is not None:  # otherwise it could lie in the padding, or in the part of a window that fits
-                column = ops.select(kept, column, ops.full_like(column, -1))
+                column = lax.select(kept, column, lax.full_like(column, -1))
         columns.append(column)
     changed = {"mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False, "unique_indices": False}
     if wide:
@@ -338,7 +337,7 @@ def _split_windows(u: Array, numbers: Any, dims: Sequence[int], rank: int) -> tu
         numbers.operand_batching_dims,
         numbers.scatter_indices_batching_dims,
     )
-    return ops.transpose(u, order), split
+    return lax.transpose(u, order), split
 
 
 _INT32 = (1 << 31) - 1

@@ -10,10 +10,10 @@ from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import current_name_stack, user_context
 
-from shardy_py.backends.local import ops
 from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule, Recorded, as_is, bind, bits_of
 from shardy_py.backends.local.planned_op import PlannedOp
 from shardy_py.backends.local.reshard import all_reduce, in_mesh_order, reshard
@@ -623,7 +623,7 @@ class Interpreter:
     def arbitrary(self, shape: tuple[int, ...], dtype: Any) -> ShardedValue:
         """A value of arbitrary elements: it has none, or no result depends on them."""
         value = ShardedValue(self.region, shape, dtype, uses=2)
-        value.rematerialize = lambda target: None if self.region.dry else ops.full(local_shape(shape, target, self.mesh), 0, dtype)
+        value.rematerialize = lambda target: None if self.region.dry else lax.full(local_shape(shape, target, self.mesh), 0, dtype)
         return value
 
     def _can_rematerialize(self, equation: Equation, local_rule: LocalRule) -> bool:

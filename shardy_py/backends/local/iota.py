@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local import ops
 from shardy_py.backends.local.local_rule import Array, Builder, Equation, LocalContext, LocalRule, affine, make_rule, positions
 
 
@@ -22,7 +22,7 @@ def iota(equation: Equation) -> LocalRule | None:
     def run(local: LocalContext, arrays: list) -> list:
         counter = dtype if jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4 else jnp.dtype(jnp.int32)
         counts = positions(local.result_shape(0), dimension, affine(local.index(dimension), local.block(dimension)), counter)
-        return [ops.convert_element_type(counts, dtype)]
+        return [lax.convert_element_type(counts, dtype)]
 
     return LocalRule(make_rule(shape, [], [rank]), run, uneven=frozenset(rank))
 
@@ -36,13 +36,13 @@ def linear_index(local: LocalContext, shape: tuple[int, ...], factors: tuple[int
         factors: The factor of each dimension.
         result: The local shape.
     """
-    high = low = ops.full(result, 0, jnp.uint32)
+    high = low = lax.full(result, 0, jnp.uint32)
     stride = 1
     for d in reversed(range(len(shape))):
         start = affine(local.index(factors[d]), local.block(factors[d])) if local.names(factors[d]) else 0
         at = positions(result, d, start, jnp.dtype(jnp.uint32))
         if math.prod(shape) <= 1 << 32:
-            low = ops.add(low, ops.mul(at, np.uint32(stride % (1 << 32))))
+            low = lax.add(low, lax.mul(at, np.uint32(stride % (1 << 32))))
         else:
             more, less = _product(at, stride)
             low = low + less

@@ -8,7 +8,6 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local import ops
 from shardy_py.backends.local.local_rule import (
     Array,
     Builder,
@@ -152,7 +151,7 @@ def ragged_dot_general(equation: Equation) -> LocalRule | None:
         (product,) = local.bind(x, y, counts)
         dim, nothing = out.index(rows), zero_of_sums(product.dtype)
         mine = is_before(positions(product.shape, dim), lax.reduce_sum(counts, (0,)))
-        product = ops.select(mine, product, ops.full(product.shape, nothing, product.dtype))
+        product = lax.select(mine, product, lax.full(product.shape, nothing, product.dtype))
         return [_rotated(product, dim, lax.sub(np.int32(product.shape[dim]), begin))]
 
     linear = ((0,), (1,)) if jnp.issubdtype(equation.result_dtypes[0], jnp.inexact) else ()
@@ -163,22 +162,25 @@ def ragged_dot_general(equation: Equation) -> LocalRule | None:
 def _own_rows(local: LocalContext, sizes: Array, rows: int, experts: int) -> tuple[Array, Array]:
     """Number of this device's rows in each of its groups, and the first of these rows, as int32."""
     room = local.block(rows)
-    ends = lax.cumsum(ops.convert_element_type(sizes, np.int32))
-    ends = lax.clamp(np.int32(0), lax.sub(ends, ops.convert_element_type(affine(local.index(rows), room), np.int32)), np.int32(room))
-    begins = ops.pad(ops.slice_in_dim(ends, 0, ends.size - 1, axis=0), np.int32(0), [(1, 0, 0)])
+    ends = lax.cumsum(lax.convert_element_type(sizes, np.int32))
+    ends = lax.clamp(np.int32(0), lax.sub(ends, lax.convert_element_type(affine(local.index(rows), room), np.int32)), np.int32(room))
+    begins = lax.pad(lax.slice_in_dim(ends, 0, ends.size - 1, axis=0), np.int32(0), [(1, 0, 0)])
     counts, count = lax.sub(ends, begins), local.block(experts)
     if not local.names(experts):
         return counts, np.int32(0)
     more = count * local.num_shards(experts) - ends.size
     first = affine(local.index(experts), count)
-    counts, begins = (ops.dynamic_slice(ops.pad(x, np.int32(0), [(0, more, 0)]), (first,), (count,)) for x in (counts, begins))
-    return counts, ops.index_in_dim(begins, 0)
+    counts, begins = (
+        lax.dynamic_slice(lax.pad(x, np.int32(0), [(0, more, 0)]), (first,), (count,), allow_negative_indices=False)
+        for x in (counts, begins)
+    )
+    return counts, lax.index_in_dim(begins, 0, keepdims=False)
 
 
 def _rotated(x: Array, dim: int, begin: Array) -> Array:
     """Rotates a dimension so that it begins with element `begin`."""
     starts = [begin if d == dim else np.int32(0) for d in range(x.ndim)]
-    return ops.dynamic_slice(ops.concatenate([x, x], dim), starts, x.shape)
+    return lax.dynamic_slice(lax.concatenate([x, x], dim), starts, x.shape, allow_negative_indices=False)
 
 
 LOCAL_RULES: dict[str, Builder] = {**dict.fromkeys(_MATRICES, batched), "ragged_dot_general": ragged_dot_general}

@@ -14,8 +14,6 @@ from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from shardy_py.backends.local import ops
-from shardy_py.backends.local.collectives import all_gather
 from shardy_py.backends.local.trace_cache import once
 from shardy_py.dialect import OpShardingRule
 from shardy_py.frontends.context import axis_sizes, local_type, recorded
@@ -206,7 +204,7 @@ class LocalContext:
         if not self.is_padded(factor):
             return x
         position = positions(x.shape, dim, affine(self.index(factor), x.shape[dim]))
-        return ops.select(is_before(position, self.rule.factor_sizes[factor]), x, ops.full(x.shape, fill, x.dtype))
+        return lax.select(is_before(position, self.rule.factor_sizes[factor]), x, lax.full(x.shape, fill, x.dtype))
 
     def apply(self, *arrays: Array, **params: Any) -> list[Array]:
         """Applies the equation's primitive to its local operands, with some parameters replaced; the rule gives the types of results."""
@@ -293,7 +291,7 @@ def block_index(names: tuple[str, ...]) -> Array:
     if not names:
         return 0
     last = lax.axis_index(names[-1])
-    return ops.add(affine(block_index(names[:-1]), *axis_sizes(names[-1:])), last) if names[:-1] else last
+    return lax.add(affine(block_index(names[:-1]), *axis_sizes(names[-1:])), last) if names[:-1] else last
 
 
 @once
@@ -302,8 +300,8 @@ def affine(index: Array, step: int, start: int = 0) -> Array:
     if isinstance(index, int):
         return start + step * index
     if start:
-        return ops.add(affine(index, step), np.int32(start))
-    return index if step == 1 else ops.mul(index, np.int32(step))
+        return lax.add(affine(index, step), np.int32(start))
+    return index if step == 1 else lax.mul(index, np.int32(step))
 
 
 _INT32 = np.dtype("int32")
@@ -312,16 +310,16 @@ _INT32 = np.dtype("int32")
 @once
 def positions(shape: tuple[int, ...], dim: int, start: Array = 0, dtype: Any = _INT32) -> Array:
     """Positions along a dimension whose first element has position `start`, as an array of a shape."""
-    counted = ops.broadcasted_iota(dtype, shape, dim)
+    counted = lax.broadcasted_iota(dtype, shape, dim)
     if isinstance(start, int) and not start:
         return counted
-    return ops.add(counted, ops.convert_element_type(start, dtype))
+    return lax.add(counted, lax.convert_element_type(start, dtype))
 
 
 @once
 def is_before(position: Array, stop: Array) -> Array:
     """`position < stop` for each of an array of positions, all int32."""
-    return ops.lt(position, np.int32(stop) if isinstance(stop, int) else stop)
+    return lax.lt(position, np.int32(stop) if isinstance(stop, int) else stop)
 
 
 def all_gathered(x: Array, names: tuple[str, ...], dim: int, platform: str) -> Array:
@@ -337,19 +335,19 @@ def all_gathered(x: Array, names: tuple[str, ...], dim: int, platform: str) -> A
         platform: The platform that is compiled for.
     """
     if not dim or is_key(x.dtype) or platform != "cpu":
-        return all_gather(x, names, dim, tiled=True)
-    blocks = all_gather(x, names, 0, tiled=True)
-    blocks = ops.reshape(blocks, (math.prod(axis_sizes(names)), *x.shape))
-    blocks = ops.transpose(blocks, (*range(1, dim + 1), 0, *range(dim + 1, blocks.ndim)))
-    return ops.reshape(blocks, (*x.shape[:dim], blocks.shape[dim] * x.shape[dim], *x.shape[dim + 1 :]))
+        return lax.all_gather(x, names, axis=dim, tiled=True)
+    blocks = lax.all_gather(x, names, axis=0, tiled=True)
+    blocks = lax.reshape(blocks, (math.prod(axis_sizes(names)), *x.shape))
+    blocks = lax.transpose(blocks, (*range(1, dim + 1), 0, *range(dim + 1, blocks.ndim)))
+    return lax.reshape(blocks, (*x.shape[:dim], blocks.shape[dim] * x.shape[dim], *x.shape[dim + 1 :]))
 
 
 def unsharded_along(x: Array, names: tuple[str, ...], dim: int, size: int, platform: str) -> Array:
     """All blocks of a dimension in order, without the padding of the last ones."""
     if not x.size:
-        return ops.reshape(x, tuple(size if d == dim else n for d, n in enumerate(x.shape)))
+        return lax.reshape(x, tuple(size if d == dim else n for d, n in enumerate(x.shape)))
     gathered = all_gathered(x, names, dim, platform)
-    return ops.slice_in_dim(gathered, 0, size, axis=dim) if gathered.shape[dim] != size else gathered
+    return lax.slice_in_dim(gathered, 0, size, axis=dim) if gathered.shape[dim] != size else gathered
 
 
 @functools.lru_cache(maxsize=4096)

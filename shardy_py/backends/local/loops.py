@@ -10,7 +10,6 @@ from typing import Any
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from shardy_py.backends.local import ops
 from shardy_py.backends.local.calls import run_body
 from shardy_py.backends.local.interpreter import Handler, Interpreter, LayoutHint, runs_dry
 from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
@@ -316,7 +315,7 @@ def _select_where(which: ShardedValue, old: Array, now: Array, at: Layout) -> Ar
     mask = which.get(layout([dim.axes for dim in at.dims[:rank]]))
     if which.region.dry:
         return None
-    return ops.select(ops.broadcast_in_dim(mask, now.shape, tuple(range(rank))), now, old)
+    return lax.select(lax.broadcast_in_dim(mask, now.shape, tuple(range(rank))), now, old)
 
 
 @runs_dry
@@ -363,7 +362,7 @@ def platform_index(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands
     platforms = eqn.params["platforms"]
     at = next(i for i, names in enumerate(platforms) if names is None or interpreter.region.platform in names)
     aval: Any = eqn.outvars[0].aval
-    return [interpreter.constant(None if interpreter.region.dry else ops.full((), at, aval.dtype), aval)]
+    return [interpreter.constant(None if interpreter.region.dry else lax.full((), at, aval.dtype), aval)]
 
 
 HANDLERS: dict[str, Handler] = {"cond": cond, "platform_index": platform_index, "scan": scan, "while": while_loop}

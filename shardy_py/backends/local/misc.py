@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local import ops
-from shardy_py.backends.local.collectives import psum
 from shardy_py.backends.local.elementwise import pointwise
 from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, make_rule
 from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES
@@ -68,7 +66,7 @@ def rng_uniform(equation: Equation) -> LocalRule | None:
         if not names:
             return [x]
         first = jnp.broadcast_to(lax.axis_index(names) == 0, x.shape)
-        return [psum(ops.select(first, x, ops.full_like(x, 0)), names)]
+        return [lax.psum(lax.select(first, x, lax.full_like(x, 0)), names)]
 
     return LocalRule(make_rule(shape, [()] * len(equation.shapes), [rank], whole=rank), run, bytes_inside=bytes_inside)
 

@@ -16,8 +16,6 @@ from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from shardy_py.backends.local import ops
-from shardy_py.backends.local.collectives import all_gather, all_to_all
 from shardy_py.backends.local.jaxpr_rewriting import Atom, Rewritten, retraced, rewrite, rewrite_bodies
 from shardy_py.backends.local.reshard import as_bits, padded
 from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES
@@ -61,7 +59,7 @@ def _narrowed(body: Jaxpr, sizes: Mapping[str, int], traces: dict[Any, Jaxpr]) -
         if not saves:
             return None
         key = total.func, tuple(total.keywords.items()), result.aval.dtype
-        return retraced(lambda x: [ops.convert_element_type(total(x), result.aval.dtype)], eqn, sizes, [operand], traces, key)
+        return retraced(lambda x: [lax.convert_element_type(total(x), result.aval.dtype)], eqn, sizes, [operand], traces, key)
 
     return rewrite(body, replace)
 
@@ -116,20 +114,20 @@ def _added(parts: Any, dim: int) -> Any:
     """The sum in float32 along a dimension."""
     k = parts.shape[dim]
     if k > FEW:
-        return lax.reduce(ops.convert_element_type(parts, jnp.float32), np.float32(0), lax.add, (dim,))
+        return lax.reduce(lax.convert_element_type(parts, jnp.float32), np.float32(0), lax.add, (dim,))
     rest = tuple(n for d, n in enumerate(parts.shape) if d != dim)
-    first, *others = (ops.reshape(ops.slice_in_dim(parts, i, i + 1, axis=dim), rest) for i in range(k))
+    first, *others = (lax.reshape(lax.slice_in_dim(parts, i, i + 1, axis=dim), rest) for i in range(k))
     return functools.reduce(
-        lambda total, part: ops.add(total, ops.convert_element_type(part, jnp.float32)),
+        lambda total, part: lax.add(total, lax.convert_element_type(part, jnp.float32)),
         others,
-        ops.convert_element_type(first, jnp.float32),
+        lax.convert_element_type(first, jnp.float32),
     )
 
 
 def _scatter(x: Any, names: tuple[str, ...], dim: int, k: int) -> Any:
     """This device's part of the sum, in float32: every device receives its part from every other one."""
-    parts = ops.reshape(x, (*x.shape[:dim], k, x.shape[dim] // k, *x.shape[dim + 1 :]))
-    return _added(as_bits(parts, lambda y: all_to_all(y, names, dim, dim), "cpu"), dim)
+    parts = lax.reshape(x, (*x.shape[:dim], k, x.shape[dim] // k, *x.shape[dim + 1 :]))
+    return _added(as_bits(parts, lambda y: lax.all_to_all(y, names, dim, dim, tiled=True), "cpu"), dim)
 
 
 def _sum(x: Any, names: tuple[str, ...], k: int, rounded: bool) -> Any:
@@ -142,11 +140,11 @@ def _sum(x: Any, names: tuple[str, ...], k: int, rounded: bool) -> Any:
         rounded: Whether the sum is read in bfloat16 only, so that rounding it before it is sent changes nothing.
     """
     if k == 2:  # Each sends all that it has: as many bytes as two exchanges of halves, by one collective.
-        return _added(as_bits(x, lambda y: all_gather(y, names, 0, tiled=False), "cpu"), 0)
+        return _added(as_bits(x, lambda y: lax.all_gather(y, names, axis=0, tiled=False), "cpu"), 0)
     part = -(-x.size // k)
-    mine = _scatter(padded(ops.reshape(x, (x.size,)), 0, part * k), names, 0, k)
+    mine = _scatter(padded(lax.reshape(x, (x.size,)), 0, part * k), names, 0, k)
     if rounded:
-        mine = ops.convert_element_type(mine, jnp.bfloat16)
-    whole = as_bits(mine, lambda y: all_gather(y, names, 0, tiled=True), "cpu")
-    whole = ops.slice_in_dim(whole, 0, x.size) if whole.shape[0] != x.size else whole
-    return ops.reshape(ops.convert_element_type(whole, jnp.float32) if rounded else whole, x.shape)
+        mine = lax.convert_element_type(mine, jnp.bfloat16)
+    whole = as_bits(mine, lambda y: lax.all_gather(y, names, axis=0, tiled=True), "cpu")
+    whole = lax.slice_in_dim(whole, 0, x.size) if whole.shape[0] != x.size else whole
+    return lax.reshape(lax.convert_element_type(whole, jnp.float32) if rounded else whole, x.shape)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from shardy_py.backends.local import ops
 from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
 from shardy_py.backends.local.local_rule import block_index
 from shardy_py.backends.local.sharded_value import ShardedValue, Values
@@ -37,9 +36,9 @@ def partial_sums(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: 
         if not axes:
             x = first_of(x, parts)
         else:
-            x = ops.expand_dims(x, 0)
+            x = lax.expand_dims(x, (0,))
             if left:
-                x = ops.select(lax.broadcast(block_index(names(left)) == 0, x.shape), x, ops.full_like(x, 0))
+                x = lax.select(lax.broadcast(block_index(names(left)) == 0, x.shape), x, lax.full_like(x, 0))
     result.copies = {layout((axes, *rest)): x}
     return [result]
 

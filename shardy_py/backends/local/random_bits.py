@@ -14,7 +14,6 @@ from jax import lax
 from jax import numpy as jnp
 from jax.extend.random import threefry2x32_p
 
-from shardy_py.backends.local import ops
 from shardy_py.backends.local.elementwise import pointwise
 from shardy_py.backends.local.iota import linear_index
 from shardy_py.backends.local.local_rule import Array, Builder, Equation, LocalContext, LocalRule, make_rule
@@ -45,8 +44,8 @@ def _hashed(local: LocalContext, keys: Array, shape: tuple[int, ...], result: tu
     data = jax.random.key_data(keys)
     lead = keys.ndim
     high, low = linear_index(local, shape, tuple(range(lead, lead + len(shape))), result[lead:])
-    spread = [ops.broadcast_in_dim(ops.index_in_dim(data, i, lead), result, tuple(range(lead))) for i in range(2)]
-    counts = [ops.broadcast_in_dim(half, result, tuple(range(lead, len(result)))) for half in (high, low)]
+    spread = [lax.broadcast_in_dim(lax.index_in_dim(data, i, lead, keepdims=False), result, tuple(range(lead))) for i in range(2)]
+    counts = [lax.broadcast_in_dim(half, result, tuple(range(lead, len(result)))) for half in (high, low)]
     first, second = threefry2x32_p.bind(*spread, *counts)
     return first, second
 
@@ -78,9 +77,9 @@ def random_bits(equation: Equation) -> LocalRule | None:
 
     def draws(first: Array, second: Array) -> Array:
         if width == 64:
-            high, low = (ops.convert_element_type(half, dtype) for half in (first, second))
+            high, low = (lax.convert_element_type(half, dtype) for half in (first, second))
             return lax.bitwise_or(lax.shift_left(high, dtype.type(32)), low)
-        return ops.convert_element_type(lax.bitwise_xor(first, second), dtype)
+        return lax.convert_element_type(lax.bitwise_xor(first, second), dtype)
 
     return _drawn(equation, draws)
 

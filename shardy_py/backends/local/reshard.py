@@ -12,8 +12,6 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local import ops
-from shardy_py.backends.local.collectives import all_gather, all_to_all, pmax, pmin, ppermute, psum, psum_scatter
 from shardy_py.backends.local.local_rule import affine, all_gathered, block_index, is_key, unsharded_along
 from shardy_py.backends.ordered import as_ordered, from_ordered
 from shardy_py.dialect import Mesh
@@ -38,7 +36,7 @@ def reshard(x: Array, source: Layout, target: Layout, shape: tuple[int, ...], me
         platform: The platform that is compiled for.
     """
     if 0 in shape:
-        return ops.reshape(x, local_shape(shape, target, mesh))
+        return lax.reshape(x, local_shape(shape, target, mesh))
     for move in reshard_steps(source, target, shape, mesh):
         x = _STEPS[move.kind](x, move, shape, mesh, platform)
     return x
@@ -50,15 +48,15 @@ def padded(x: Array, dim: int, length: int) -> Array:
     if not missing:
         return x
     if is_key(x.dtype):
-        return jnp.concatenate([x, *[ops.slice_in_dim(x, 0, 1, axis=dim)] * missing], axis=dim)
-    return ops.pad(x, np.zeros((), x.dtype), [(0, missing if d == dim else 0, 0) for d in range(x.ndim)])
+        return jnp.concatenate([x, *[lax.slice_in_dim(x, 0, 1, axis=dim)] * missing], axis=dim)
+    return lax.pad(x, np.zeros((), x.dtype), [(0, missing if d == dim else 0, 0) for d in range(x.ndim)])
 
 
 def _slice(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     k, d = num_shards(move.axes, mesh), move.dim
     size = block(shape[d], num_shards(move.after.dims[d].axes, mesh))
     x = padded(x, d, k * size)
-    return ops.dynamic_slice_in_dim(x, affine(block_index(names(move.axes)), size), size, axis=d)
+    return lax.dynamic_slice_in_dim(x, affine(block_index(names(move.axes)), size), size, axis=d, allow_negative_indices=False)
 
 
 def _gather(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
@@ -69,14 +67,14 @@ def _gather(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platf
 def _all_to_all(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     k, s, t = num_shards(move.axes, mesh), move.dim, move.to
     x = padded(x, t, k * block(shape[t], num_shards(move.after.dims[t].axes, mesh)))
-    x = as_bits(x, lambda y: all_to_all(y, names(move.axes), t, s), platform)
+    x = as_bits(x, lambda y: lax.all_to_all(y, names(move.axes), t, s, tiled=True), platform)
     length = block(shape[s], num_shards(move.after.dims[s].axes, mesh))
-    return ops.slice_in_dim(x, 0, length, axis=s) if x.shape[s] != length else x
+    return lax.slice_in_dim(x, 0, length, axis=s) if x.shape[s] != length else x
 
 
 def _permute(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     pairs = permutation(move.before, move.after, mesh)
-    return as_bits(x, lambda y: ppermute(y, mesh.axis_names, pairs), platform)
+    return as_bits(x, lambda y: lax.ppermute(y, mesh.axis_names, pairs), platform)
 
 
 def _reduce(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
@@ -87,7 +85,7 @@ def _scatter(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, plat
     k, d = num_shards(move.axes, mesh), move.dim
     x = padded(x, d, k * block(shape[d], num_shards(move.after.dims[d].axes, mesh)))
     wide, back = summable(x, platform)
-    return back(psum_scatter(wide, names(move.axes), d))
+    return back(lax.psum_scatter(wide, names(move.axes), scatter_dimension=d, tiled=True))
 
 
 _STEPS = {
@@ -114,11 +112,11 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
         return _reduce_bools(x, axis_names, combine)
     if combine == "add" or (combine == "mul" and (platform == "cpu" or x.dtype.kind != "c")):
         wide, back = summable(x, platform)
-        total = psum(wide, axis_names) if combine == "add" else product(wide, axis_names)
+        total = lax.psum(wide, axis_names) if combine == "add" else product(wide, axis_names)
         if total is not None:
             return back(total)
     if combine in ("max", "min") and x.dtype.kind != "c":
-        reduce = pmax if combine == "max" else pmin
+        reduce = lax.pmax if combine == "max" else lax.pmin
         if jnp.issubdtype(x.dtype, jnp.floating):
             return from_ordered(reduce(as_ordered(x, combine == "max"), axis_names), x.dtype)
         return reduce(x, axis_names)
@@ -128,11 +126,11 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
 def _reduce_bools(x: Array, over: tuple[str, ...], combine: str) -> Array:
     """Combines booleans, one byte each, all by a maximum, so that several reductions can be sent together."""
     if combine == "xor":
-        count = psum(ops.convert_element_type(x, jnp.uint8), over)  # whose last bit is right even where it wraps around
+        count = lax.psum(lax.convert_element_type(x, jnp.uint8), over)  # whose last bit is right even where it wraps around
         return lax.eq(lax.bitwise_and(count, np.uint8(1)), np.uint8(1))
     if combine in ("and", "min", "mul"):
-        return lax.bitwise_not(pmax(lax.bitwise_not(x), over))
-    return pmax(x, over)
+        return lax.bitwise_not(lax.pmax(lax.bitwise_not(x), over))
+    return lax.pmax(x, over)
 
 
 def _reduce_by_fold(x: Array, over: tuple[str, ...], combine: str, platform: str) -> Array:
@@ -145,10 +143,10 @@ def _reduce_by_fold(x: Array, over: tuple[str, ...], combine: str, platform: str
         return lax.reduce(parts, start, combined, (0,))
 
     if 2 * block >= x.size:
-        return fold(as_bits(x, lambda y: all_gather(y, over, 0, tiled=False), platform))
-    parts = padded(ops.reshape(x, (x.size,)), 0, block * group).reshape(group, block)
-    mine = fold(as_bits(parts, lambda y: all_to_all(y, over, 0, 0), platform))
-    return ops.reshape(as_bits(mine, lambda y: unsharded_along(y, over, 0, x.size, platform), platform), x.shape)
+        return fold(as_bits(x, lambda y: lax.all_gather(y, over, axis=0, tiled=False), platform))
+    parts = padded(lax.reshape(x, (x.size,)), 0, block * group).reshape(group, block)
+    mine = fold(as_bits(parts, lambda y: lax.all_to_all(y, over, 0, 0, tiled=True), platform))
+    return lax.reshape(as_bits(mine, lambda y: unsharded_along(y, over, 0, x.size, platform), platform), x.shape)
 
 
 _FOLD_OPS = {
@@ -169,7 +167,7 @@ def in_mesh_order(axes: Axes, mesh: Mesh) -> Axes:
 def summable(x: Array, platform: str) -> tuple[Array, Any]:
     """The operand of a sum over devices, and the conversion of its result: XLA on CPU sums and sends bfloat16 as float32."""
     if platform == "cpu" and x.dtype == jnp.bfloat16:
-        return ops.convert_element_type(x, jnp.float32), lambda y: ops.convert_element_type(y, x.dtype)
+        return lax.convert_element_type(x, jnp.float32), lambda y: lax.convert_element_type(y, x.dtype)
     return x, lambda y: y
 
 

@@ -7,10 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from shardy_py.backends.local import halo, ops
+from shardy_py.backends.local import halo
 from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
 from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule, is_key, make_rule
 from shardy_py.backends.local.sharded_value import Values
@@ -63,7 +64,7 @@ def _form(shape: tuple[int, ...], dtype: Any, dim: int, runs: Runs) -> LocalRule
         names = local.names(dim)
         if names:
             return [halo.run(x, dim, names, local, picked(shape[dim], runs, local.num_shards(dim)))]
-        return [ops.concatenate([ops.slice_in_dim(x, start, start + length, axis=dim) for start, length in runs], dim)]
+        return [lax.concatenate([lax.slice_in_dim(x, start, start + length, axis=dim) for start, length in runs], dim)]
 
     return LocalRule(
         make_rule(shape, [rank], [rank], permutation=[dim]), run, uneven=frozenset(rank), linear=((0,),), bytes_inside=bytes_inside

@@ -12,10 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from shardy_py.backends.local import ops
-from shardy_py.backends.local.collectives import psum_scatter
 from shardy_py.backends.local.jaxpr_rewriting import Rewritten, retraced, rewrite, rewrite_bodies
 
 
@@ -47,6 +46,6 @@ def _scattered(x: Any, runs: Sequence[tuple[str, ...]], dim: int, sizes: Mapping
     for names in runs:
         k = math.prod(sizes[name] for name in names)
         part = x.shape[dim] // k
-        pieces = ops.reshape(x, (*x.shape[:dim], k, part, *x.shape[dim + 1 :]))
-        x = ops.reshape(psum_scatter(pieces, names, dim), (*x.shape[:dim], part, *x.shape[dim + 1 :]))
+        pieces = lax.reshape(x, (*x.shape[:dim], k, part, *x.shape[dim + 1 :]))
+        x = lax.reshape(lax.psum_scatter(pieces, names, scatter_dimension=dim, tiled=True), (*x.shape[:dim], part, *x.shape[dim + 1 :]))
     return x

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shardy_py.backends.local import ops
+from jax import lax
+
 from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, as_is, make_rule
 from shardy_py.ir import Block, Op, TensorType
 from shardy_py.rules import rule_for
@@ -65,7 +66,7 @@ def reshape(equation: Equation) -> LocalRule | None:
 
     def run(local: LocalContext, arrays: list) -> list:
         (x,), shape = arrays, local.result_shape(0)
-        x = ops.transpose(x, order)
+        x = lax.transpose(x, order)
         return [x] if x.shape == shape else local.apply(x, new_sizes=shape, dimensions=None)
 
     alone = [dim[0] for mapping in rule.mappings for dim in mapping if len(dim) == 1]

@@ -14,7 +14,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import Literal
 
-from shardy_py.backends.local import halo, ops
+from shardy_py.backends.local import halo
 from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, is_key, make_rule, zero_of_sums
 from shardy_py.backends.local.windows import Window, Windowed
 
@@ -78,7 +78,7 @@ def stepped(x: Array, dim: int, local: LocalContext, factor: int, at: Steps) -> 
         length = (at.count - 1) * at.stride + 1
         x = halo.padded(x, dim, 0, max(0, max(at.offsets) + length - x.shape[dim]))
         x = halo.sliced(x, dim, halo.of_device(at.offsets, index), length)
-        x = ops.slice_in_dim(x, 0, length, at.stride, axis=dim)
+        x = lax.slice_in_dim(x, 0, length, at.stride, axis=dim)
     return halo.run(x, dim, names, local, at.exchange)
 
 
@@ -145,7 +145,7 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
         for i, (out, starts, strides) in enumerate(results):
             (x,) = arrays
             if not needed[i]:
-                slices.append(ops.full(local.result_shape(i), 0, dtype))
+                slices.append(lax.full(local.result_shape(i), 0, dtype))
                 continue
             begins, ends, every = [0] * len(shape), list(x.shape), [1] * len(shape)
             givers = []
@@ -156,12 +156,12 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
                     giver, begins[d] = divmod(starts[d], x.shape[d])
                     ends[d] = begins[d] + 1
                     givers.append(lax.eq(local.index(d), np.int32(giver)))
-            x = ops.slice(x, begins, ends, every)
+            x = lax.slice(x, begins, ends, every)
             for d in moving:
                 if local.names(d):
                     x = stepped(x, d, local, d, steps(shape[d], starts[d], strides[d], out[d], local.num_shards(d)))
             if givers:
-                x = ops.select(lax.broadcast(functools.reduce(lax.bitwise_and, givers), x.shape), x, ops.full_like(x, zero_of_sums(dtype)))
+                x = lax.select(lax.broadcast(functools.reduce(lax.bitwise_and, givers), x.shape), x, lax.full_like(x, zero_of_sums(dtype)))
             slices.append(x)
         return slices
 
@@ -224,7 +224,7 @@ def concatenate(equation: Equation) -> LocalRule | None:
         names = local.names(dim)
         if not names:
             return local.bind(*arrays)
-        return [halo.run(ops.concatenate([arrays[i] for i in some], dim), dim, names, local, joined(tuple(sizes), local.num_shards(dim)))]
+        return [halo.run(lax.concatenate([arrays[i] for i in some], dim), dim, names, local, joined(tuple(sizes), local.num_shards(dim)))]
 
     rule = make_rule(out, [rank for _ in operands], [rank], permutation=[dim])
     return LocalRule(rule, run, uneven=frozenset(rank), linear=(operands,), bytes_inside=bytes_inside)
@@ -308,9 +308,9 @@ def unstack(equation: Equation) -> LocalRule | None:
         parts = []
         for i, used in enumerate(equation.used):
             giver, at = divmod(i, x.shape[axis])
-            part = ops.index_in_dim(x, at, axis)
+            part = lax.index_in_dim(x, at, axis, keepdims=False)
             here = lax.broadcast(lax.eq(local.index(axis), np.int32(giver)), part.shape)
-            parts.append(ops.select(here, part, ops.full_like(part, zero_of_sums(part.dtype))) if used else ops.full_like(part, 0))
+            parts.append(lax.select(here, part, lax.full_like(part, zero_of_sums(part.dtype))) if used else lax.full_like(part, 0))
         return parts
 
     combine = "or" if equation.dtypes[0] == jnp.bool_ else "add"

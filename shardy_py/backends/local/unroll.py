@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.source_info_util import new_name_stack
 
-from shardy_py.backends.local import ops
 from shardy_py.backends.local.jaxpr_rewriting import (
     Atom,
     Rewritten,
@@ -48,7 +48,7 @@ def _unrolled(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
     parts: list[list[Atom]] = []
     if trips:
         start, stop = (rest, length) if reverse else (0, length - rest)
-        cut, blocks = retraced(lambda *xs: [_blocks(ops.slice_in_dim(x, start, stop), trips) for x in xs], eqn, sizes, stacked)
+        cut, blocks = retraced(lambda *xs: [_blocks(lax.slice_in_dim(x, start, stop), trips) for x in xs], eqn, sizes, stacked)
         loop = _loop(eqn, trips, [*consts, *carry, *blocks], sizes)
         carry = list(loop.outvars[:n_carry])
         eqns += [*cut, loop]
@@ -60,7 +60,7 @@ def _unrolled(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
     if not trips:
         return eqns, [*carry, *parts[0]]
     looped = len(parts) - 1 if reverse else 0
-    joined, ys = _joined(eqn, parts, sizes, lambda y, i: ops.reshape(y, (trips * unroll, *y.shape[2:])) if i == looped else y)
+    joined, ys = _joined(eqn, parts, sizes, lambda y, i: lax.reshape(y, (trips * unroll, *y.shape[2:])) if i == looped else y)
     return [*eqns, *joined], [*carry, *ys]
 
 
@@ -70,7 +70,7 @@ def _divided(values: Sequence[Atom], n_consts: int, n_carry: int) -> tuple[list[
 
 
 def _blocks(x: Any, count: int) -> Any:
-    return ops.reshape(x, (count, x.shape[0] // count, *x.shape[1:]))
+    return lax.reshape(x, (count, x.shape[0] // count, *x.shape[1:]))
 
 
 def _loop(eqn: JaxprEqn, trips: int, operands: Sequence[Atom], sizes: Mapping[str, int]) -> JaxprEqn:
@@ -109,14 +109,14 @@ def _copies(
         sizes: The axes of the region.
     """
     body, n_carry = open_jaxpr(eqn.params["jaxpr"]), len(carry)
-    eqns, slices = retraced(lambda *xs: [ops.index_in_dim(x, i) for i in trips for x in xs], eqn, sizes, stacked)
+    eqns, slices = retraced(lambda *xs: [lax.index_in_dim(x, i, keepdims=False) for i in trips for x in xs], eqn, sizes, stacked)
     stacked_rows: list[list[Atom]] = [[] for _ in trips]
     for i in reversed(range(len(trips))) if eqn.params["reverse"] else range(len(trips)):
         here = slices[i * len(stacked) : (i + 1) * len(stacked)]
         new, results = copy_equations(body, eqn, [*consts, *carry, *here])
         eqns += new
         carry, stacked_rows[i] = results[:n_carry], results[n_carry:]
-    joined, ys = _joined(eqn, stacked_rows, sizes, lambda y, _: ops.expand_dims(y, 0))
+    joined, ys = _joined(eqn, stacked_rows, sizes, lambda y, _: lax.expand_dims(y, (0,)))
     return [*eqns, *joined], list(carry), ys
 
 
@@ -132,6 +132,6 @@ def _joined(eqn: JaxprEqn, rows: Sequence[Sequence[Atom]], sizes: Mapping[str, i
     count = len(rows[0])
 
     def run(*xs: Any) -> list[Any]:
-        return [ops.concatenate([shaped(x, i) for i, x in enumerate(xs[k::count])], 0) for k in range(count)]
+        return [lax.concatenate([shaped(x, i) for i, x in enumerate(xs[k::count])], 0) for k in range(count)]
 
     return retraced(run, eqn, sizes, [x for row in rows for x in row]) if count else ([], [])

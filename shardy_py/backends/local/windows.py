@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jax import lax
 from jax import numpy as jnp
 
-from shardy_py.backends.local import halo, ops
+from shardy_py.backends.local import halo
 from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, block_index, identity_fill, is_key, make_rule
 
 Array = Any
@@ -95,7 +96,7 @@ def spread_out(x: Array, dim: int, names: tuple[str, ...], at: Cut, fill: Any) -
         return x
     high = max(0, max(at.shifts) + at.span - ((x.shape[dim] - 1) * at.spread + 1))
     value = jnp.asarray(fill, x.dtype)
-    x = ops.pad(x, value, [(0, high, at.spread - 1) if i == dim else (0, 0, 0) for i in range(x.ndim)])
+    x = lax.pad(x, value, [(0, high, at.spread - 1) if i == dim else (0, 0, 0) for i in range(x.ndim)])
     return halo.sliced(x, dim, halo.of_device(at.shifts, block_index(names)), at.span)
 
 

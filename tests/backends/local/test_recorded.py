@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.backends import shard_map
-from shardy_py.backends.local import collectives, local_rule
+from shardy_py.backends.local import local_rule
 from shardy_py.backends.local.interpreter import Interpreter
 from shardy_py.backends.region import region
 from shardy_py.frontends.context import recorded
@@ -87,12 +87,10 @@ def test_the_same_equations_as_with_bind(name: str, monkeypatch: pytest.MonkeyPa
         count += made is not None
         return made
 
-    for module in (collectives, local_rule):
-        monkeypatch.setattr(module, "recorded", counted)
+    monkeypatch.setattr(local_rule, "recorded", counted)
     with jax.enable_checks(True):
         fast = region_of(name, monkeypatch)
-    for module in (collectives, local_rule):
-        monkeypatch.setattr(module, "recorded", lambda *_, **__: None)
+    monkeypatch.setattr(local_rule, "recorded", lambda *_, **__: None)
     assert fast == region_of(name, monkeypatch)
     assert count
 
