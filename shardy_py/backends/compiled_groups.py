@@ -7,6 +7,9 @@ import re
 
 import numpy as np
 
+from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.dialect.devices import device_groups
+
 Groups = tuple[tuple[int, ...], ...]
 
 _LISTED = re.compile(r"\breplica_groups=\{((?:\s*\{[\d,\s]*\}\s*,?)*)\s*\}")
@@ -72,20 +75,8 @@ def _mesh_groups(mesh: str, devices: str, axes: str) -> Groups:
         ids = _iota(_numbers(counted[1]), _numbers(counted[2] or ""))
     else:
         ids = np.array(_numbers(devices)) if devices else np.arange(math.prod(sizes.values()))
-    # Axes in parts become dimensions of their own.
-    cuts: dict[str, set[int]] = {name: {1, size} for name, size in sizes.items()}
-    wanted: list[tuple[str, int, int]] = []
-    for quoted, double, bare, before, size in _AXIS.findall(axes):
-        name = quoted or double or bare
-        first, count = (int(before), int(size)) if size else (1, sizes[name])
-        cuts[name] |= {first, first * count}
-        wanted.append((name, first, first * count))
-    parts = [(name, low, high) for name, cut in cuts.items() for low, high in zip(sorted(cut), sorted(cut)[1:])]
-    ids = ids.reshape([high // low for _, low, high in parts])
-    inside = [i for name, low, high in wanted for i, (n, a, b) in enumerate(parts) if n == name and low <= a and b <= high]
-    outside = [i for i in range(len(parts)) if i not in inside]
-    count = math.prod(ids.shape[i] for i in inside)
-    return _rows(ids.transpose(outside + inside).reshape(-1, count))
+    refs = (AxisRef(a or b or c, *((int(before), int(size)) if size else ())) for a, b, c, before, size in _AXIS.findall(axes))
+    return device_groups(tuple(refs), Mesh(sizes, ids))
 
 
 def _iota(dims: tuple[int, ...], order: tuple[int, ...]) -> np.ndarray:

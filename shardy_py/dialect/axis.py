@@ -310,10 +310,7 @@ def add_axis_or_merge(axes: list[AxisRef], axis: AxisRef, mesh: Mesh) -> None:
 
 def sort_and_merge(axes: Iterable[AxisRef], mesh: Mesh) -> tuple[AxisRef, ...]:
     """The references in mesh order, neighbouring parts of one axis merged."""
-    merged: list[AxisRef] = []
-    for axis in sorted(axes, key=lambda axis: axis.sort_key(mesh)):
-        add_axis_or_merge(merged, axis, mesh)
-    return tuple(merged)
+    return merged(sorted(axes, key=lambda axis: axis.sort_key(mesh)), mesh)
 
 
 def set_difference(axes: Iterable[AxisRef], removed: Iterable[AxisRef], mesh: Mesh) -> tuple[AxisRef, ...]:
@@ -338,6 +335,34 @@ def set_difference(axes: Iterable[AxisRef], removed: Iterable[AxisRef], mesh: Me
                 kept.append(prefix)
             rest = suffix_without_overlap(rest, taken, mesh)
     return tuple(kept)
+
+
+def is_prefix(axes: Axes, other: Axes) -> bool:
+    """Whether `other` begins with `axes`, or equals it; the last of `axes` may be the major part of its mate."""
+    return axes == other or is_strict_prefix(axes, other)
+
+
+def is_strict_prefix(axes: Axes, other: Axes) -> bool:
+    """Whether `other` begins with `axes` and goes on; the last of `axes` may be the major part of its mate.
+
+    Example:
+        >>> is_strict_prefix((AxisRef("x", 1, 2),), (AxisRef("x"),))
+        True
+    """
+    if axes == other or len(axes) > len(other):
+        return False
+    if not axes:
+        return True
+    last = len(axes) - 1
+    return axes[:last] == other[:last] and is_prefix_of(axes[last], other[last])
+
+
+def merged(axes: Iterable[AxisRef], mesh: Mesh) -> Axes:
+    """The same axes with neighbouring parts of one axis merged."""
+    merged: list[AxisRef] = []
+    for axis in axes:
+        add_axis_or_merge(merged, axis, mesh)
+    return tuple(merged)
 
 
 def common_prefix_of_lists(axes: Sequence[AxisRef], other: Sequence[AxisRef]) -> tuple[AxisRef, ...]:

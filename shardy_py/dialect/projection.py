@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
-from shardy_py.dialect.axis import Axes, AxisRef, add_axis_or_merge, num_shards
+from shardy_py.dialect.axis import Axes, AxisRef, add_axis_or_merge, merged, num_shards
 from shardy_py.dialect.mesh import Mesh
 from shardy_py.dialect.sharding import DimensionSharding, TensorSharding
 
@@ -43,14 +43,6 @@ class TensorFactors:
     def __init__(self, factors: dict[int, FactorSharding], blocked_axes: Axes) -> None:
         self.factors = factors
         self.blocked_axes = blocked_axes
-
-
-def merged(axes: Sequence[AxisRef], mesh: Mesh) -> Axes:
-    """The same axes with neighbouring sub-axes of one axis merged."""
-    out: list[AxisRef] = []
-    for axis in axes:
-        add_axis_or_merge(out, axis, mesh)
-    return tuple(out)
 
 
 def project(

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
-from shardy_py.dialect.axis import Axes, num_shards, sort_and_merge
+from shardy_py.dialect.axis import Axes, num_shards
 
 Layout = tuple[Axes, ...]
 """Axes of each dimension, major to minor, in parts of prime size."""
@@ -59,24 +59,6 @@ def all_axes(layout: Layout) -> Axes:
 def local_shape(shape: Sequence[int], layout: Sequence[Axes], mesh: Mesh) -> tuple[int, ...]:
     """The shape of the largest piece."""
     return tuple(-(-n // num_shards(dim, mesh)) for n, dim in zip(shape, layout))
-
-
-def spelled(axes: Iterable[AxisRef], mesh: Mesh) -> Axes:
-    """Axes in mesh order, parts of one put together."""
-    return sort_and_merge(tuple(axes), mesh)
-
-
-def merged(axes: Sequence[AxisRef], mesh: Mesh) -> list[AxisRef]:
-    """Axes, with parts that follow each other put together."""
-    runs: list[tuple[str, int, int]] = []
-    for axis in axes:
-        before, size = axis.pre_size or 1, axis.size_in(mesh)
-        if runs and runs[-1][0] == axis.name and runs[-1][1] * runs[-1][2] == before:
-            name, first, length = runs.pop()
-            runs.append((name, first, length * size))
-        else:
-            runs.append((axis.name, before, size))
-    return [AxisRef(name) if size == mesh.shape[name] else AxisRef(name, before, size) for name, before, size in runs]
 
 
 def to_factors(mapping: Sequence[Sequence[int]], layout: Layout, sizes: Sequence[int], mesh: Mesh) -> dict[int, Axes]:

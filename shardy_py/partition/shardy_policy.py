@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.dialect import DimensionSharding, Mesh, TensorSharding
-from shardy_py.dialect.axis import Axes
+from shardy_py.dialect.axis import Axes, merged
 from shardy_py.ir import Type
-from shardy_py.partition.layouts import Layout, all_axes, layout_of, local_shape, merged, parts
+from shardy_py.partition.layouts import Layout, all_axes, layout_of, local_shape, parts
 from shardy_py.partition.op import OpSpec
 from shardy_py.partition.routes import Move
 from shardy_py.partition.strategy import Strategy

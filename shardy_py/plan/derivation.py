@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, OpShardingRule, TensorSharding
-from shardy_py.dialect.axis import Axes, add_axis_or_merge
+from shardy_py.dialect.axis import Axes, add_axis_or_merge, is_prefix
 from shardy_py.dialect.projection import project
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes import dataflow
-from shardy_py.passes.propagation.compatible import is_prefix
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import Step
 from shardy_py.passes.propagation.step import common_mesh

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardy_py.dialect import TensorSharding
-from shardy_py.dialect.axis import Axes
+from shardy_py.dialect.axis import Axes, is_prefix
 from shardy_py.ir import Op, Value
 from shardy_py.passes import dataflow
-from shardy_py.passes.propagation.compatible import is_prefix
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult, Step
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
-from shardy_py.dialect.axis import Axes, contains, num_shards
+from shardy_py.dialect.axis import Axes, contains, is_prefix, num_shards
 from shardy_py.dialect.projection import TensorFactors, project
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.compatible import (
@@ -16,7 +16,6 @@ from shardy_py.passes.propagation.compatible import (
     compatible_major_axes,
     fit_across_factors,
     fit_within_factor,
-    is_prefix,
 )
 from shardy_py.passes.propagation.step import FactorStrategy, common_mesh, propagate_step
 from shardy_py.plan.neighbours import Neighbours

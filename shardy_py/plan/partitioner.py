@@ -20,12 +20,12 @@ from shardy_py.dialect import (
     Mesh,
     TensorSharding,
 )
-from shardy_py.dialect.axis import Axes, num_shards
+from shardy_py.dialect.axis import Axes, merged, num_shards, sort_and_merge
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.ir.types import element_bits
-from shardy_py.partition.layouts import Layout, layout_of, local_shape, merged, mesh_of, spelled
+from shardy_py.partition.layouts import Layout, layout_of, local_shape, mesh_of
 from shardy_py.partition.op import CHEAP
 from shardy_py.partition.policies import FORWARDING, StrategyCache, xla_of
 from shardy_py.partition.routes import Move, route, settled
@@ -343,7 +343,7 @@ class _Partitioner:
 
     def transfer(self, step: Move, op: Op | Block, origin: Origin, mesh: Mesh, outer: _Scope, scope: _Scope) -> None:
         """Lists a collective that an op is, or runs inside."""
-        axes = spelled(step.axes, mesh)
+        axes = sort_and_merge(step.axes, mesh)
         group = num_shards(axes, mesh) if axes else mesh.size
         if group == 1 or not step.elements:
             return

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from shardy_py.dialect import DimensionSharding, TensorSharding
-from shardy_py.dialect.axis import Axes
+from shardy_py.dialect.axis import Axes, sort_and_merge
 from shardy_py.ir import Program, Value
-from shardy_py.partition.layouts import Layout, spelled
+from shardy_py.partition.layouts import Layout
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
 from shardy_py.planner.space import Space
 
@@ -30,7 +30,7 @@ def shardings_of(space: Space, assignment: Sequence[int], mesh_name: str) -> Sha
         if layout not in shardings:
             for axes in layout:
                 if axes not in dims:
-                    dims[axes] = DimensionSharding(spelled(axes, space.mesh))
+                    dims[axes] = DimensionSharding(sort_and_merge(axes, space.mesh))
             shardings[layout] = TensorSharding(mesh_name, [dims[axes] for axes in layout])
         return shardings[layout]
 

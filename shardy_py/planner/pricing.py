@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
-from shardy_py.dialect.axis import Axes
+from shardy_py.dialect.axis import Axes, sort_and_merge
 from shardy_py.errors import UserError
 from shardy_py.ir import Value
-from shardy_py.partition.layouts import Layout, parts, spelled
+from shardy_py.partition.layouts import Layout, parts
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.memory.analysis import analyse as memory_of
@@ -147,7 +147,7 @@ class Prices:
     def _annotated(self, number: int, layout: Layout) -> tuple[Solution, PlanRecord | None, float]:
         """The same where an argument shares its classes with others: annotated, it does not."""
         searcher, stated = self.searcher, self.searcher.annotations
-        sharding = TensorSharding(searcher.mesh_name, [DimensionSharding(spelled(axes, searcher.space.mesh)) for axes in layout])
+        sharding = TensorSharding(searcher.mesh_name, [DimensionSharding(sort_and_merge(axes, searcher.space.mesh)) for axes in layout])
         inputs = (*stated.inputs[:number], sharding, *stated.inputs[number + 1 :])
         other = self.anew(replace(stated, inputs=inputs))
         other.prepare(searcher.space.resolution)

@@ -7,7 +7,8 @@ import hypothesis.strategies as st
 import pytest
 
 from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
-from shardy_py.dialect.projection import TensorFactors, merged, project, unproject
+from shardy_py.dialect.axis import merged
+from shardy_py.dialect.projection import TensorFactors, project, unproject
 from tests.passes.propagation.modules import MESH, dims, rule, sharding
 
 

@@ -7,7 +7,6 @@ device sends only what its receiver lacks. Where that would be as much as all of
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,8 @@ from jax import numpy as jnp
 from shardy_py.backends.local.local_rule import LocalContext, affine, block_index, is_before, positions
 from shardy_py.backends.local.reshard import all_gather_bits, as_bits
 from shardy_py.backends.local.trace_cache import once
+from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.dialect.devices import device_groups
 from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES
 
 Array = Any
@@ -295,23 +296,10 @@ def _sent(x: Array, dim: int, names: tuple[str, ...], local: LocalContext, plan:
     if slot.is_own:
         return part
     ordered = tuple(name for name in local.sizes if name in names)
-    places = _in_mesh_order(names, tuple(local.sizes[name] for name in names), ordered)
+    # `ppermute` counts devices along axes in the order of the mesh, in whatever order they are named.
+    (places,) = device_groups(tuple(map(AxisRef, names)), Mesh([(name, local.sizes[name]) for name in ordered]))
     pairs = tuple([(places[p.source], places[p.target]) for p in slot.pieces])
     return as_bits(part, lambda y: lax.ppermute(y, ordered, pairs), local.platform)
-
-
-@functools.lru_cache(maxsize=1024)
-def _in_mesh_order(names: tuple[str, ...], sizes: tuple[int, ...], ordered: tuple[str, ...]) -> tuple[int, ...]:
-    """The device number of each block as `ppermute` counts: along axes in the order of the mesh, in whatever order they are named."""
-    of = dict(zip(names, sizes, strict=True))
-    places = []
-    for at in itertools.product(*map(range, sizes)):
-        where = dict(zip(names, at, strict=True))
-        number = 0
-        for name in ordered:
-            number = number * of[name] + where[name]
-        places.append(number)
-    return tuple(places)
 
 
 def _places(plan: Exchange) -> tuple[int, ...] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from shardy_py.backends.local.local_rule import affine, all_gathered, block_inde
 from shardy_py.backends.ordered import as_ordered, from_ordered
 from shardy_py.dialect import Mesh
 from shardy_py.dialect.axis import Axes
+from shardy_py.dialect.devices import shard_index
 from shardy_py.frontends.all_reduces import product
 from shardy_py.frontends.context import axis_sizes
 from shardy_py.partition.region.layouts import Layout, block, local_shape, names, num_shards
@@ -197,29 +197,21 @@ def permutation(before: Layout, after: Layout, mesh: Mesh) -> tuple[tuple[int, i
 
     A device that has its block already keeps it.
     """
-    places = list(itertools.product(*(range(n) for n in mesh.shape.values())))
-    order = list(mesh.axis_names)
 
-    def block_of(place: tuple[int, ...], of: Layout) -> tuple[int, ...]:
-        out = []
-        for dim in of.dims:
-            at = 0
-            for axis in dim.axes:
-                at = at * mesh.shape[axis.name] + place[order.index(axis.name)]
-            out.append(at)
-        return tuple(out)
+    def block_of(position: int, of: Layout) -> tuple[int, ...]:
+        return tuple(shard_index(position, dim.axes, mesh) for dim in of.dims)
 
     have: dict[tuple[int, ...], list[int]] = {}
     want: dict[tuple[int, ...], list[int]] = {}
-    for i, place in enumerate(places):
-        have.setdefault(block_of(place, before), []).append(i)
-        want.setdefault(block_of(place, after), []).append(i)
+    for i in range(mesh.size):
+        have.setdefault(block_of(i, before), []).append(i)
+        want.setdefault(block_of(i, after), []).append(i)
     pairs = []
     for key, targets in want.items():
         sources = have[key]
         staying = [i for i in targets if i in sources]
         rest = [i for i in sources if i not in staying]
         pairs += [(i, i) for i in staying] + list(zip(rest, [i for i in targets if i not in staying], strict=True))
-    if len(pairs) != math.prod(mesh.shape.values()):
+    if len(pairs) != mesh.size:
         raise AssertionError("a permutation has to name every device")
     return tuple(sorted(pairs))

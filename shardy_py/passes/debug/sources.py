@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
-from shardy_py.dialect.axis import Axes, overlaps
+from shardy_py.dialect.axis import Axes, is_prefix, overlaps
 from shardy_py.dialect.projection import project
 from shardy_py.ir import Op, Value
 from shardy_py.passes import dataflow
-from shardy_py.passes.propagation.compatible import is_prefix
 from shardy_py.passes.propagation.log import FunctionResult, Step
 from shardy_py.passes.propagation.step import common_mesh
 from shardy_py.rules import identity_rule

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.dialect.axis import merged, normalized
 
 Part = tuple[str, int, int]
 """`(axis, pre_size, size)`, as in `"x":(2)4`; a full axis has the pre-size 1 and its full size."""
@@ -25,13 +26,7 @@ def parts_of(axes: Iterable[AxisRef], mesh: Mesh) -> list[Part]:
 
 def axes_of(parts: Iterable[Part], mesh: Mesh) -> tuple[AxisRef, ...]:
     """The axes that parts are, neighbouring parts of one axis merged."""
-    merged: list[Part] = []
-    for name, pre, size in parts:
-        if merged and merged[-1][0] == name and merged[-1][1] * merged[-1][2] == pre:
-            _, pre, before = merged.pop()
-            size *= before
-        merged.append((name, pre, size))
-    return tuple(AxisRef(name) if size == mesh.shape[name] else AxisRef(name, pre, size) for name, pre, size in merged)
+    return merged((normalized(AxisRef(*part), mesh) for part in parts), mesh)
 
 
 def split_to_fit(part: Part, room: int) -> tuple[Part | None, Part | None]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
-from shardy_py.dialect.axis import Axes, num_shards
+from shardy_py.dialect.axis import Axes, is_prefix, is_strict_prefix, num_shards
 from shardy_py.dialect.projection import TensorFactors
 from shardy_py.passes.propagation.compatible import (
     compatible_major_axes,
     fit_across_factors,
     fit_within_factor,
-    is_prefix,
-    is_strict_prefix,
     truncate,
 )
 

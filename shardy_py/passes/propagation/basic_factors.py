@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
+from shardy_py.dialect.axis import is_strict_prefix
 from shardy_py.dialect.projection import TensorFactors
-from shardy_py.passes.propagation.compatible import compatible_major_axes, fit_across_factors, fit_within_factor, is_strict_prefix, truncate
+from shardy_py.passes.propagation.compatible import compatible_major_axes, fit_across_factors, fit_within_factor, truncate
 
 
 def propagate_factors(

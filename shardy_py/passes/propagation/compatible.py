@@ -12,23 +12,6 @@ from shardy_py.dialect.projection import FactorSharding, TensorFactors
 NONE, FORWARD, BACKWARD, BOTH = map(int, PropagationDirection)
 
 
-def is_prefix(first: Axes, second: Axes) -> bool:
-    """Whether `first` equals `second` or is a strict prefix of it."""
-    return first == second or is_strict_prefix(first, second)
-
-
-def is_strict_prefix(first: Axes, second: Axes) -> bool:
-    """Whether `second` begins with `first` and goes on; the last axis of `first` may be a sub-axis prefix."""
-    if first == second or len(first) > len(second):
-        return False
-    if not first:
-        return True
-    last = len(first) - 1
-    if first[:last] != second[:last]:
-        return False
-    return first[last] is second[last] or is_prefix_of(first[last], second[last])
-
-
 def _merge(old: Axes, new: Axes, can_expand: bool) -> tuple[Axes, bool]:
     if old == new:
         return old, can_expand

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.dialect.devices import device_groups, remaining_axes
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.opt import run_passes
 from shardy_py.passes.partitioner.convert_global_to_local.convert import ConvertGlobalToLocal
-from shardy_py.passes.partitioner.convert_global_to_local.groups import remaining_axes, replica_groups
 from shardy_py.passes.partitioner.convert_global_to_local.table import ALWAYS, WHERE_CUT
 from tests.passes.oracle import corpus, jaxlib_text
 from tests.passes.partitioner.local_modules import KINDS, OPTIONS, has_reshard, random_module
@@ -331,11 +331,11 @@ def test_a_program_without_kept_text_is_converted_too() -> None:
     assert str(program.main.arguments[0].type) == "float32[4,2,6]"
 
 
-def test_replica_groups() -> None:
+def test_device_groups() -> None:
     mesh = Mesh([("x", 2), ("y", 4)], [3, 1, 2, 0, 7, 5, 6, 4])
-    assert replica_groups([AxisRef("y", 2, 2)], mesh) == [[3, 1], [2, 0], [7, 5], [6, 4]]
-    assert replica_groups([AxisRef("y", 1, 2), AxisRef("x")], mesh) == [[3, 7, 2, 6], [1, 5, 0, 4]]
-    assert remaining_axes([AxisRef("y", 1, 2)], mesh) == [AxisRef("x"), AxisRef("y", 2, 2)]
+    assert device_groups((AxisRef("y", 2, 2),), mesh) == ((3, 1), (2, 0), (7, 5), (6, 4))
+    assert device_groups((AxisRef("y", 1, 2), AxisRef("x")), mesh) == ((3, 7, 2, 6), (1, 5, 0, 4))
+    assert remaining_axes([AxisRef("y", 1, 2)], mesh) == (AxisRef("x"), AxisRef("y", 2, 2))
 
 
 def test_no_op_is_in_two_tables() -> None:

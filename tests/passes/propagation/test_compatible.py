@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.dialect import AxisRef
-from shardy_py.dialect.axis import Axes
+from shardy_py.dialect.axis import Axes, is_prefix, is_strict_prefix
 from shardy_py.dialect.projection import FactorSharding, TensorFactors
 from shardy_py.passes.propagation.compatible import (
     compatible_major_axes,
     fit_across_factors,
     fit_within_factor,
-    is_prefix,
-    is_strict_prefix,
     truncate,
 )
 from tests.passes.propagation.modules import BACKWARD, BOTH, FORWARD, MESH, NONE

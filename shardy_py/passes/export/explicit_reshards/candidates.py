@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
-from shardy_py.dialect.axis import Axes, num_shards, truncate_by_removing_overlaps
-from shardy_py.passes.export.explicit_reshards.factor_axes import AxesPerFactor, FactorAxes, is_strict_prefix, overlap_between
+from shardy_py.dialect.axis import Axes, is_strict_prefix, num_shards, truncate_by_removing_overlaps
+from shardy_py.passes.export.explicit_reshards.factor_axes import AxesPerFactor, FactorAxes, overlap_between
 
 _PRECEDENCE = {FactorType.PASS_THROUGH: 3, FactorType.REDUCTION: 2, FactorType.PERMUTATION: 1, FactorType.NEED_REPLICATION: 0}
 

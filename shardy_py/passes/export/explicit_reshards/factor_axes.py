@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardy_py.dialect.axis import Axes, is_prefix_of, is_strict_prefix_of, overlaps
+from shardy_py.dialect.axis import Axes, overlaps
 from shardy_py.dialect.projection import TensorFactors
 
 FactorAxes = Mapping[int, Axes]
@@ -28,21 +28,3 @@ def any_overlap(per_factor: Sequence[Axes]) -> bool:
     """Whether two factors share a part of an axis."""
     used = [axes for axes in per_factor if axes]
     return any(overlap_between(axes, others) for i, axes in enumerate(used) for others in used[:i])
-
-
-def is_strict_prefix(axes: Axes, others: Axes) -> bool:
-    """Whether `others` begins with `axes` and has more; the last of `axes` may be the major part of its mate.
-
-    Example:
-        >>> from shardy_py import AxisRef
-        >>> is_strict_prefix((AxisRef("x", 1, 2),), (AxisRef("x"),))
-        True
-    """
-    if not axes:
-        return bool(others)
-    last = len(axes) - 1
-    if len(axes) > len(others) or axes[:last] != others[:last]:
-        return False
-    if len(axes) == len(others):
-        return is_strict_prefix_of(axes[last], others[last])
-    return is_prefix_of(axes[last], others[last])

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import gcd
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
-from shardy_py.dialect.axis import Axes, common_prefix_of_lists, num_shards
-from shardy_py.dialect.projection import FactorSharding, TensorFactors, merged, project, unproject
+from shardy_py.dialect.axis import Axes, common_prefix_of_lists, merged, num_shards
+from shardy_py.dialect.projection import FactorSharding, TensorFactors, project, unproject
 from shardy_py.passes.export.explicit_reshards.factor_axes import AxesPerFactor
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardy_py.dialect import AxisRef, AxisRefList, ListOfAxisRefLists, Mesh, TensorSharding
-from shardy_py.dialect.axis import Axes, set_difference, sort_and_merge, suffix_without_overlap
+from shardy_py.dialect.axis import Axes, is_strict_prefix, set_difference, sort_and_merge, suffix_without_overlap
 from shardy_py.errors import ShardyError
-from shardy_py.passes.export.explicit_reshards.factor_axes import is_strict_prefix
 
 RESHARD = "sdy.reshard"
 ALL_REDUCE = "sdy.all_reduce"

@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from shardy_py.dialect import AxisRef, Mesh
-from shardy_py.dialect.axis import bounds, num_shards
+from shardy_py.dialect.axis import num_shards
+from shardy_py.dialect.devices import device_ids, shard_index
 from shardy_py.ir import TensorType, Value
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Emitter
-
-
-def device_ids(mesh: Mesh) -> tuple[int, ...]:
-    """Device of each position in a mesh."""
-    return mesh.device_ids or tuple(range(mesh.size))
-
-
-def shard_index(position: int, axes: Sequence[AxisRef], mesh: Mesh, *, from_minor: bool = False) -> int:
-    """The part of a dimension, cut by axes from major to minor, at a position in a mesh.
-
-    Args:
-        position: Counted over all axes of the mesh.
-        axes: Axes and parts of axes.
-        mesh: Their mesh.
-        from_minor: Whether parts of an axis count from its minor end, so that `"x":(1)2` alternates from one device along x to the
-            next. Shardy's partitioner numbers what devices have in this way, though for its replica groups `"x":(1)2` is the major
-            half: programs that mix both compute something else. Later versions of Shardy have this right.
-    """
-    index = 0
-    for axis in axes:
-        begin, end = bounds(axis, mesh)
-        size = mesh.shape[axis.name]
-        number = mesh.axis_index(axis.name)
-        along = position // math.prod(other.size for other in mesh.axes[number + 1 :]) % size
-        index = index * (end // begin) + along // (begin if from_minor else size // end) % (end // begin)
-    return index
 
 
 def shard_table(out: Emitter, axes: Sequence[AxisRef], mesh: Mesh, entries: Sequence[int]) -> list[int]:

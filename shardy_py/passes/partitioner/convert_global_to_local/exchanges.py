@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.axis import bounds, num_shards
+from shardy_py.dialect.devices import device_ids
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.partitioner.convert_global_to_local.collectives import result_sharding
-from shardy_py.passes.partitioner.convert_global_to_local.devices import device_ids, part_of
+from shardy_py.passes.partitioner.convert_global_to_local.devices import part_of
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter
 from shardy_py.passes.partitioner.convert_global_to_local.groups import channel, collective_attributes, flat, matrix
 

@@ -5,43 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from shardy_py.dialect import AxisRef, Mesh, TensorSharding
-from shardy_py.dialect.axis import bounds
+from shardy_py.dialect import AxisRef, TensorSharding
+from shardy_py.dialect.devices import device_groups
 from shardy_py.ir.attribute_text import AttributeText
-from shardy_py.passes.partitioner.convert_global_to_local.devices import device_ids, shard_index
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Emitter
 from shardy_py.passes.replica_groups import MESH_AXES
-
-
-def replica_groups(axes: Sequence[AxisRef], mesh: Mesh) -> list[list[int]]:
-    """The devices that differ along some axes alone, group by group.
-
-    Args:
-        axes: The axes, from major to minor: the order within a group.
-        mesh: Their mesh; the groups follow the order of its other axes.
-
-    Example:
-        >>> replica_groups([AxisRef("x")], Mesh([("x", 2), ("y", 2)]))
-        [[0, 2], [1, 3]]
-    """
-    others = remaining_axes(axes, mesh)
-    groups: dict[int, dict[int, int]] = {}
-    for position, device in enumerate(device_ids(mesh)):
-        groups.setdefault(shard_index(position, others, mesh), {})[shard_index(position, axes, mesh)] = device
-    return [[group[i] for i in sorted(group)] for _, group in sorted(groups.items())]
-
-
-def remaining_axes(axes: Sequence[AxisRef], mesh: Mesh) -> list[AxisRef]:
-    """The axes of a mesh, or the parts of them, that are not among some axes, in the order of the mesh."""
-    remaining: list[AxisRef] = []
-    for name, size in mesh.shape.items():
-        taken = sorted(bounds(axis, mesh) for axis in axes if axis.name == name)
-        begin = 1
-        for start, end in (*taken, (size, size)):
-            if start > begin:
-                remaining.append(AxisRef(name) if (begin, start) == (1, size) else AxisRef(name, begin, start // begin))
-            begin = end
-    return remaining
 
 
 def collective_attributes(out: Emitter, axes: Sequence[AxisRef], sharding: TensorSharding, *, global_ids: bool = True) -> dict[str, object]:
@@ -60,7 +28,7 @@ def collective_attributes(out: Emitter, axes: Sequence[AxisRef], sharding: Tenso
         listed = ", ".join(f"#sdy<axis_ref{axis}>" for axis in axes)
         attributes["replica_groups"] = AttributeText(f"{MESH_AXES}mesh = {sharding.mesh_text()}, axes = [{listed}]>")
     else:
-        attributes["replica_groups"] = matrix(replica_groups(axes, mesh))
+        attributes["replica_groups"] = matrix(device_groups(tuple(axes), mesh))
     if global_ids:
         attributes["use_global_device_ids"] = AttributeText("unit")
     return attributes

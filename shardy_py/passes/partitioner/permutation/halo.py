@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.dialect.devices import device_groups
 from shardy_py.ir import Block, Op, TensorType, Value
 from shardy_py.passes.dataflow import without_manual_axes
 from shardy_py.passes.partitioner import local_ops
@@ -66,22 +67,8 @@ def neighbours(axes: Sequence[AxisRef], names: Sequence[str], mesh: Mesh) -> lis
         >>> neighbours([AxisRef("y"), AxisRef("x")], ("x", "y"), Mesh([("x", 2), ("y", 2)]))
         [(0, 2), (1, 3), (2, 1)]
     """
-    sizes = [mesh.shape[name] for name in names]
-    numbers = {place: i for i, place in enumerate(itertools.product(*map(range, sizes)))}
-    at: dict[tuple[tuple[int, ...], int], int] = {}
-    parts: list[tuple[tuple[int, ...], int]] = []
-    for place in numbers:
-        rest, part = list(place), 0
-        for axis in axes:
-            i = names.index(axis.name)
-            size = axis.size_in(mesh)
-            after = sizes[i] // ((axis.pre_size or 1) * size)
-            digit = place[i] // after % size
-            rest[i] -= digit * after
-            part = part * size + digit
-        parts.append((tuple(rest), part))
-        at[parts[-1]] = numbers[place]
-    return [(i, at[rest, part + 1]) for i, (rest, part) in enumerate(parts) if (rest, part + 1) in at]
+    groups = device_groups(tuple(axes), Mesh([(name, mesh.shape[name]) for name in names]))
+    return sorted(pair for group in groups for pair in itertools.pairwise(group))
 
 
 def _shift(body: Block, value: Value, dim: int, amount: int, sharding: TensorSharding, pairs: Sequence[tuple[int, int]], like: Op) -> Value:
