@@ -32,9 +32,6 @@ class CallbackErrors:
     def record(self, error: Exception) -> bool:
         """Keeps an exception for every call that is running, since a callback does not know its own.
 
-        Args:
-            error: The exception.
-
         Returns:
             Whether a call is running that will raise it.
         """
@@ -45,10 +42,6 @@ class CallbackErrors:
 
     def run(self, call: Callable[..., Any], *args: Any) -> Any:
         """Runs a call to its end.
-
-        Args:
-            call: Dispatches the program.
-            args: Its arguments.
 
         Raises:
             Exception: The first one that a callback raised.
@@ -86,9 +79,6 @@ class _Watched:
 
 def watched(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, CallbackErrors | None]:
     """Records the exceptions of all callbacks with results.
-
-    Args:
-        closed: A traced function.
 
     Returns:
         The function with watched callbacks, and where their exceptions go; the function itself and None where there are none.

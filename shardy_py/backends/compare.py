@@ -115,11 +115,7 @@ def fetch(x: Any) -> Any:
 
 
 def fetched_or_error(x: Any) -> Any:
-    """As `fetch`; in place of an array the error that a buffer of the wrong size leads to.
-
-    Args:
-        x: The array.
-    """
+    """As `fetch`; in place of an array the error that a buffer of the wrong size leads to."""
     try:
         return fetch(x)
     except Exception as error:

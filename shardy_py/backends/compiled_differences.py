@@ -56,10 +56,6 @@ def wire_bytes(c: Collective, platform: str = "cpu") -> int:
     XLA's compiler for CPUs turns bfloat16 into float32, 8 bit floats into float16 and packed integers into 8 bit ones, for all kinds of
     collectives.
 
-    Args:
-        c: The collective.
-        platform: Where the program runs.
-
     Example:
         >>> wire_bytes(Collective("all_gather", ("x",), 4, 128, dtype="bfloat16", shape=(8, 8)))
         256

@@ -13,9 +13,6 @@ def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     """A jaxpr whose calls of jitted functions, those of its own equations and theirs in turn, are replaced by what they call.
 
     Jaxprs that are called twice, or have constants, stay calls.
-
-    Args:
-        closed: The jaxpr.
     """
     jaxpr = closed.jaxpr
     bodies = [eqn.params["jaxpr"] if eqn.primitive.name == "jit" else None for eqn in jaxpr.eqns]

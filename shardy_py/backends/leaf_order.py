@@ -46,22 +46,14 @@ class Inputs(abc.ABC):
         self._changed = changed
 
     def flat(self, slots: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The leaves of all arguments, and the static arguments.
-
-        Args:
-            slots: The user's arguments.
-        """
+        """The leaves of all arguments, and the static arguments."""
         static = self._static
         if not static:
             return self.leaves(tuple(slots)), []
         return self.leaves(tuple(slot for i, slot in enumerate(slots) if i not in static)), [slots[i] for i in self.static_slots]
 
     def leaves(self, dynamic: tuple[Any, ...]) -> list[Any]:
-        """The leaves of the arguments that are not static.
-
-        Args:
-            dynamic: Those arguments.
-        """
+        """The leaves of the arguments that are not static."""
         leaves, tree = jax.tree.flatten(dynamic)
         if tree != self.tree:
             raise self._changed

@@ -89,12 +89,7 @@ def region_moves(type_: Type, source: Layout, target: Layout, summed: Axes, mesh
 
 
 def scattered_by_axis(moves: Sequence[Move], mesh: Mesh) -> tuple[Move, ...]:
-    """Collectives as a region for TPUs has them, whose reduce-scatters are over one axis of the mesh after the other.
-
-    Args:
-        moves: Those of `region_moves`.
-        mesh: The mesh.
-    """
+    """Collectives as a region for TPUs has them, whose reduce-scatters are over one axis of the mesh after the other."""
     steps: list[Move] = []
     for move in moves:
         elements = move.elements

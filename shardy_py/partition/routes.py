@@ -50,14 +50,7 @@ class Move:
 
 
 def moves(shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh) -> tuple[Move, ...]:
-    """The collectives from one layout of a value to another, see `route`.
-
-    Args:
-        shape: The global shape.
-        source: The layout before.
-        target: The layout afterwards.
-        mesh: The mesh.
-    """
+    """The collectives from one layout of a value to another, see `route`."""
     return tuple(Move(step.kind, step.axes, local_shape(shape, step.before, mesh)) for step in route(source, target, mesh))
 
 
@@ -85,11 +78,6 @@ def route(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
     Where every dimension is cut into at least as many pieces before as afterwards, pieces are brought into order and gathered; where into
     at most as many, cut and brought into order; where axes move from one dimension to another, an all-to-all does it. Anything else gathers
     the whole value and cuts it again, which XLA calls an involuntary full rematerialization.
-
-    Args:
-        source: The layout before.
-        target: The layout afterwards.
-        mesh: The mesh.
 
     Example:
         >>> mesh = Mesh([("x", 2), ("y", 4)])

@@ -78,16 +78,7 @@ def strategy(
 def axes_of_factors(
     name: str, rule: OpShardingRule, shapes: Sequence[Shape], layouts: Sequence[Layout], wanted: Sequence[Layout], mesh: Mesh
 ) -> tuple[list[Axes], Axes]:
-    """The axes of every factor of an op, and those over which its results are added up.
-
-    Args:
-        name: The op.
-        rule: Its rule.
-        shapes: Global shapes of operands.
-        layouts: Layouts of operands.
-        wanted: Layouts of results.
-        mesh: The mesh.
-    """
+    """The axes of every factor of an op, and those over which its results are added up."""
     exact = Exact(mesh)
     operands = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(rule.operand_mappings, layouts)]
     results = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(rule.result_mappings, wanted)]

@@ -181,12 +181,7 @@ def proposed_axes(op: OpSpec, rule: OpShardingRule, tensors: Sequence[Factors[L]
 
 
 def received_elements(steps: Sequence[Move], mesh: Mesh) -> int:
-    """Bytes that a device receives in some collectives if elements have one byte.
-
-    Args:
-        steps: The collectives.
-        mesh: The mesh.
-    """
+    """Bytes that a device receives in some collectives if elements have one byte."""
     return sum(received_bytes(step.kind, num_shards(step.axes, mesh) if step.axes else mesh.size, step.elements) for step in steps)
 
 

@@ -12,14 +12,7 @@ Cuts = tuple[int, ...]
 
 
 def is_involuntary(shape: Sequence[int], source: TensorSharding | None, target: TensorSharding | None, mesh: Mesh) -> bool:
-    """Whether XLA's partitioner replicates a value to bring it from one sharding to another, as `replicates` has it.
-
-    Args:
-        shape: The global shape.
-        source: The sharding before.
-        target: The sharding afterwards.
-        mesh: The mesh.
-    """
+    """Whether XLA's partitioner replicates a value to bring it from one sharding to another, as `replicates` has it."""
     if source is None or target is None:
         return False
     before, after = (tuple(dim.shards(mesh) for dim in s.dims[: len(shape)]) for s in (source, target))

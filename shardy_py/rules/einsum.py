@@ -56,10 +56,6 @@ class RuleSpec:
 
         A factor that is a dimension in several tensors has the smallest of their sizes.
 
-        Args:
-            operand_shapes: Shape of each operand.
-            result_shapes: Shape of each result.
-
         Returns:
             A rule with `is_custom` set.
 

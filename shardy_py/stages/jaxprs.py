@@ -70,13 +70,7 @@ def live(nodes: Sequence[N], results: Iterable[Atom]) -> list[N]:
 
 
 def closed_jaxpr(eqns: Sequence[JaxprEqn], inputs: Iterable[Var], results: Iterable[Atom]) -> ClosedJaxpr:
-    """The jaxpr of a list of equations, without constants.
-
-    Args:
-        eqns: The equations in order.
-        inputs: Its arguments.
-        results: Its results.
-    """
+    """The jaxpr of a list of equations, without constants."""
     effects: set[Any] = set().union(*(eqn.effects for eqn in eqns))
     return ClosedJaxpr(_empty().replace(invars=list(inputs), outvars=list(results), eqns=list(eqns), effects=effects), ())
 

@@ -42,13 +42,7 @@ def callback(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Valu
 
 
 def once(interpreter: Interpreter, eqn: JaxprEqn, arrays: Sequence[Array]) -> list[Array]:
-    """Runs an equation on the first device of the region, and gives its results to all.
-
-    Args:
-        interpreter: The interpreter.
-        eqn: The equation.
-        arrays: Its operands, whole.
-    """
+    """Runs an equation of whole operands on the first device of the region, and gives its results to all."""
     if interpreter.mesh.size == 1:
         return bind(eqn, arrays, eqn.params)
     names = interpreter.mesh.axis_names

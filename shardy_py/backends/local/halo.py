@@ -240,12 +240,7 @@ def block_exchange(n: int, num_shards: int, starts: Sequence[int], length: int) 
 
 
 def of_device(values: Sequence[int | None], index: Array) -> Array:
-    """This device's entry of a table; arbitrary if it is None.
-
-    Args:
-        values: One for each device.
-        index: Which device this is.
-    """
+    """This device's entry of a table; arbitrary if it is None."""
     numbers = [(i, v) for i, v in enumerate(values) if v is not None]
     if not numbers:
         return 0

@@ -81,9 +81,6 @@ def read_program(graph: ProfileGraph) -> Program:
     Parts that nobody uses of a result that has other users, as the final state of an LSTM, are left out, as PipeDream does; so
     are sizes that nobody uses.
 
-    Args:
-        graph: The graph.
-
     Returns:
         Its program. Inputs are ordered by the number in their description, then by place in the file.
 

@@ -67,9 +67,6 @@ def kind_names() -> tuple[str, ...]:
 def bind(description: Description) -> Call:
     """The call of a layer for a description.
 
-    Args:
-        description: A parsed description.
-
     Returns:
         The call, every argument checked.
 

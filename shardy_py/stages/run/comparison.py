@@ -48,12 +48,7 @@ def compare(got: Any, wanted: Any, rtol: float) -> float:
 
 
 def on_one_device(fun: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """The result of the step under `jax.jit` on the first device, which donates nothing.
-
-    Args:
-        fun: The step.
-        args: Its arguments.
-    """
+    """The result of the step under `jax.jit` on the first device, which donates nothing."""
     device = jax.devices()[0]
 
     def here(x: Any) -> Any:

@@ -78,12 +78,7 @@ class Program:
 
 
 def evaluate(nodes: Sequence[Node], env: dict[Var, Any]) -> None:
-    """Runs equations on the values of `env`, which gets their results.
-
-    Args:
-        nodes: The equations.
-        env: Variable -> value.
-    """
+    """Runs equations on the values of `env`, which gets their results."""
     results = list(dict.fromkeys(v for node in nodes for v in node.eqn.outvars))
     inside = set(results)
     inputs = list(dict.fromkeys(v for node in nodes for v in reads(node.eqn) if v not in inside))

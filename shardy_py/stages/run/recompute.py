@@ -72,9 +72,6 @@ def bound(nodes: Iterable[Node]) -> list[tuple[Var, Var]]:
 
     The derivative of a maximum asks which operand is equal to it. Another program rounds differently: a recomputed operand
     is not equal to the maximum of the original, and the derivative would be lost.
-
-    Args:
-        nodes: Equations in order.
     """
     maker: dict[Var, JaxprEqn] = {}
 
@@ -104,10 +101,6 @@ def recompute_seconds(eqn: JaxprEqn, hardware: Hardware) -> float:
 
     It computes and moves nothing: its operands are read in place of its result, and their bytes count where they are kept. A reduction
     ends before its readers start, so that its operand is read once more.
-
-    Args:
-        eqn: The equation.
-        hardware: The hardware.
     """
     name = eqn.primitive.name
     if name in MOVES:

@@ -75,12 +75,7 @@ class Report:
 
 
 def report(built: StagedStep, hardware: Hardware) -> Report:
-    """The report of a pipeline.
-
-    Args:
-        built: The pipeline.
-        hardware: The hardware to model.
-    """
+    """The report of a pipeline."""
     times = stage_times(built.programs, built.places, hardware)
     exchanged = [0] * built.places.stages
     batch = [v for v, is_batch in zip(built.split.micro.invars, built.signature.batch) if is_batch]

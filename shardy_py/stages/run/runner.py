@@ -75,11 +75,7 @@ class Runner:
         return compile_program(program, self.places, donatable(program, ours, self.places))
 
     def step(self, leaves: Sequence[Any]) -> list[Any]:
-        """The results of one step, leaf by leaf.
-
-        Args:
-            leaves: The arguments' leaves.
-        """
+        """The results of one step, leaf by leaf."""
         built, places = self.built, self.places
         values: dict[Var, Any] = dict(zip(self.inputs, leaves))
         extra = dict(built.split.micro.consts)

@@ -74,12 +74,7 @@ class End:
 
 
 def move(source: End, target: End) -> Move:
-    """The move of values from one stage to another. Equal moves are equal objects, and bring several values at once.
-
-    Args:
-        source: Where they are made.
-        target: Where they are read.
-    """
+    """The move of values from one stage to another. Equal moves are equal objects, and bring several values at once."""
     alike = source.sharding.spec == target.sharding.spec and source.sharding.mesh.axis_sizes == target.sharding.mesh.axis_sizes
     if source.apart != target.apart or not alike or source.is_key:
         return _Any(source, target)

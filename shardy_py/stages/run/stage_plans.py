@@ -144,12 +144,7 @@ class ProgramPrices:
         self._seconds: dict[tuple[Any, ...], float] = {}
 
     def seconds(self, program: Program, places: Places) -> float:
-        """The seconds of one run of a program.
-
-        Args:
-            program: The program.
-            places: Where values lie.
-        """
+        """The seconds of one run of a program."""
         eqns = [node.eqn for node in program.nodes]
         results = list(dict.fromkeys(v for v in (*program.outputs, *program.sums) if v not in program.stands))
         compiling = Compiling(program, places)

@@ -20,13 +20,7 @@ PASSES = {"F": "forward", "B": "backward", "b": "backward", "W": "weight"}
 
 
 def stage_times(programs: Programs, places: Places, hardware: Hardware) -> dict[str, list[float]]:
-    """Seconds of every stage, as `simulate` takes them; the devices of a stage share its work evenly, and exchange nothing.
-
-    Args:
-        programs: (role, stage) to program.
-        places: The meshes.
-        hardware: The hardware.
-    """
+    """Seconds of every stage, as `simulate` takes them; the devices of a stage share its work evenly, and exchange nothing."""
     count = places.stages
     times = {role: [0.0] * count for role in ("forward", "backward", "weight")}
     for (role, s), program in programs.items():
@@ -37,13 +31,7 @@ def stage_times(programs: Programs, places: Places, hardware: Hardware) -> dict[
 
 
 def transfers(programs: Programs, stages: int, hardware: Hardware) -> list[float]:
-    """Seconds that a microbatch takes across the boundary behind each stage but the last, in one direction.
-
-    Args:
-        programs: (role, stage) to program.
-        stages: Number of stages.
-        hardware: The hardware.
-    """
+    """Seconds that a microbatch takes across the boundary behind each stage but the last, in one direction."""
     moved = sent(programs)
     crossing = [sum(n for (a, b), n in moved.items() if min(a, b) <= s < max(a, b)) for s in range(stages - 1)]
     # What crosses a boundary goes half forwards, half back.
@@ -51,11 +39,7 @@ def transfers(programs: Programs, stages: int, hardware: Hardware) -> list[float
 
 
 def sent(programs: Programs) -> dict[tuple[int, int], int]:
-    """(from, to) -> bytes of activations and cotangents that a microbatch sends between these stages.
-
-    Args:
-        programs: (role, stage) to program.
-    """
+    """(from, to) -> bytes of activations and cotangents that a microbatch sends between these stages."""
     moved: dict[tuple[int, int], int] = {}
     producer: dict[Var, int] = {v: s for (_, s), program in programs.items() for v in program.outputs}
     seen: set[tuple[Var, int]] = set()

@@ -12,11 +12,7 @@ def names() -> tuple[str, ...]:
 
 
 def is_automatic(name: str) -> bool:
-    """Whether a name is that of the schedule that depends on costs.
-
-    Args:
-        name: As for `schedule`.
-    """
+    """Whether a name is that of the schedule that depends on costs."""
     return plain_name(name) == "auto"
 
 
@@ -28,9 +24,6 @@ def plain_name(name: str) -> str:
 
 def check_name(name: str) -> None:
     """Refuses a name that `schedule` does not take.
-
-    Args:
-        name: As for `schedule`.
 
     Raises:
         ScheduleError: There is no such schedule.

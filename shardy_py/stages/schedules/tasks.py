@@ -81,9 +81,6 @@ class Schedule:
 def verify(schedule: Schedule) -> None:
     """Checks that a schedule can run: every task once and on its mesh, none before its inputs, no deadlock.
 
-    Args:
-        schedule: The schedule.
-
     Raises:
         TypeError: It is no schedule.
         ScheduleError: It cannot run; the message names the first task that is wrong.
@@ -149,12 +146,7 @@ def _check_task(schedule: Schedule, mesh: int, task: Task) -> None:
 
 
 def needs(task: Task, stages: int) -> tuple[Task, ...]:
-    """The tasks that have to end before a task starts.
-
-    Args:
-        task: The task.
-        stages: Number of stages.
-    """
+    """The tasks that have to end before a task starts."""
     kind, stage, microbatch = task
     if kind == "F":
         return (Task("F", stage - 1, microbatch),) if stage else ()

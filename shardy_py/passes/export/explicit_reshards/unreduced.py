@@ -56,11 +56,6 @@ def more_unreduced(source: TensorSharding | None, target: TensorSharding | None,
     other dimensions are resharded before. Unreduced axes that cut no dimension were replicated
     (`sdy.replicated_to_unreduced`).
 
-    Args:
-        source: The sharding at hand.
-        target: The sharding wanted.
-        meshes: Name -> mesh.
-
     Raises:
         ShardyError: They are over different meshes.
 
