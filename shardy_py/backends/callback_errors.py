@@ -8,7 +8,7 @@ place of a result.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from shardy_py.backends.rewriting import bodies, open_jaxpr
+from shardy_py.backends.rewriting import with_bodies
 
 WITH_RESULTS = frozenset({"io_callback", "pure_callback"})
 """Primitives that call back and wait for results."""
@@ -102,15 +102,5 @@ def _watched_equation(eqn: JaxprEqn, errors: CallbackErrors, copies: dict[int, J
     if eqn.primitive.name in WITH_RESULTS:
         types = tuple((aval.shape, np.dtype(aval.dtype)) for aval in eqn.params["result_avals"])
         return eqn.replace(params={**eqn.params, "callback": _Watched(eqn.params["callback"], types, errors)})
-    changed: dict[str, Any] = {}
-    for name, place, body in bodies(eqn):
-        copy = _watched(open_jaxpr(body), errors, copies)
-        if copy is open_jaxpr(body):
-            continue
-        new = ClosedJaxpr(copy, body.consts) if isinstance(body, ClosedJaxpr) else copy
-        if place is None:
-            changed[name] = new
-        else:
-            several: Sequence[Any] = changed.get(name, eqn.params[name])
-            changed[name] = (*several[:place], new, *several[place + 1 :])
-    return eqn.replace(params={**eqn.params, **changed}) if changed else eqn
+    params = with_bodies(eqn, lambda _, body: _watched(body, errors, copies))
+    return eqn if params is eqn.params else eqn.replace(params=params)

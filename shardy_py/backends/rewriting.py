@@ -86,6 +86,53 @@ def open_jaxpr(jaxpr: Any) -> Jaxpr:
     return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
+def with_jaxpr(jaxpr: Jaxpr, like: Any) -> Any:
+    """Replaces the jaxpr of an equation's parameter, closed or not."""
+    return ClosedJaxpr(jaxpr, like.consts) if isinstance(like, ClosedJaxpr) else jaxpr
+
+
+def with_bodies(eqn: JaxprEqn, change: Callable[[int, Jaxpr], Jaxpr]) -> dict[str, Any]:
+    """The parameters of an equation with other bodies.
+
+    Args:
+        eqn: The equation.
+        change: Given the number of a body and the body, what takes its place.
+
+    Returns:
+        The equation's own parameters where no body changes.
+    """
+    params: dict[str, Any] = {}
+    for number, (name, place, old) in enumerate(bodies(eqn)):
+        new = change(number, open_jaxpr(old))
+        if new is open_jaxpr(old):
+            continue
+        body = with_jaxpr(new, old)
+        several = params.get(name, eqn.params[name])
+        params[name] = body if place is None else (*several[:place], body, *several[place + 1 :])
+    return {**eqn.params, **params} if params else eqn.params
+
+
+def inlined(jaxpr: Jaxpr, operands: Sequence[Any], sourced: Callable[[Any], Any]) -> tuple[list[JaxprEqn], list[Any]]:
+    """The equations of a jaxpr on other operands, with variables of their own, and their results.
+
+    Args:
+        jaxpr: The jaxpr, without constants.
+        operands: The arguments.
+        sourced: Gives the source info of the copy of an equation for the equation's.
+    """
+    copies: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+
+    def use(v: Any) -> Any:
+        return v if isinstance(v, Literal) else copies[v]
+
+    eqns = []
+    for eqn in jaxpr.eqns:
+        outs = [Var(v.aval) for v in eqn.outvars]
+        eqns.append(eqn.replace(invars=list(map(use, eqn.invars)), outvars=outs, source_info=sourced(eqn.source_info)))
+        copies.update(zip(eqn.outvars, outs))
+    return eqns, list(map(use, jaxpr.outvars))
+
+
 def scopes_of(scope: Scope | None, index: int, inner_bodies: Sequence[tuple[str, int | None, Any]]) -> list[Scope | None]:
     """The scope of each body of an equation; None where the body was not read."""
     children = [] if scope is None else list(scope.children.get(index, ()))
@@ -181,20 +228,13 @@ class Copier:
         """The parameters with copied bodies; the same object where nothing changed."""
         if eqn.primitive.name not in ENTERED:
             return eqn.params
-        inner_bodies = bodies(eqn)
-        new: dict[str, Any] = {}
-        for k, ((name, place, old), inner) in enumerate(zip(inner_bodies, scopes_of(scope, index, inner_bodies))):
-            copied = children[index, k] = self.copy(open_jaxpr(old), pins.children.get((index, k), Pins()), inner)
-            if copied.jaxpr is open_jaxpr(old):
-                continue
-            new_body = ClosedJaxpr(copied.jaxpr, old.consts) if isinstance(old, ClosedJaxpr) else copied.jaxpr
-            if place is None:
-                new[name] = new_body
-            else:
-                items = list(new.get(name, eqn.params[name]))
-                items[place] = new_body
-                new[name] = tuple(items)
-        return {**eqn.params, **new} if new else eqn.params
+        scopes = scopes_of(scope, index, bodies(eqn))
+
+        def copied(number: int, body: Jaxpr) -> Jaxpr:
+            copy = children[index, number] = self.copy(body, pins.children.get((index, number), Pins()), scopes[number])
+            return copy.jaxpr
+
+        return with_bodies(eqn, copied)
 
     def constraint(self, old: Any, new: Var, sharding: TensorSharding, like: JaxprEqn) -> JaxprEqn:
         """`new = sharding_constraint old`."""
@@ -208,17 +248,9 @@ class Copier:
             traced = jax.make_jaxpr(replacement)(*avals)
         if traced.consts:
             raise AssertionError(f"the replacement of {eqn.primitive.name} has constants")
-        inner: dict[Any, Any] = dict(zip(traced.jaxpr.invars, operands))
-
-        def use(v: Any) -> Any:
-            return v if isinstance(v, Literal) else inner.get(v, v)
-
-        for inner_eqn in traced.jaxpr.eqns:
-            outs = [Var(v.aval) for v in inner_eqn.outvars]
-            eqns.append(inner_eqn.replace(invars=[use(v) for v in inner_eqn.invars], outvars=outs, source_info=eqn.source_info))
-            inner.update(zip(inner_eqn.outvars, outs))
-        for v, result in zip(eqn.outvars, traced.jaxpr.outvars):
-            renamed[v] = use(result)
+        copies, results = inlined(traced.jaxpr, operands, lambda _: eqn.source_info)
+        eqns += copies
+        renamed.update(zip(eqn.outvars, results))
 
 
 def constraint_params(named: NamedSharding) -> dict[str, Any]:

@@ -30,10 +30,9 @@ from shardy_py.backends.local.jaxpr_rewriting import (
     rewrite_bodies,
     rewrite_by_name,
     sub_jaxpr,
-    with_jaxpr,
 )
 from shardy_py.backends.local.local_rule import bind
-from shardy_py.backends.rewriting import open_jaxpr
+from shardy_py.backends.rewriting import open_jaxpr, with_jaxpr
 from shardy_py.frontends.live import live_equations
 from shardy_py.frontends.loops import scan_counts, with_more_consts
 

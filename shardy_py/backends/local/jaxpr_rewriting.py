@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import user_context
 
-from shardy_py.backends.rewriting import bodies, open_jaxpr
+from shardy_py.backends.rewriting import bodies, inlined, with_bodies
 from shardy_py.frontends.context import settings
 from shardy_py.frontends.transforms import axes_bound, traced_locally
 
@@ -16,14 +16,8 @@ Atom = Any
 Rewritten = tuple[list[JaxprEqn], list[Atom]]
 """The equations that replace another one, and the atoms that replace its results."""
 
-BODIES: Mapping[str, tuple[str, ...]] = {
-    "closed_call": ("call_jaxpr",),
-    "cond": ("branches",),
-    "jit": ("jaxpr",),
-    "scan": ("jaxpr",),
-    "while": ("cond_jaxpr", "body_jaxpr"),
-}
-"""Primitive -> its parameters with jaxprs, for equations of a region that run them in place."""
+BODIES = frozenset({"closed_call", "cond", "jit", "scan", "while"})
+"""Primitives that run their jaxprs in place."""
 
 COLLECTIVES = frozenset({"all_gather", "all_to_all", "pmax", "pmin", "pmul", "ppermute", "psum", "reduce_scatter"})
 """Primitives in which devices exchange data."""
@@ -42,33 +36,15 @@ def rewrite_bodies(jaxpr: Jaxpr, run: Pass, last: Pass | None = None) -> Jaxpr:
         last: The pass for the jaxpr itself; by default `run`.
     """
     if any(eqn.primitive.name in BODIES for eqn in jaxpr.eqns):
-        eqns = [_with_bodies(eqn, run) for eqn in jaxpr.eqns]
+        eqns = [_with_bodies(eqn, run) if eqn.primitive.name in BODIES else eqn for eqn in jaxpr.eqns]
         if any(new is not old for new, old in zip(eqns, jaxpr.eqns)):
             jaxpr = jaxpr.replace(eqns=eqns)
     return (last or run)(jaxpr)
 
 
 def _with_bodies(eqn: JaxprEqn, run: Pass) -> JaxprEqn:
-    changed: dict[str, Any] = {}
-    for name in BODIES.get(eqn.primitive.name, ()):
-        old = eqn.params[name]
-        new = tuple(_body(b, run) for b in old) if isinstance(old, tuple) else _body(old, run)
-        if isinstance(old, tuple) and all(a is b for a, b in zip(new, old)):
-            continue
-        if new is not old:
-            changed[name] = new
-    return eqn.replace(params={**eqn.params, **changed}) if changed else eqn
-
-
-def _body(body: Any, run: Pass) -> Any:
-    jaxpr = open_jaxpr(body)
-    new = rewrite_bodies(jaxpr, run)
-    return body if new is jaxpr else with_jaxpr(new, body)
-
-
-def with_jaxpr(jaxpr: Jaxpr, like: Any) -> Any:
-    """Replaces the jaxpr of an equation's parameter, closed or not."""
-    return ClosedJaxpr(jaxpr, like.consts) if isinstance(like, ClosedJaxpr) else jaxpr
+    params = with_bodies(eqn, lambda _, body: rewrite_bodies(body, run))
+    return eqn if params is eqn.params else eqn.replace(params=params)
 
 
 def rewrite(jaxpr: Jaxpr, replace: Callable[[JaxprEqn], Rewritten | None]) -> Jaxpr:
@@ -144,14 +120,14 @@ def retraced(
     whole_key = key, tuple(types), settings(like)
     jaxpr = None if traces is None else traces.get(whole_key)
     if jaxpr is not None:
-        return _placed(jaxpr, arguments, lambda source: like.source_info.replace(name_stack=source.name_stack))
+        return inlined(jaxpr, arguments, lambda source: like.source_info.replace(name_stack=source.name_stack))
     with like.ctx.manager, axes_bound(sizes), user_context(like.source_info.traceback, name_stack=like.source_info.name_stack):
         traced = traced_locally(function, types)
     if traced.consts:
         raise AssertionError(f"what stands for {like.primitive.name} has constants")
     if traces is not None:
         traces[whole_key] = traced.jaxpr
-    return _placed(traced.jaxpr, arguments, lambda source: source)
+    return inlined(traced.jaxpr, arguments, lambda source: source)
 
 
 def copy_equations(jaxpr: Jaxpr, like: JaxprEqn, operands: Sequence[Atom]) -> Rewritten:
@@ -163,22 +139,7 @@ def copy_equations(jaxpr: Jaxpr, like: JaxprEqn, operands: Sequence[Atom]) -> Re
         operands: The arguments of the body.
     """
     stack = like.source_info.name_stack
-    return _placed(jaxpr, operands, lambda source: source.replace(name_stack=stack + source.name_stack))
-
-
-def _placed(jaxpr: Jaxpr, operands: Sequence[Atom], sourced: Callable[[Any], Any]) -> Rewritten:
-    """Copies a jaxpr's equations, with new variables."""
-    inner: dict[Any, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
-
-    def use(v: Any) -> Atom:
-        return v if isinstance(v, Literal) else inner[v]
-
-    eqns = []
-    for inner_eqn in jaxpr.eqns:
-        outs = [Var(v.aval) for v in inner_eqn.outvars]
-        eqns.append(inner_eqn.replace(invars=list(map(use, inner_eqn.invars)), outvars=outs, source_info=sourced(inner_eqn.source_info)))
-        inner.update(zip(inner_eqn.outvars, outs))
-    return eqns, list(map(use, jaxpr.outvars))
+    return inlined(jaxpr, operands, lambda source: source.replace(name_stack=stack + source.name_stack))
 
 
 def sub_jaxpr(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], arguments: Sequence[Var], results: Sequence[Atom]) -> Jaxpr:

@@ -16,9 +16,8 @@ from shardy_py.backends.local.jaxpr_rewriting import (
     retraced,
     rewrite_by_name,
     sub_jaxpr,
-    with_jaxpr,
 )
-from shardy_py.backends.rewriting import open_jaxpr
+from shardy_py.backends.rewriting import open_jaxpr, with_jaxpr
 from shardy_py.frontends.loops import scan_counts
 
 
