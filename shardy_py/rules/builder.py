@@ -59,7 +59,7 @@ class FactorBuilder:
         self._special: dict[FactorType, list[int]] = {}
         self._blocked: list[int] = []
 
-    def _new_factor(self, size: int, type: FactorType, blocked: bool) -> int:
+    def _new_factor(self, size: int, type: FactorType, blocked: bool = False) -> int:
         factor = len(self._sizes)
         self._sizes.append(size)
         if type is not FactorType.PASS_THROUGH:
@@ -93,13 +93,13 @@ class FactorBuilder:
                 if dim != NO_DIM and (size != 1 or not mapping[dim]):
                     mapping[dim].append(factor)
 
-    def add_to_operands(self, dim: int, size: int, type: FactorType = FactorType.PASS_THROUGH, blocked: bool = False) -> None:
+    def add_to_operands(self, dim: int, size: int, type: FactorType = FactorType.PASS_THROUGH) -> None:
         """Adds a factor to dimension `dim` of every operand and of no result; scalars are left out."""
-        self._add_everywhere(self._operands, dim, self._new_factor(size, type, blocked))
+        self._add_everywhere(self._operands, dim, self._new_factor(size, type))
 
-    def add_to_results(self, dim: int, size: int, type: FactorType = FactorType.PASS_THROUGH, blocked: bool = False) -> None:
+    def add_to_results(self, dim: int, size: int, type: FactorType = FactorType.PASS_THROUGH) -> None:
         """Adds a factor to dimension `dim` of every result and of no operand; scalars are left out."""
-        self._add_everywhere(self._results, dim, self._new_factor(size, type, blocked))
+        self._add_everywhere(self._results, dim, self._new_factor(size, type))
 
     def add_to_all(self, dim: int, size: int, type: FactorType = FactorType.PASS_THROUGH, blocked: bool = False) -> None:
         """Adds a factor to dimension `dim` of every operand and result; scalars are left out."""

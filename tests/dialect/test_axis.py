@@ -20,7 +20,6 @@ from shardy_py.dialect.axis import (
     first_overlapping,
     greatest_common_prefix,
     is_prefix_of,
-    is_strict_prefix_of,
     is_suffix_of,
     merge,
     normalized,
@@ -82,7 +81,6 @@ def test_predicates_against_digits(a: AxisRef, b: AxisRef) -> None:
     assert overlaps(a, b) == bool(da & db)
     assert can_coexist(a, b)
     assert is_prefix_of(a, b) == (da <= db and min(da) == min(db))
-    assert is_strict_prefix_of(a, b) == (da < db and min(da) == min(db))
     assert is_suffix_of(a, b, MESH) == (da <= db and max(da) == max(db))
     assert can_merge(a, b) == (a.name == b.name and not a.is_full and not b.is_full and max(da)[1] + 1 == min(db)[1])
 

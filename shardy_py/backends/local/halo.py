@@ -261,12 +261,11 @@ def _looked_up(table: tuple[int, ...], index: Array) -> Array:
     return lax.squeeze(entry, (0,))
 
 
-def padded(x: Array, dim: int, low: int, high: int, fill: Any = None) -> Array:
+def padded(x: Array, dim: int, low: int, high: int) -> Array:
     """Pads both ends of a dimension."""
     if not low and not high:
         return x
-    value = np.zeros((), x.dtype) if fill is None else lax.convert_element_type(fill, x.dtype)
-    return lax.pad(x, value, [(low, high, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)])
+    return lax.pad(x, np.zeros((), x.dtype), [(low, high, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)])
 
 
 def sliced(x: Array, dim: int, start: Array, length: int) -> Array:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
-from shardy_py.ir import Block, Op, Program, TensorType, Value
+from shardy_py.ir import Op, Program, Value
 from shardy_py.ir.attribute_text import KEPT, AttributeText
 from shardy_py.passes.base import Pass
+from shardy_py.passes.export.canonicalization.rewriting import insert_before
 from shardy_py.passes.export.canonicalize import Canonicalize
+from shardy_py.passes.partitioner import local_ops
 from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_of
@@ -44,11 +45,11 @@ class ExplicitGatherScatterBatching(Pass):
         for block in blocks_of(program):
             for op in list(block.ops):
                 if op.name in _FIELDS:
-                    _make_explicit(op, block)
+                    _make_explicit(op)
         Canonicalize(enable_patterns=("dead-code",)).run(program)
 
 
-def _make_explicit(op: Op, block: Block) -> None:
+def _make_explicit(op: Op) -> None:
     dropped, batching, indices_batching, index_map = _FIELDS[op.name]
     attributes = op.attributes
     position = (len(op.operands) - 1) // 2 if op.name == "stablehlo.scatter" else 1
@@ -61,7 +62,7 @@ def _make_explicit(op: Op, block: Block) -> None:
     component = mapped.index(0)
     if not _is_iota(_component(indices, vector, component)):
         return
-    op.set_operand(position, _without(indices, vector, component, op, block))
+    op.set_operand(position, _without(indices, vector, component, op))
     changed: dict[str, tuple[int, ...]] = {
         dropped: tuple(d for d in attributes[dropped] if d != 0),
         batching: (0,),
@@ -106,7 +107,7 @@ def _is_iota(value: Value) -> bool:
     return op.name == "stablehlo.select" and any(map(_is_iota, op.operands[1:]))
 
 
-def _without(indices: Value, vector: int, component: int, user: Op, block: Block) -> Value:
+def _without(indices: Value, vector: int, component: int, user: Op) -> Value:
     """The indices without a component; what has to be made for it stands right before the user."""
     count = indices.type.shape[vector]
     definition = indices.defining_op
@@ -119,31 +120,29 @@ def _without(indices: Value, vector: int, component: int, user: Op, block: Block
         parts = [operand for i, operand in enumerate(definition.operands) if i != component]
     else:
         bounds = [(start, end) for start, end in ((0, component), (component + 1, count)) if start < end]
-        parts = [_slice(indices, vector, start, end, user, block) for start, end in bounds]
+        shape = indices.type.shape
+        parts = [
+            _inserted(
+                local_ops.slice_(
+                    indices,
+                    tuple(start if d == vector else 0 for d in range(len(shape))),
+                    tuple(end if d == vector else size for d, size in enumerate(shape)),
+                    user,
+                    None,
+                ),
+                user,
+            )
+            for start, end in bounds
+        ]
     if len(parts) == 1:
         return parts[0]
-    return _insert(_CONCATENATE, parts, _resized(indices, vector, count - 1), {"dimension": vector}, user, block)
+    return _inserted(local_ops.concatenate(parts, vector, user, None), user)
 
 
-def _slice(value: Value, dim: int, start: int, end: int, user: Op, block: Block) -> Value:
-    shape = value.type.shape
-    attributes = {
-        "start_indices": tuple(start if d == dim else 0 for d in range(len(shape))),
-        "limit_indices": tuple(end if d == dim else size for d, size in enumerate(shape)),
-        "strides": (1,) * len(shape),
-    }
-    return _insert("stablehlo.slice", [value], _resized(value, dim, end - start), attributes, user, block)
-
-
-def _insert(name: str, operands: list[Value], type_: TensorType, attributes: dict[str, Any], user: Op, block: Block) -> Value:
-    op = Op(name, operands, (type_,), attributes, location=user.location)
-    block.insert(block.ops.index(user), op)
-    return op.results[0]
-
-
-def _resized(value: Value, dim: int, size: int) -> TensorType:
-    shape = value.type.shape
-    return TensorType((*shape[:dim], size, *shape[dim + 1 :]), value.type.dtype)
+def _inserted(op: Op, user: Op) -> Value:
+    """The result of an op, which is put right before a user."""
+    insert_before(user, [op])
+    return op.result
 
 
 def _numbers(text: str, changed: dict[str, tuple[int, ...]]) -> str:

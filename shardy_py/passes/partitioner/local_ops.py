@@ -46,12 +46,11 @@ def dense(text: str, type_: TensorType, like: Op) -> Op:
     return _op("stablehlo.constant", (), type_, {"value": AttributeText(f"{text} : {type_text(type_)}")}, like, None)
 
 
-def pad(value: Value, filler: Value, low: Ints, high: Ints, like: Op, sharding: TensorSharding | None, interior: Ints = ()) -> Op:
-    """`stablehlo.pad`; without `interior` only the edges are padded."""
+def pad(value: Value, filler: Value, low: Ints, high: Ints, like: Op, sharding: TensorSharding | None) -> Op:
+    """`stablehlo.pad` of the edges."""
     type_ = tensor_type(value)
-    interior = interior or (0,) * type_.rank
-    shape = [a + n + max(n - 1, 0) * i + b for n, a, b, i in zip(type_.shape, low, high, interior, strict=True)]
-    attributes = {"edge_padding_low": low, "edge_padding_high": high, "interior_padding": interior}
+    shape = [a + n + b for n, a, b in zip(type_.shape, low, high, strict=True)]
+    attributes = {"edge_padding_low": low, "edge_padding_high": high, "interior_padding": (0,) * type_.rank}
     return _op("stablehlo.pad", (value, filler), resized(type_, shape), attributes, like, sharding)
 
 
