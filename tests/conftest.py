@@ -17,8 +17,10 @@ import pytest
 # groups of devices wait for each other for ever on a machine with few cores; NPROC sets the number of threads.
 os.environ.setdefault("NPROC", "64")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8").strip()
+# LLVM takes a third of the time of a test that compiles, and what it makes of XLA's programs is nothing that is tested here.
+for _flag, _value in (("xla_force_host_platform_device_count", 8), ("xla_backend_optimization_level", 0)):
+    if _flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_flag}={_value}".strip()
 
 _SLOW_IS_FINE = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
 hypothesis.settings.register_profile("local", deadline=None, suppress_health_check=_SLOW_IS_FINE)
