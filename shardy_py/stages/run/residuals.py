@@ -18,11 +18,11 @@ from jax.sharding import PartitionSpec
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.stages.jaxprs import bytes_of, reads, shape_of
-from shardy_py.stages.max_flow import Network
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.placing import axes_of
 from shardy_py.stages.run.programs import Program
 from shardy_py.stages.run.recompute import MOVES, bound, communicates, is_cheap, recompute_seconds
+from shardy_py.stages.run.recomputing import Recomputing
 
 BUFFER_BYTES = 64 << 10
 """Price of one more buffer beside its bytes. On the host it takes 2 to 4 us to hand over (an array in Python and one on each device of the
@@ -32,8 +32,6 @@ LONGEST = 32
 """The most computing equations in a row between a residual and a recomputed value. The backward pass reads the values of a chain in reverse
 order, all at once, and a GPU that is fully occupied has 32 registers per thread. Beyond that a fused loop would spill them to memory, and
 recomputing would no longer cost its arithmetic alone."""
-
-FORBIDDEN = float("inf")
 
 
 @dataclass(frozen=True)
@@ -148,52 +146,34 @@ def rematerialized(handover: Handover, hardware: Hardware, layout: Layout = WHOL
 
 
 def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout) -> frozenset[Var]:
-    """The cheapest choice. The network runs from reads to fixed values: of equally cheap choices the one that recomputes least wins."""
-    network = Network()
-    source, sink = network.vertex(), network.vertex()
-    vertex_of: dict[Var, int] = {}
-    vertex_of_recomputing: dict[Var, int] = {}
+    """The results that are recomputed in the cheapest choice, in which fixed ones are kept."""
+    choice = Recomputing()
 
-    def add(v: Var, price: int) -> int:
-        """Adds the edge that is cut where a value is kept; gives the vertex at which it is recomputed."""
-        vertex_of[v], end = network.vertex(), network.vertex()
-        network.edge(vertex_of[v], end, price + -(-bytes_of(v) // layout.num_shards(v)))
-        return end
+    def price(v: Var, buffer: int) -> int:
+        return buffer + -(-bytes_of(v) // layout.num_shards(v))
 
     for v in handover.arriving:
-        network.edge(add(v, 0), sink, FORBIDDEN)
+        choice.keep(v, price(v, 0))
     for node in handover.nodes:
         results = node.eqn.outvars
-        operands = [vertex_of[v] for v in dict.fromkeys(reads(node.eqn)) if v in vertex_of]
+        operands = [v for v in dict.fromkeys(reads(node.eqn)) if v in choice.values]
+        prices = {v: price(v, 0 if v in handover.sent else BUFFER_BYTES) for v in results}
         if results[0] in handover.free:
             if operands:
-                vertex = network.vertex()
-                vertex_of.update(dict.fromkeys(results, vertex))
-                for operand in operands:
-                    network.edge(vertex, operand, FORBIDDEN)
-            continue
-        ends = [add(v, 0 if v in handover.sent else BUFFER_BYTES) for v in results]
-        if results[0] in fixed:
-            for end in ends:
-                network.edge(end, sink, FORBIDDEN)
-            continue
-        # All results of an equation are recomputed at once.
-        vertex = ends[0] if len(ends) == 1 else network.vertex()
-        for end in ends if len(ends) > 1 else ():
-            network.edge(end, vertex, FORBIDDEN)
-        devices = min(map(layout.num_shards, results))
-        network.edge(vertex, sink, math.ceil(recompute_seconds(node.eqn, hardware) * hardware.hbm_bandwidth / devices))
-        for operand in operands:
-            network.edge(vertex, operand, FORBIDDEN)
-        vertex_of_recomputing.update(dict.fromkeys(results, vertex))
+                choice.free(results)
+                choice.needs(results[0], operands)
+        elif results[0] in fixed:
+            for v in results:
+                choice.keep(v, prices[v])
+        else:
+            devices = min(map(layout.num_shards, results))
+            choice.recompute(prices, math.ceil(recompute_seconds(node.eqn, hardware) * hardware.hbm_bandwidth / devices))
+            choice.needs(results[0], operands)
     for a, b in handover.bound:
-        start = vertex_of.get(a) if a in handover.free else vertex_of_recomputing.get(a)
-        if start is not None and b not in handover.free:  # Free values are recomputed wherever they are read.
-            network.edge(start, vertex_of_recomputing.get(b, sink), FORBIDDEN)
-    for v in handover.read:
-        network.edge(source, vertex_of[v], FORBIDDEN)
-    _, reached = network.cut(source, sink)
-    return frozenset(v for v, vertex in vertex_of_recomputing.items() if reached[vertex])
+        # Free values are recomputed wherever they are read.
+        if b not in handover.free and (a in choice.values if a in handover.free else a in choice.equations):
+            choice.bind(a, b)
+    return choice.cheapest(handover.read)
 
 
 def _too_late(handover: Handover, recomputed: Set[Var]) -> set[Var]:

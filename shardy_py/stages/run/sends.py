@@ -17,14 +17,14 @@ from jax.extend.core import Var
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.stages.jaxprs import bytes_of, live, reads
-from shardy_py.stages.max_flow import Network
 from shardy_py.stages.run.assignment import Assignment, reassign_backward, uses_of
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.microbatching import Kind, Split
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import parts_of_parameters
 from shardy_py.stages.run.recompute import bound, communicates, is_cheap, recompute_seconds
-from shardy_py.stages.run.residuals import BUFFER_BYTES, FORBIDDEN, Layout
+from shardy_py.stages.run.recomputing import Recomputing
+from shardy_py.stages.run.residuals import BUFFER_BYTES, Layout
 
 TRANSFER_BYTES = 512 << 10
 """Price of one more value that crosses, beside its bytes. `jax.device_put` takes 25 to 35 us of the thread that hands out tasks for it,
@@ -237,12 +237,9 @@ class _Cuts:
         return self.cut(reading, t, wanted, others, lambda v: price(v)[0])
 
     def cut(self, reading: _Reading, t: int, wanted: Sequence[Var], others: Set[Var], price: Callable[[Var], int]) -> set[Var]:
-        """The network runs from reads to sends, so that of equally cheap choices the one that recomputes least wins."""
+        """The values of others that a stage recomputes in the cheapest choice, in which it receives the rest."""
         layout = self.layouts[t]
-        network = Network()
-        source, sink = network.vertex(), network.vertex()
-        vertex_of: dict[Var, int] = {}
-        vertex_of_copy: dict[Var, int] = {}
+        choice = Recomputing()
         most = sum(map(price, wanted))
 
         def light(v: Var) -> Node | None:
@@ -252,33 +249,23 @@ class _Cuts:
         todo = list(wanted)
         while todo:
             v = todo.pop()
-            if v in vertex_of:
+            if v in choice.values:
                 continue
             node = light(v)
             # Not recomputed where its operands cost more to send than all that is wanted.
             if node is None or sum(price(w) for w in reading.behind(reads(node.eqn)) if not light(w)) >= most:
-                vertex_of[v] = network.vertex()
-                network.edge(vertex_of[v], sink, price(v))
+                choice.keep(v, price(v))
                 continue
-            # All results of an equation are recomputed at once.
-            vertex = network.vertex()
-            for result in node.eqn.outvars:
-                vertex_of[result] = network.vertex()
-                network.edge(vertex_of[result], vertex, price(result))
-                vertex_of_copy[result] = vertex
-            devices = min(map(layout.num_shards, node.eqn.outvars))
-            network.edge(vertex, sink, self.moved(recompute_seconds(node.eqn, self.hardware) / devices))
+            results = node.eqn.outvars
+            devices = min(map(layout.num_shards, results))
+            choice.recompute({w: price(w) for w in results}, self.moved(recompute_seconds(node.eqn, self.hardware) / devices))
             todo += reading.behind(reads(node.eqn))
-        for result, vertex in vertex_of_copy.items():
-            for operand in reading.behind(reads(reading.node[result].eqn)):
-                network.edge(vertex, vertex_of[operand], FORBIDDEN)
+        for result in choice.equations:
+            choice.needs(result, reading.behind(reads(reading.node[result].eqn)))
         for a, b in reading.bound:
-            if a in vertex_of_copy and b in vertex_of:
-                network.edge(vertex_of_copy[a], vertex_of_copy.get(b, sink), FORBIDDEN)
-        for v in wanted:
-            network.edge(source, vertex_of[v], FORBIDDEN)
-        _, reached = network.cut(source, sink)
-        return {v for v, vertex in vertex_of_copy.items() if reached[vertex]}
+            if a in choice.equations and b in choice.values:
+                choice.bind(a, b)
+        return set(choice.cheapest(wanted))
 
 
 def _only_reader(placed: Placement) -> dict[Var, int]:
