@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -101,7 +102,7 @@ def compare(graph: ProfileGraph, package: Package, inputs: Sequence[jax.Array], 
 
     It is run stage by stage, and with `both` fused as well.
     """
-    whole, module = whole_model(graph), package.load()
+    whole = whole_model(graph)
     plain_graph = graph.with_nodes(lambda node: dataclasses.replace(node, stage=None))
     known = plain_graph.nodes, plain_graph.edges, train, tuple(each.shape for each in inputs)
     if known in _EXPECTED:
@@ -112,6 +113,59 @@ def compare(graph: ProfileGraph, package: Package, inputs: Sequence[jax.Array], 
     merged = merge_weights(parts)
     assert jax.tree.structure(dict(merged)) == jax.tree.structure(dict(variables))
     assert all(a is b for a, b in zip(jax.tree.leaves(merged), jax.tree.leaves(variables)))
+    plain, staged = functions_of(graph, package, variables, inputs, train, both)
+
+    def run(f: Any) -> Any:
+        def loss(params: Any) -> Any:
+            out = f(params)
+            return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(out)), out
+
+        return quick(jax.grad(loss, has_aux=True))(variables["params"])
+
+    if expected is None:
+        expected = run(plain)
+        _EXPECTED[known] = variables, expected
+    worst = 0.0
+    for other in map(run, staged):
+        assert jax.tree.structure(other) == jax.tree.structure(expected)
+        for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(expected)):
+            worst = max(worst, float(jnp.max(jnp.abs(a - b)) / (jnp.max(jnp.abs(b)) + 1e-6)) if a.size else 0.0)
+    assert worst < 1e-5
+    return worst
+
+
+def compare_equations(graph: ProfileGraph, package: Package, inputs: Sequence[jax.Array], train: bool = False, both: bool = True) -> None:
+    """As `compare`, of the equations that the results are made of; nothing is compiled."""
+    types, tree = jax.tree.flatten(jax.eval_shape(whole_model(graph).init, jax.random.key(0), *inputs))
+    variables = jax.tree.unflatten(tree, [jnp.full(each.shape, i, each.dtype) for i, each in enumerate(types)])  # no two are equal
+    plain, staged = functions_of(graph, package, variables, inputs, train, both)
+    numbers: dict[Any, int] = {}
+    expected = numbered(plain, variables["params"], numbers)
+    assert all(numbered(f, variables["params"], numbers) == expected for f in staged)
+
+
+def numbered(f: Any, params: Any, numbers: dict[Any, int]) -> list[int]:
+    """The numbers of a function's results, where equal equations of equal operands have one number; new equations are added."""
+    closed = jax.make_jaxpr(f)(params)
+    env = {v: numbers.setdefault(("input", i), len(numbers)) for i, v in enumerate(closed.jaxpr.invars)}
+    for v, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        array = jax.random.key_data(const) if jnp.issubdtype(const.dtype, jax.dtypes.prng_key) else const
+        env[v] = numbers.setdefault(("constant", v.aval.str_short(), np.asarray(array).tobytes()), len(numbers))
+
+    def number(v: Any) -> int:
+        return numbers.setdefault(("literal", v.aval.str_short(), str(v.val)), len(numbers)) if hasattr(v, "val") else env[v]
+
+    for eqn in closed.jaxpr.eqns:
+        key = eqn.primitive.name, re.sub(r" at 0x\w+", "", str(eqn.params)), tuple(map(number, eqn.invars))
+        env.update({v: numbers.setdefault((*key, i), len(numbers)) for i, v in enumerate(eqn.outvars)})
+    return list(map(number, closed.jaxpr.outvars))
+
+
+def functions_of(
+    graph: ProfileGraph, package: Package, variables: Any, inputs: Sequence[jax.Array], train: bool, both: bool
+) -> tuple[Any, tuple[Any, ...]]:
+    """The results of the graph by its parameters; those of the package's stages one by one, and with `both` fused as well."""
+    whole, module = whole_model(graph), package.load()
     options = {"train": train, "key": jax.random.key(7) if train else None}
 
     def by_names(params: Any) -> Any:
@@ -130,21 +184,4 @@ def compare(graph: ProfileGraph, package: Package, inputs: Sequence[jax.Array], 
     def plain(params: Any) -> Any:
         return whole.apply({**variables, "params": params}, *inputs, **options)
 
-    def run(f: Any) -> Any:
-        def loss(params: Any) -> Any:
-            out = f(params)
-            return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(out)), out
-
-        return quick(jax.grad(loss, has_aux=True))(variables["params"])
-
-    if expected is None:
-        expected = run(plain)
-        _EXPECTED[known] = variables, expected
-    found = [run(f) for f in ((by_names, fused) if both else (by_names,))]
-    worst = 0.0
-    for other in found:
-        assert jax.tree.structure(other) == jax.tree.structure(expected)
-        for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(expected)):
-            worst = max(worst, float(jnp.max(jnp.abs(a - b)) / (jnp.max(jnp.abs(b)) + 1e-6)) if a.size else 0.0)
-    assert worst < 1e-5
-    return worst
+    return plain, (by_names, fused) if both else (by_names,)

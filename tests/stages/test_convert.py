@@ -15,7 +15,7 @@ import pytest
 from shardy_py.stages import ConversionError, ProfileGraph, convert, partition, read_graph, register_layer, whole_model
 from shardy_py.stages.conversion.registry import _ADDED  # pyright: ignore[reportPrivateUsage]
 
-from .conversions import ADD, CONVNET, GNMT, compare, inputs_of, make
+from .conversions import ADD, CONVNET, GNMT, compare, compare_equations, inputs_of, make, numbered
 from .graphs import SHARED, needs_shared
 
 CONVNET_STAGES = {
@@ -195,7 +195,10 @@ def test_text_does_not_depend_on_what_was_there(tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "name"), list(enumerate(["alexnet", "squeezenet1_0", "resnet18", "vgg16", "resnet50", "gnmt"])))
 def test_all_profiles_on_all_machines(tmp_path: pathlib.Path, name: str, first: int) -> None:
-    """Every third configuration of machines, each with two models; channels are a sixteenth of what they are."""
+    """Every third configuration of machines, each with two models; channels are a sixteenth of what they are.
+
+    The equations of the stages are those of the graph; for one configuration of every other model numbers and gradients are compared, too.
+    """
     graph = read_graph((SHARED / "graphs" / f"{name}.txt").read_text())
     plain = {"bandwidths": [1e9]}
     configurations = [
@@ -204,11 +207,23 @@ def test_all_profiles_on_all_machines(tmp_path: pathlib.Path, name: str, first: 
         *({**plain, "machines": [n], "straight": True} for n in (4, 8)),
         {"machines": [2, 2], "bandwidths": [1e10, 1e9]},
     ]
-    for i, configuration in list(enumerate(configurations))[first % 3 :: 3]:
+    chosen = list(enumerate(configurations))[first % 3 :: 3]
+    for i, configuration in chosen:
         found = partition(graph, **configuration)
         small = narrow(found.graph)
         package = convert(small, tmp_path / str(i), arch=name, model_name="Model", stage_to_num_ranks=found.replication)
-        compare(small, package, inputs_of(small, 224), train=i % 2 == 1, both=i % 4 < 2)
+        both = i % 4 < 2
+        compare_equations(small, package, inputs_of(small, 224), train=i % 2 == 1, both=both)
+        if first % 2 == 0 and i == chosen[0][0]:
+            compare(small, package, inputs_of(small, 224), train=i % 2 == 1, both=both)
+
+
+def test_numbers_of_equations_tell_programs_apart() -> None:
+    x, numbers = jnp.ones(3), {}
+    first = numbered(lambda x: jnp.sin(x) * 2 + x, x, numbers)
+    assert first == numbered(lambda x: jnp.add(jnp.sin(x) * 2, x), x, numbers)
+    for other in (lambda x: jnp.sin(x) * 3 + x, lambda x: jnp.cos(x) * 2 + x, lambda x: x + jnp.sin(x) * 2):
+        assert numbered(other, x, numbers) != first
 
 
 def narrow(graph: ProfileGraph) -> ProfileGraph:
