@@ -20,6 +20,7 @@ from shardy_py.frontends._jax import devices_started as devices_started
 from shardy_py.frontends._jax import gamma_draw as gamma_draw
 from shardy_py.frontends._jax import hide_frames as hide_frames
 from shardy_py.frontends._jax import is_committed as is_committed
+from shardy_py.frontends._jax import is_extended_dtype as is_extended_dtype
 from shardy_py.frontends._jax import is_lowered_ahead as is_lowered_ahead
 from shardy_py.frontends._jax import is_staged as is_staged
 from shardy_py.frontends._jax import is_tracing as is_tracing

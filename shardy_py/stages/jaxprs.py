@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from shardy_py.frontends.context import is_extended_dtype as is_extended_dtype
 from shardy_py.frontends.live import live_positions
 
 Atom = Any
@@ -39,11 +40,6 @@ def short(v: Atom) -> str:
 def struct_of(v: Atom) -> jax.ShapeDtypeStruct:
     """The type as JAX takes it for an argument; a weak type stays weak."""
     return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
-
-
-def is_extended_dtype(dtype: Any) -> bool:
-    """Whether an element type is an extended one, such as that of PRNG keys."""
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
 
 
 def is_differentiable(v: Atom) -> bool:

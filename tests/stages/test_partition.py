@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -240,14 +241,24 @@ def parsed(arguments: list[str]) -> Asked:
     return Asked(tuple(given.n), tuple(given.b), compression, given.straight_pipeline, given.use_fewer_machines, memory)
 
 
+@functools.cache
+def recorded_graph(model: str) -> ProfileGraph:
+    return read_graph((SHARED / "graphs" / f"{model}.txt").read_text())
+
+
+@functools.cache
+def as_pipedream(model: str, asked: Asked) -> Partition | None:
+    """PipeDream's answer to a recorded question, which two tests look at."""
+    return answer(recorded_graph(model), asked, "pipedream")
+
+
 @needs_shared
 @pytest.mark.parametrize("model", sorted({run["model"] for run in RUNS}))
 def test_pipedreams_recorded_answers(model: str) -> None:
-    graph = read_graph((SHARED / "graphs" / f"{model}.txt").read_text())
     for run in RUNS:
         if run["model"] == model:
             asked = parsed(run["args"])
-            found = answer(graph, asked, "pipedream")
+            found = as_pipedream(model, asked)
             assert found is not None
             assert found.pipeline_time == pytest.approx(run["pipeline_time_per_stage_s"], rel=1e-9), run["config"]
             assert found.single_time == pytest.approx(run["single_stage_time_s"], rel=1e-9)
@@ -257,12 +268,10 @@ def test_pipedreams_recorded_answers(model: str) -> None:
 @needs_shared
 def test_exact_mode_is_never_worse_on_recorded_runs() -> None:
     """Every second run, both stage maps by one function: bytes that cross once, on all levels, memory of 1F1B with optimizer state."""
-    texts = {run["model"]: (SHARED / "graphs" / f"{run['model']}.txt").read_text() for run in RUNS}
-    models = {model: read_graph(text) for model, text in texts.items()}
     mended: set[str] = set()
     for run in RUNS[::2]:
-        graph, asked = models[run["model"]], parsed(run["args"])
-        ours, theirs = answer(graph, asked, "exact"), answer(graph, asked, "pipedream")
+        graph, asked = recorded_graph(run["model"]), parsed(run["args"])
+        ours, theirs = answer(graph, asked, "exact"), as_pipedream(run["model"], asked)
         assert theirs is not None
         told = evaluated_levels(graph, theirs, asked)
         if ours is None:

@@ -35,9 +35,16 @@ def test_values_come_out_as_they_went_in(draw: Any) -> None:
         dims.append(dim)
         env[v] = 1000 * i + np.arange(np.prod(shape, dtype=int)).reshape(shape)
     buffer = Buffer(tuple(members), tuple(dims), ways)
-    matrix = buffer.joined(env)
+
+    @jax.jit  # one program for all
+    def there_and_back(values: list[Any]) -> tuple[Any, list[Any]]:
+        matrix = buffer.joined(dict(zip(members, values)))
+        parts = buffer.parts(matrix)
+        return matrix, [parts[v] for v in members]
+
+    matrix, parts = there_and_back([env[v] for v in members])
     assert matrix.shape == (ways, sum(buffer.columns))
-    for v, got in buffer.parts(matrix).items():
+    for v, got in zip(members, parts, strict=True):
         np.testing.assert_array_equal(got, env[v])
     if ways > 1:  # A row holds what its device has of every value.
         for i in range(ways):
