@@ -197,7 +197,7 @@ def test_text_does_not_depend_on_what_was_there(tmp_path: pathlib.Path) -> None:
 def test_all_profiles_on_all_machines(tmp_path: pathlib.Path, name: str, first: int) -> None:
     """Every third configuration of machines, each with two models; channels are a sixteenth of what they are.
 
-    The equations of the stages are those of the graph; for one configuration of every other model numbers and gradients are compared, too.
+    The equations of the stages are those of the graph; for one configuration of three models numbers and gradients are compared, too.
     """
     graph = read_graph((SHARED / "graphs" / f"{name}.txt").read_text())
     plain = {"bandwidths": [1e9]}
@@ -214,7 +214,7 @@ def test_all_profiles_on_all_machines(tmp_path: pathlib.Path, name: str, first: 
         package = convert(small, tmp_path / str(i), arch=name, model_name="Model", stage_to_num_ranks=found.replication)
         both = i % 4 < 2
         compare_equations(small, package, inputs_of(small, 224), train=i % 2 == 1, both=both)
-        if first % 2 == 0 and i == chosen[0][0]:
+        if name in ("alexnet", "resnet18", "gnmt") and i == chosen[0][0]:
             compare(small, package, inputs_of(small, 224), train=i % 2 == 1, both=both)
 
 
