@@ -73,8 +73,10 @@ def solve(
     if not small.feasible:
         return search.solution(exhausted=True)
     search.enter(small)
-    for start in [*starts, *([] if starts else [(0,) * len(problem.strategies)])]:
+    starts = starts or [(0,) * len(problem.strategies)]
+    for start in starts:
         search.offer(start)
+    for start in starts:
         search.descend(start)
         if search.late:
             break
@@ -253,7 +255,7 @@ class _Search:
             so that many of them may be dropped.
         """
         columns = self.cheapest(of, prices, COLUMNS)
-        best, ascent = prices, None
+        best, ascent, branched = prices, None, False
         for _ in range(PRICING_ROUNDS):
             restricted = of.take(columns)
             relaxed = relaxation.relax(restricted, self.scale, self.left)
@@ -280,6 +282,13 @@ class _Search:
             value = float(restricted.costs @ relaxed.values)
             if self.close or self.late or columns.all() or value - bound <= SETTLED * (self.most - bound):
                 break
+            if not branched and self.most >= before - SETTLED * (before - bound):
+                # Nothing better was rounded: a few nodes often find it, in less time than more columns take.
+                branched = True
+                if self.branch(of, best, *BRANCHES[0]):
+                    return None, False
+                if self.close or self.late:
+                    break
             if self.most < before - SETTLED * (before - bound):
                 return best, True
             columns |= self.cheapest(of, priced, COLUMNS, columns)

@@ -29,12 +29,13 @@ from shardy_py.planner.descent import descend
 from shardy_py.planner.elimination import reduced
 from shardy_py.planner.errors import PlannerInfeasible
 from shardy_py.planner.evaluation import Evaluation
+from shardy_py.planner.following import Neighbours, followed, neighbours_of
 from shardy_py.planner.inputs import SHARE, cut
 from shardy_py.planner.memory import binding, fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge
 from shardy_py.planner.options import Planner
-from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted
+from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted, weight
 from shardy_py.planner.space import Annotations, Resolution, Space, resolutions, space_of, spaces_of
 from shardy_py.planner.templates import Stated, Template, stated_template, templates
 
@@ -58,7 +59,7 @@ PEAKS = 8
 """Steps of a plan that become limits at once."""
 
 STARTS = 1
-"""Templates to start from, past the one that cuts nothing; the linear program needs none, but a good start ends it early."""
+"""Templates to start from, the cheapest: the linear program needs none, but a good start ends it early, and is the plan without time."""
 
 OWN_SHARE = 0.1
 """The part of the time that is left in which each template of the user's is completed before the search, and any before it is run."""
@@ -251,13 +252,17 @@ class Searcher:
                     raise
         return tuple(templates)
 
+    @functools.cached_property
+    def neighbours(self) -> Neighbours:
+        """Per class, those that its strategies are carried on to."""
+        return neighbours_of(self.program, self.space)
+
     def start(self, template: Template) -> list[int]:
-        """The assignment in which arguments are sharded as in a template, and all else is whole."""
-        numbers = {c: i for i, c in enumerate(self.model.variables)}
-        start = [0] * len(numbers)
-        for c, strategy in template.strategies.items():
-            start[numbers[c]] = strategy
-        return start
+        """The assignment in which arguments are sharded as in a template, and all else follows them; data come before parameters."""
+        data = dict.fromkeys(self.data)
+        order = [c for argument in (*data, *self.program.main.arguments) for c in self.space.classes[argument]]
+        chosen = followed(self.space, self.neighbours, template.strategies, order)
+        return [chosen[c] for c in self.model.variables]
 
     def completed(self, template: Template, best: Sequence[int], seconds: float) -> Solution:
         """A cheap assignment in which arguments are sharded as in a template."""
@@ -437,10 +442,16 @@ class Searcher:
         return [argument for number, argument in enumerate(self.program.main.arguments) if number not in handed_on]
 
     def starts(self) -> list[Sequence[int]]:
-        """Assignments to start from: templates of the user's as they are completed, and of the others as they are."""
+        """Assignments to start from: templates of the user's as they are completed, and the cheapest of the others as they follow."""
         own = [self.completed(template, self.start(template), self.left * OWN_SHARE) for template in self.own_templates]
         completed = [solution.assignment for solution in own if not math.isinf(solution.cost)]
-        return [*completed, *(self.start(template) for template in self.templates[1 : 1 + STARTS])]
+        others = [self.start(template) for template in self.templates]
+        return [*completed, *sorted(others, key=self.cost_of_start)[:STARTS]]
+
+    def cost_of_start(self, start: Sequence[int]) -> tuple[bool, float]:
+        """Whether arguments and results alone are over the budget, and seconds."""
+        chosen = entries(self.model.problem, start)
+        return -1 in chosen or weight(self.fixed, chosen) > self.fixed.limit, self.model.seconds(start)
 
     def solution(self, problem: Problem, starts: Sequence[Sequence[int]]) -> Solution:
         """The solution of a problem: well within the gap, of a small one to the end if that is soon reached."""

@@ -128,9 +128,21 @@ def _roles(program: Program, annotations: Annotations) -> _Roles:
     handed_on = {argument for argument, _ in annotations.alike}
     arguments = program.main.arguments
     carried = [a for i, a in enumerate(arguments) if i in handed_on]
-    state = tuple(a for a in carried if a.uses and all(op.name in ELEMENTWISE for op, _ in a.uses))
+    state = tuple(a for a in carried if a.uses and not _computes(a))
     batch = tuple(a for i, a in enumerate(arguments) if i not in handed_on)
     return _Roles(batch, tuple(a for a in carried if a not in state), state)
+
+
+def _computes(value: Value) -> bool:
+    """Whether a value, or what ops of one operand make of it, as in another precision, is read by more than elementwise ops."""
+    waiting = [value]
+    while waiting:
+        for op, _ in waiting.pop().uses:
+            if op.name not in ELEMENTWISE:
+                return True
+            if len(op.operands) == 1:
+                waiting.append(op.result)
+    return False
 
 
 def _cut(space: Space, values: Sequence[Value], axes: Axes, strategies: Mapping[int, int], *, first: bool = False) -> dict[int, int]:

@@ -170,6 +170,31 @@ def test_templates_of_the_user() -> None:
     assert alternatives["rows alone"].inputs["x"] == "P(('x', 'y'))"
 
 
+def mixed(w: Any, moment: Any, x: jax.Array) -> Any:
+    """A step whose parameters are read in another precision, as data flow through two products."""
+
+    def loss(w: Any) -> jax.Array:
+        half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), w)
+        return jnp.mean((jnp.tanh(x @ half["in"]) @ half["out"]).astype(jnp.float32))
+
+    moment = jax.tree.map(lambda m, g: 0.9 * m + g, moment, jax.grad(loss)(w))
+    return jax.tree.map(lambda p, m: p - 0.1 * m, w, moment), moment
+
+
+def test_no_template_is_cheaper_where_there_is_no_time() -> None:
+    """Templates are priced as all values follow their arguments; data parallel needs no search."""
+    arguments = (STEP[0], STEP[0], jax.ShapeDtypeStruct((1 << 16, 512), jnp.bfloat16))
+    plan = sp.auto_shard(mixed, mesh={"x": 8}, planner=planner(time_limit_s=0), donate_argnums=(0, 1), lowering="jit").plan(*arguments)
+    search = plan.search
+    assert search is not None
+    searcher = search.pricer.searcher  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    prices = {template.name: searcher.model.seconds(searcher.start(template)) for template in searcher.templates}
+    assert list(prices) == ["whole", "data parallel over x", "optimizer state sharded over x", "fully sharded over x"]
+    assert search.objective_seconds <= min(prices.values())
+    assert prices["data parallel over x"] < 0.2 * prices["whole"]
+    assert plan.input_shardings[2].spec == P("x")
+
+
 def test_a_template_is_the_plan_where_there_is_no_time() -> None:
     """A plan is not worse than its templates even if nothing is searched."""
     best = sp.auto_shard(step, mesh=SMALL, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)

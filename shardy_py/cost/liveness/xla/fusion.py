@@ -142,6 +142,8 @@ def _rename(node: Node, names: dict[int, int]) -> None:
         return
     if not names.keys().isdisjoint(node.operands):
         node.operands = [names.get(v, v) for v in node.operands]
+    if not names.keys().isdisjoint(node.shares):
+        node.shares = tuple([names.get(v, v) for v in node.shares])
     for inner in node.regions:
         inner.results = [names.get(v, v) for v in inner.results]
         for n in inner.nodes:

@@ -1,0 +1,80 @@
+"""Carries the strategies of some classes on to others along the factors of ops: what a template of arguments makes of a whole program."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from shardy_py.ir import Op, Program
+from shardy_py.passes.dataflow import WHILE
+from shardy_py.planner.space import Space
+from shardy_py.rules import rule_for
+
+Neighbours = Sequence[Sequence[int]]
+"""Per class, the classes that an op with one factor along both reads or makes."""
+
+
+def neighbours_of(program: Program, space: Space) -> Neighbours:
+    """The classes next to each.
+
+    Args:
+        program: The program of the space.
+        space: Its classes.
+    """
+    neighbours: list[dict[int, None]] = [{} for _ in space.strategies]
+    end = program.main.body.terminator
+    results = [tuple(zip(space.classes[value], space.classes[number])) for number, value in enumerate(end.operands)]
+    for pairs in (*(_pairs(op, space) for op in program.walk()), *results):
+        for one, other in pairs:
+            if one != other:
+                neighbours[one][other] = neighbours[other][one] = None
+    return tuple(map(tuple, neighbours))
+
+
+def _pairs(op: Op, space: Space) -> Iterator[tuple[int, int]]:
+    """Classes that an op carries a strategy between; those that it joins are one class."""
+    if op.name == WHILE:
+        for operand, result, end in zip(op.operands, op.results, op.regions[1].terminator.operands):
+            yield from zip(space.classes[operand], space.classes[result])
+            yield from zip(space.classes[end], space.classes[result])
+    rule = None if op.regions else op.rule if op.rule_decided else rule_for(op)
+    if rule is None:
+        return
+    first: dict[int, int] = {}
+    for value, mapping in zip((*op.operands, *op.results), rule.mappings):
+        for c, factors in zip(space.classes[value], mapping):
+            if len(factors) == 1:
+                yield first.setdefault(factors[0], c), c
+
+
+def followed(space: Space, neighbours: Neighbours, strategies: Mapping[int, int], order: Iterable[int]) -> tuple[int, ...]:
+    """The strategy of each class where some are stated and the others follow, as far as no value has an axis twice.
+
+    Args:
+        space: The classes.
+        neighbours: Of each.
+        strategies: Class -> the number of its strategy; these stay.
+        order: Classes whose strategies are carried on, the first as far as they go before the next.
+
+    Returns:
+        Per class, the number of its strategy; whole where nothing reaches it.
+    """
+    chosen = [strategies.get(c, 0 if len(each) == 1 else -1) for c, each in enumerate(space.strategies)]
+
+    def is_free(c: int, strategy: int) -> bool:
+        axes = set(space.strategies[c][strategy])
+        others = {other for value, _ in space.members[c] for other in space.classes[value]} - {c}
+        return not any(axes & set(space.strategies[other][chosen[other]]) for other in others if chosen[other] >= 0)
+
+    for origin in order:
+        waiting = deque((origin,))
+        while waiting:
+            c = waiting.popleft()
+            axes = space.strategies[c][chosen[c]] if chosen[c] >= 0 else ()
+            for other in neighbours[c] if axes else ():
+                if chosen[other] < 0 and axes in space.strategies[other]:
+                    strategy = space.strategies[other].index(axes)
+                    if is_free(other, strategy):
+                        chosen[other] = strategy
+                        waiting.append(other)
+    return tuple(max(strategy, 0) for strategy in chosen)
