@@ -36,7 +36,7 @@ from shardy_py.frontends.leaves import Outline
 from shardy_py.ir import TensorType
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import Step
-from shardy_py.plan.donation import Donated, donations, refusals
+from shardy_py.plan.donation import Donated, donations, handed_on, refusals
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.progress import observed
 from shardy_py.plan.record import PlanRecord
@@ -309,7 +309,8 @@ class _Planning:
         """The search for its shardings."""
         base = self.plan(None)
         region = self.region if self.policy == "planner" else None
-        self.alike = tuple((d.input, d.output) for d in base.donation if d.output is not None)
+        donated = tuple((d.input, d.output) for d in base.donation if d.output is not None)
+        self.alike = (*donated, *handed_on(base.program, base.inputs, base.outputs, base.donation))
         stated = tuple(Stated(name, self.stated(name, specs)) for name, specs in planner.templates.items())
         policy = self.policy
         return Searcher(base, self.annotations(), planner, self.plan, self.replan, MESH_NAME, began, stated, policy=policy, region=region)

@@ -18,7 +18,7 @@ from shardy_py.ir import Program, TensorType, Type, Value
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import origins
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.pairing import Buffer, Pair, fits, names_of, pairs
+from shardy_py.plan.pairing import Buffer, Pair, fits, names_of, pairs, same_end
 from shardy_py.plan.values import PlannedValue, typed
 
 Kind = Literal["aliased", "unused", "shape", "dtype", "sharding", "taken", "off"]
@@ -142,14 +142,40 @@ def donatable(
         outputs: One per leaf of the result.
         donated: The donated leaves.
     """
+    return {one.index: one.bytes for one, _ in _undonated(program, inputs, outputs, donated)}
+
+
+def handed_on(
+    program: Program, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], donated: Sequence[Donated]
+) -> tuple[tuple[int, int], ...]:
+    """Inputs that are not donated, each with the result that takes its place in the next call: of its type, under its name.
+
+    Args:
+        program: The program, its shardings decided.
+        inputs: One per leaf of the arguments.
+        outputs: One per leaf of the result.
+        donated: The donated leaves.
+    """
+    named = ((one.index, other.index, same_end(one.names[1:], other.names)) for one, other in _undonated(program, inputs, outputs, donated))
+    return tuple(
+        (input, output)
+        for input, output, end in named
+        if inputs[input].type == outputs[output].type and not all(name.isdigit() for name in end)
+    )
+
+
+def _undonated(
+    program: Program, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], donated: Sequence[Donated]
+) -> list[tuple[Buffer, Buffer]]:
+    """Inputs that are not donated, each with the result that could take its memory."""
     main = program.main
     results = main.body.terminator.operands
     arguments = {value: number for number, value in enumerate(main.arguments)}
     excluded, taken = {d.input for d in donated}, {d.output for d in donated}
-    ins = [b for b in _buffers(inputs, main.arguments, program) if b.index not in excluded and main.arguments[b.index].uses]
-    outs = [b for b in _buffers(outputs, results, program) if b.index not in taken]
-    sizes = {b.index: b.bytes for b in ins}
-    return {pair.input: sizes[pair.input] for pair in pairs(ins, outs, lambda output: origins(results[output], arguments))}
+    ins = {b.index: b for b in _buffers(inputs, main.arguments, program) if b.index not in excluded and main.arguments[b.index].uses}
+    outs = {b.index: b for b in _buffers(outputs, results, program) if b.index not in taken}
+    fitting = pairs(list(ins.values()), list(outs.values()), lambda output: origins(results[output], arguments))
+    return [(ins[pair.input], outs[pair.output]) for pair in fitting]
 
 
 def _buffers(values: Sequence[PlannedValue], program_values: Sequence[Value], program: Program) -> list[Buffer]:

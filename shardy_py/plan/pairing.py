@@ -145,7 +145,7 @@ def _matched(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Calla
     for output in outputs:
         for index, steps in origins(output.index).items():
             if index in free.inputs:
-                shared = _shared(free.inputs[index].names, output.names)
+                shared = len(same_end(free.inputs[index].names, output.names))
                 candidates.append(((int(steps > 0), -shared, steps, index, output.index), index, output.index))
     for (updated, *_), index, output_index in sorted(candidates):
         free.take(index, output_index, UPDATED if updated else IS_RETURNED)
@@ -156,14 +156,14 @@ def _matched(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Calla
     return free.pairs
 
 
-def _shared(a: tuple[str, ...], b: tuple[str, ...]) -> int:
-    """The number of equal trailing components."""
+def same_end(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
+    """The trailing components that two paths share."""
     count = 0
     for x, y in zip(reversed(a), reversed(b)):
         if x != y:
             break
         count += 1
-    return count
+    return a[len(a) - count :]
 
 
 def _by_name(free: _Matching, reason: str, accept: Callable[[tuple[str, ...]], bool]) -> None:

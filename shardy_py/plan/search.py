@@ -15,7 +15,7 @@ from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.values import typed
 
-Status = Literal["optimal", "time_limit", "template"]
+Status = Literal["optimal", "time_limit", "work_limit", "template"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
@@ -162,8 +162,9 @@ class Search:
         lower_bound_seconds: No plan of the space takes less, under `lowering="jit"`; of a region, by the model's prices of its ops.
         peak_bytes: Of one device, by `memory_analysis`.
         budget_bytes: The most that the peak may be; None without a budget.
-        status: `optimal` where the gap was reached, of a region by the model's price of it, `time_limit` where time, or the rounds that a
-            budget takes, ran out before, `template` where nothing better than a template was found.
+        status: `optimal` where the gap was reached, of a region by the model's price of it; `time_limit` where time ran out before;
+            `work_limit` where the counted work of a search did, as the rounds that a budget takes do, or the bound is below any plan: under
+            a budget it knows arguments and results only; `template` where nothing better than a template was found.
         stored_alternatives: Of a search that was read from a file.
         space: The searched space, in words.
         timings: Seconds of each step.

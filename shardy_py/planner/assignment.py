@@ -54,6 +54,7 @@ def solve(
     seconds: float = 60.0,
     watch: Watch = _unwatched,
     small: Reduced | None = None,
+    rounds: int = len(BRANCHES),
 ) -> Solution:
     """The best assignment of a problem that is found, and a bound on every other.
 
@@ -64,11 +65,12 @@ def solve(
         seconds: The search ends after about that time.
         watch: Is told how far the search is.
         small: The problem as `reduced` makes it, from an earlier search.
+        rounds: Of `BRANCHES`, after which the search ends whatever time is left.
 
     Returns:
         The solution. Its cost is infinite where nothing that keeps all limits was found.
     """
-    search = _Search(problem, gap, time.monotonic() + seconds, watch)
+    search = _Search(problem, gap, time.monotonic() + seconds, watch, rounds)
     small = reduced(problem) if small is None else small
     if not small.feasible:
         return search.solution(exhausted=True)
@@ -105,6 +107,7 @@ class _Search:
     gap: float
     end: float
     watch: Watch
+    rounds: int = len(BRANCHES)
     best: tuple[int, ...] | None = None
     best_cost: float = float("inf")
     best_search_cost: float = float("inf")
@@ -176,16 +179,17 @@ class _Search:
 
     def solution(self, *, exhausted: bool = False) -> Solution:
         """The best assignment; nothing better exists where the search is exhausted."""
+        ended = "time_limit" if self.late else "work_limit"
         if self.best is None:
             none = self.nearest or (0,) * len(self.problem.strategies)
-            bound, status = (float("inf"), "infeasible") if exhausted else (self.bound, "time_limit")
+            bound, status = (float("inf"), "infeasible") if exhausted else (self.bound, ended)
             return Solution(none, float("inf"), bound, status)
         bound = self.best_cost if exhausted else min(self.bound, self.best_cost)
-        return Solution(self.best, self.best_cost, bound, "optimal" if exhausted or self.close else "time_limit")
+        return Solution(self.best, self.best_cost, bound, "optimal" if exhausted or self.close else ended)
 
     def run(self) -> Solution:
         """Messages, the linear program, and branch and bound, on a problem that gets smaller with each better assignment."""
-        rounds = iter(BRANCHES)
+        rounds = iter(BRANCHES[: self.rounds])
         while True:
             of, prices = self.pass_messages()
             if of is None or prices is None:

@@ -81,8 +81,8 @@ class Solution:
         assignment: Per class, the number of its strategy.
         cost: Its cost, ties left out.
         bound: No assignment that the problem allows costs less.
-        status: "optimal" where cost and bound are as close as was required, "time_limit" where time ran out first, "infeasible"
-            where no assignment keeps the limits.
+        status: "optimal" where cost and bound are as close as was required, "time_limit" where time ran out first, "work_limit" where the
+            counted work did, "infeasible" where no assignment keeps the limits.
     """
 
     assignment: tuple[int, ...]

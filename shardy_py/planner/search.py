@@ -24,7 +24,7 @@ from shardy_py.plan.progress import report
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import CHOSEN, Alternative, Search, Status
 from shardy_py.planner.assigned import assign, shardings_of
-from shardy_py.planner.assignment import least, solve
+from shardy_py.planner.assignment import ROUNDING, least, solve
 from shardy_py.planner.descent import descend
 from shardy_py.planner.elimination import reduced
 from shardy_py.planner.errors import PlannerInfeasible
@@ -76,9 +76,9 @@ LARGE = 50_000
 SOLVER_GAP = 0.2
 """The part of the user's gap that the solver may leave."""
 
-END_GAP, END_SHARE = 1e-3, 0.5
-"""The same of a small problem, and the part of the time limit for it: which dimension of the tokens is cut is worth less than the gap,
-and yet there is a right answer. On an idle machine it takes a second at most; a busy one is to come to the same answer."""
+END_GAP, END_ROUNDS = 1e-3, 2
+"""The same of a small problem, and the rounds of branch and bound for it: which dimension of the tokens is cut is worth less than the
+gap, and yet there is a right answer. It takes a second at most; work is counted, so that a busy machine comes to the same answer."""
 
 TEMPLATE_GAP = 0.2
 """How far a template's price may be from the cheapest plan that shards arguments so."""
@@ -128,6 +128,7 @@ class Searcher:
         policy: The policy that plans run by, one of `POLICIES`.
         region: Makes the plan of the program's shardings as a region of local arrays; None where XLA's partitioner runs plans.
         completions: Templates by name, as they are completed.
+        is_late: Whether the time limit ended some of the search.
     """
 
     base: PlanRecord
@@ -142,6 +143,7 @@ class Searcher:
     policy: str = "xla"
     region: Collect | None = None
     completions: dict[str, Solution] = field(default_factory=dict[str, Solution])
+    is_late: bool = False
 
     # ------------------------------------------------------------------ the whole search
 
@@ -272,7 +274,9 @@ class Searcher:
         near = list(best)
         for c in template.strategies:
             near[numbers[c]] = start[numbers[c]]
-        return solve(problem, [near, start], gap=TEMPLATE_GAP, seconds=seconds)
+        solution = solve(problem, [near, start], gap=TEMPLATE_GAP, seconds=seconds)
+        self.is_late |= solution.status == "time_limit"
+        return solution
 
     def cheapest_region(self, best: Candidate) -> Candidate:
         """The cheapest of a plan and the templates that fit and are not much dearer by the model, each as it runs.
@@ -289,6 +293,7 @@ class Searcher:
         candidates: list[Candidate] = []
         for template in self.templates:
             if not self.left:
+                self.is_late = True
                 break
             report(f"completing {template.name}")
             solution = self.completions[template.name] = self.completed(template, best.assignment, self.left * OWN_SHARE)
@@ -403,6 +408,7 @@ class Searcher:
             starts = [solution.assignment, *starts[: STARTS + len(self.own_templates)]]
             limits += self.fullest(candidate)
             if not self.left:
+                self.is_late = True
                 break
         for name, assignment in self.smallest(starts):
             candidate = self.candidate(name, assignment)
@@ -460,6 +466,7 @@ class Searcher:
         report("searching")
         small = reduced(problem)
         solution = solve(problem, starts, gap=self.planner.gap * SOLVER_GAP, seconds=seconds, watch=self.watch, small=small)
+        self.is_late |= solution.status == "time_limit"
         if math.isinf(solution.cost):
             return solution
         if large:
@@ -467,15 +474,16 @@ class Searcher:
             return solution if close or problem.limits else self.no_worse_than_templates(solution)
         if problem.limits:
             return solution
-        rest = min(self.left, END_SHARE * self.planner.time_limit_s)
         ended = solve(
             problem,
             [solution.assignment],
             gap=self.planner.gap * END_GAP,
-            seconds=rest,
+            seconds=self.left,
             watch=functools.partial(self.watch, proven=solution.bound),
             small=small,
+            rounds=END_ROUNDS,
         )
+        self.is_late |= ended.status == "time_limit"
         return replace(ended, bound=max(ended.bound, solution.bound))
 
     def watch(self, cost: float, bound: float, proven: float = 0.0) -> None:
@@ -538,8 +546,9 @@ class Searcher:
         bound *= 1 - self.planner.overlap  # the upper end of a step is at least the bound, and the lower end at least nothing
         # The bound is of the model's prices: where a region is dearer than these, a longer search is of no use.
         searched = best.seconds if self.region is None else min(best.seconds, self.predicted(best.assignment))
-        optimal = searched - bound <= self.planner.gap * searched
-        status: Status = "optimal" if optimal else "template" if best.name else "time_limit"
+        optimal = searched - bound <= (self.planner.gap + ROUNDING) * searched
+        ended: Status = "time_limit" if self.is_late else "work_limit"
+        status: Status = "optimal" if optimal else "template" if best.name else ended
         machine = self.planner.machine
         free = len(self.model.variables)
         space: dict[str, object] = {
@@ -560,6 +569,13 @@ class Searcher:
             space["objective of the model"] = f"{model}, of which the bound is; a region also shares copies, and fuses otherwise"
         if together:
             space["axes taken together"] = f"{' and '.join(together)}, or there would be more entries than time; the bound is of such plans"
+        handed_on = len(self.annotations.alike) - len([d for d in self.base.donation if d.output is not None])
+        if handed_on:
+            space["not donated"] = (
+                f"{handed_on} arguments lie as the results of their names and types, which are taken for their next values"
+            )
+        if self.is_late:
+            space["time limit"] = "ended the search: on a machine that is less busy it may end with another plan"
         left_out = {stated.name for stated in self.stated} - {template.name for template in self.own_templates}
         if left_out:
             space["templates left out"] = f"{', '.join(sorted(left_out))}, which need more to be told apart"

@@ -195,6 +195,20 @@ def test_no_template_is_cheaper_where_there_is_no_time() -> None:
     assert plan.input_shardings[2].spec == P("x")
 
 
+def test_state_that_is_not_donated_comes_out_as_it_goes_in() -> None:
+    arguments = (STEP[0], STEP[0], jax.ShapeDtypeStruct((4096, 512), jnp.bfloat16))
+    plan = sp.auto_shard(mixed, mesh={"x": 8}, planner=planner(time_limit_s=0), lowering="jit").plan(*arguments)
+    assert plan.search is not None
+    assert plan.search.space["not donated"].startswith("4 arguments")
+    assert not plan.donation
+    for one, other in zip(plan.inputs, plan.outputs):
+        assert one.path.split("[")[-1] == other.path.split("[")[-1]
+        assert one.sharding == other.sharding
+    unnamed = sp.auto_shard(lambda x: (jnp.sin(x),), mesh={"x": 8}, planner=planner(time_limit_s=0), lowering="jit").plan(f32(8, 8))
+    assert unnamed.search is not None
+    assert "not donated" not in unnamed.search.space
+
+
 def test_a_template_is_the_plan_where_there_is_no_time() -> None:
     """A plan is not worse than its templates even if nothing is searched."""
     best = sp.auto_shard(step, mesh=SMALL, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)

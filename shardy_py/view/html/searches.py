@@ -15,6 +15,7 @@ LISTED = 12
 STATUS_TEXTS = {
     "optimal": "The gap that was required is reached.",
     "time_limit": "Time ran out before the gap that was required was reached; a better plan may exist.",
+    "work_limit": "The search ended before the gap that was required was reached, with time left; the bound may be below any plan.",
     "template": "Nothing cheaper than a template was found.",
 }
 
