@@ -6,7 +6,7 @@ import functools
 import threading
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
@@ -67,9 +67,10 @@ class Traced:
         (['mul'], ('data',))
     """
 
-    def __init__(self, call: TracedCall, run: Arguments) -> None:
+    def __init__(self, call: TracedCall, run: Arguments, settings: Settings) -> None:
         self._call = call
         self._arguments = run
+        self._settings = settings
         self.jaxpr: ClosedJaxpr = call.jaxpr
         self.in_tree = call.request.in_tree
         self.out_tree = call.out_tree
@@ -83,6 +84,15 @@ class Traced:
     @functools.cached_property
     def _planned(self) -> Planned:
         return make_plan(self._call)
+
+    @property
+    def _planned_here(self) -> Planned:
+        """The plan for the devices that run it, which may be others than those that are planned for."""
+        call = self._call
+        settings = self._settings.on(call.request.view, runs=True)
+        if settings.options == call.request.settings.options:
+            return self._planned
+        return make_plan(replace(call, request=replace(call.request, settings=settings)))
 
     @api_boundary
     def plan(self) -> Plan:
@@ -99,7 +109,8 @@ class Traced:
         """
         explicit = {"lowering_platforms": lowering_platforms and tuple(lowering_platforms), "_private_parameters": _private_parameters}
         options = {name: value for name, value in explicit.items() if value is not None}
-        entry = make_entry(self._planned, abstract=lowering_platforms is not None, in_order=_private_parameters is not None)
+        planned = self._planned_here if lowering_platforms is None else self._planned
+        entry = make_entry(planned, abstract=lowering_platforms is not None, in_order=_private_parameters is not None)
         return entry.lower(**options)
 
     def per_device(self) -> tuple[ClosedJaxpr, ...] | None:
@@ -208,7 +219,7 @@ class AutoSharded(Generic[P, R]):
         layout = self._arguments.layout(len(args), kwargs)
         slots = layout.slots(args, kwargs)
         check_buffers(layout, slots, settings.fun)
-        plan_request = request(settings, view, layout, slots)
+        plan_request = request(settings, view, layout, slots, runs=True)
         key = (settings.fun, plan_request.key)
         with self._lock:
             entry = self._entries.get(key)
@@ -257,7 +268,7 @@ class AutoSharded(Generic[P, R]):
         settings, args, kwargs = nnx_modules.as_pure(self._settings, args, kwargs)
         layout = self._arguments.layout(len(args), kwargs)
         plan_request = request(settings, self._view(settings, args, kwargs), layout, layout.slots(args, kwargs))
-        return Traced(trace(plan_request), self._arguments)
+        return Traced(trace(plan_request), self._arguments, settings)
 
     @api_boundary
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -313,7 +324,7 @@ class AutoSharded(Generic[P, R]):
         check_buffers(layout, slots, settings.fun)
         view = self._view(settings, args, kwargs, runs=True)
         with failures_told(view, location_of(settings.fun)):
-            planned = make_plan(trace(request(settings, view, layout, slots)), runs=True)
+            planned = make_plan(trace(request(settings, view, layout, slots, runs=True)), runs=True)
             return verify(planned, slots, Request(rtol, atol, every_op, plain_xla))
 
     @property

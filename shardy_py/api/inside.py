@@ -32,7 +32,7 @@ def run_inside(settings: Settings, view: MeshView, layout: Layout, args: tuple[A
         return settings.fun(*args, **kwargs)
     slots = layout.slots(args, kwargs)
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        planned = make_plan(trace(request(settings, view, layout, slots)))
+        planned = make_plan(trace(request(settings, view, layout, slots, runs=True)))
     plan = planned.plan
     inputs, outputs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
     if not fits_inside(planned.imported, context, inputs, outputs):

@@ -66,7 +66,7 @@ def _best(candidates: Sequence[tuple[int, ...]], settings: Settings, layout: Lay
         searching = replace(settings, planner=replace(settings.planner, time_limit_s=share), lowering="jit")
         mesh = named(shape)
         try:
-            plan = make_plan(trace(request(searching, view_of(mesh), layout, slots)), runs=runs).plan
+            plan = make_plan(trace(request(searching, view_of(mesh), layout, slots, runs=runs)), runs=runs).plan
         except PlannerInfeasible as error:
             failure = error if failure is None or error.minimum_bytes < failure.minimum_bytes else failure
             continue

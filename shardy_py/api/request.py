@@ -21,7 +21,7 @@ from shardy_py.api.signature import Layout, abstract, configuration, static_key
 from shardy_py.api.specs import as_planned, broadcast_specs, called, is_spec_function, is_spec_leaf, to_fitting_sharding, to_tensor_sharding
 from shardy_py.api.trees import Leaf, location_of
 from shardy_py.dialect import TensorSharding
-from shardy_py.frontends.context import explicit_sharding
+from shardy_py.frontends.context import explicit_sharding, is_tracing
 from shardy_py.frontends.leaves import Leaves, Outline
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.findings import Finding
@@ -52,15 +52,17 @@ class Settings:
     logical_axis_rules: tuple[LogicalRule, ...] | None = None
     planner: Planner | None = None
 
-    def on(self, view: MeshView) -> Settings:
-        """The same on a mesh: one without devices has those of the planner's hardware.
+    def on(self, view: MeshView, *, runs: bool) -> Settings:
+        """The same for the platform of a mesh: one without devices has those of the planner's hardware, or of this machine where it runs.
 
         Args:
             view: The mesh.
+            runs: Whether the plan runs here. A plan to look at must not depend on what this machine is, and has started.
         """
-        platform = None if self.planner is None else self.planner.machine.platform
-        if platform is None or self.options.platform is not None or isinstance(view.expected, Mesh):
+        if self.planner is None or self.options.platform is not None or isinstance(view.user_mesh, Mesh):
             return self
+        here = (view.expected if is_tracing() else view.runnable()) if runs and view.from_mapping else view.user_mesh
+        platform = self.options.platform_of(here) if isinstance(here, Mesh) else self.planner.machine.platform
         return replace(self, options=replace(self.options, platform=platform))
 
 
@@ -127,8 +129,15 @@ class PlanRequest:
         return getattr(fun, "__name__", type(fun).__name__)
 
 
-def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[Any]) -> PlanRequest:
+def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[Any], *, runs: bool = False) -> PlanRequest:
     """Describes a call.
+
+    Args:
+        settings: The arguments of the decorator.
+        view: The mesh.
+        layout: The slots of the call.
+        slots: The arguments.
+        runs: Whether the plan runs here.
 
     Raises:
         SpecError: A spec does not fit its value.
@@ -163,7 +172,7 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
     types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
     key = (layout, in_tree, types, tuple(shardings), statics, view, configuration())
     described = tuple(abstract_slots), in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(said.findings)
-    return PlanRequest(settings.on(view), view, layout, *described, tuple(said.sources), key)
+    return PlanRequest(settings.on(view, runs=runs), view, layout, *described, tuple(said.sources), key)
 
 
 def _argument_shardings(

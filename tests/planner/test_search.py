@@ -300,13 +300,21 @@ def test_the_shape_of_a_mesh_is_chosen() -> None:
     assert np.isfinite(loss)
 
 
-def test_a_mesh_without_devices_has_those_of_the_hardware() -> None:
+def test_plans_of_meshes_without_devices_are_for_the_hardware() -> None:
+    """Of a mapping too, whatever devices JAX has started; the plan that runs is for these."""
+
+    def sine(mesh: Any, hardware: str, **options: Any) -> Any:
+        return sp.auto_shard(jnp.sin, mesh=mesh, planner=planner(hardware=hardware), lowering="shard_map", options=sp.Options(**options))
+
     def platform(mesh: Any, hardware: str, **options: Any) -> str:
-        fun = sp.auto_shard(jnp.sin, mesh=mesh, planner=planner(hardware=hardware), lowering="shard_map", options=sp.Options(**options))
-        return fun.plan(f32(8, 8)).platform
+        return sine(mesh, hardware, **options).plan(f32(8, 8)).platform
 
     abstract = jax.sharding.AbstractMesh((4,), ("x",))
     assert [platform(abstract, hardware) for hardware in ("v5e", "h100")] == ["tpu", "cuda"]
     assert platform(abstract, "v5e", platform="rocm") == "rocm"
     assert platform(jax.make_mesh((4,), ("x",)), "v5e") == "cpu"
-    assert platform({"x": 2 * jax.device_count()}, "v5e") == "tpu"
+    assert [platform({"x": count}, "v5e") for count in (4, 2 * jax.device_count())] == ["tpu", "tpu"]
+    planned = sine({"x": 4}, "v5e")
+    np.testing.assert_allclose(planned(np.ones((8, 8), np.float32)), np.sin(1.0), rtol=1e-6)
+    assert planned._last.plan.platform == "cpu"
+    assert planned.lower(f32(8, 8)).compile() is not None
