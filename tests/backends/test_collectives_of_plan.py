@@ -65,6 +65,11 @@ STACK = (S((5, 16, 16), F32), S((8, 16), F32))
 
 
 @program
+def gathered_behind_a_stopped_gradient() -> Program:
+    return lambda x: (jnp.fft.rfft(lax.stop_gradient(x)), jnp.fft.fft(x)), (S((8, 32), F32),), (P(None, "y"),)
+
+
+@program
 def unrolled_scan() -> Program:
     return layers(lambda h, w: jnp.tanh(h @ w), unroll=2), STACK, (P(None, "y"), P("x"))
 

@@ -142,7 +142,9 @@ def _keeps_shape(eqn: JaxprEqn) -> bool:
     return name not in ("reshape", "rev") or not params["dimensions"]
 
 
-_SHAPING = frozenset("broadcast_in_dim concatenate convert_element_type copy dynamic_slice pad reshape rev slice squeeze transpose".split())
+_SHAPING = frozenset(
+    "broadcast_in_dim concatenate convert_element_type copy dynamic_slice pad reshape rev slice squeeze stop_gradient transpose".split()
+)
 """Primitives that return the first operand if its shape stays."""
 
 _NEUTRAL: Mapping[str, int] = {"add": 0, "div": 1, "mul": 1, "sub": 0}
