@@ -22,7 +22,7 @@ from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.placing import axes_of
 from shardy_py.stages.run.programs import Program
 from shardy_py.stages.run.recompute import MOVES, bound, communicates, is_cheap, recompute_seconds
-from shardy_py.stages.run.recomputing import Recomputing
+from shardy_py.stages.run.recompute_choice import RecomputeChoice
 
 BUFFER_BYTES = 64 << 10
 """Price of one more buffer beside its bytes. On the host it takes 2 to 4 us to hand over (an array in Python and one on each device of the
@@ -147,7 +147,7 @@ def rematerialized(handover: Handover, hardware: Hardware, layout: Layout = WHOL
 
 def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout) -> frozenset[Var]:
     """The results that are recomputed in the cheapest choice, in which fixed ones are kept."""
-    choice = Recomputing()
+    choice = RecomputeChoice()
 
     def price(v: Var, buffer: int) -> int:
         return buffer + -(-bytes_of(v) // layout.num_shards(v))

@@ -23,7 +23,7 @@ from shardy_py.stages.run.microbatching import Kind, Split
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import parts_of_parameters
 from shardy_py.stages.run.recompute import bound, communicates, is_cheap, recompute_seconds
-from shardy_py.stages.run.recomputing import Recomputing
+from shardy_py.stages.run.recompute_choice import RecomputeChoice
 from shardy_py.stages.run.residuals import BUFFER_BYTES, Layout
 
 TRANSFER_BYTES = 512 << 10
@@ -239,7 +239,7 @@ class _Cuts:
     def cut(self, reading: _Reading, t: int, wanted: Sequence[Var], others: Set[Var], price: Callable[[Var], int]) -> set[Var]:
         """The values of others that a stage recomputes in the cheapest choice, in which it receives the rest."""
         layout = self.layouts[t]
-        choice = Recomputing()
+        choice = RecomputeChoice()
         most = sum(map(price, wanted))
 
         def light(v: Var) -> Node | None:

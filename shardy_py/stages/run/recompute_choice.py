@@ -11,7 +11,7 @@ from shardy_py.stages.max_flow import Network
 FORBIDDEN = float("inf")
 
 
-class Recomputing:
+class RecomputeChoice:
     """Values that are kept, each at its price, or recomputed, all results of an equation at once and at its price.
 
     The network runs from reads to values that cannot be recomputed: of equally cheap choices the one that recomputes least wins.
