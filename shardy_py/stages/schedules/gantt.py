@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -61,9 +62,10 @@ class Gantt(NamedTuple):
         wide, row, left, top = 1000.0, 28, 70, 26
         scale = wide / self.makespan if self.makespan else 0.0
         height = top + row * self.schedule.meshes + 8
+        name = html.escape(self.schedule.name, quote=False)
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide + left + 10:g} {height}" font-family="sans-serif" font-size="11">',
-            f'<text x="4" y="16">{_escape(self.schedule.name)}: makespan {self.makespan:g}, bubble {self.bubble:.1%}</text>',
+            f'<text x="4" y="16">{name}: makespan {self.makespan:g}, bubble {self.bubble:.1%}</text>',
         ]
         for mesh in range(self.schedule.meshes):
             y = top + row * mesh
@@ -109,7 +111,3 @@ def _letter(span: Span) -> str:
     if span.task.kind == "W":
         return "w"
     return str(span.task.microbatch % 10) if span.task.kind == "F" else "abcdefghij"[span.task.microbatch % 10]
-
-
-def _escape(value: str) -> str:
-    return value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
