@@ -45,9 +45,6 @@ def groups_in(attributes: str, partitions: int) -> Groups:
 def pairs_in(attributes: str) -> Groups:
     """The (source, target) pairs of a collective-permute.
 
-    Args:
-        attributes: Those of the op.
-
     Example:
         >>> pairs_in("channel_id=1, source_target_pairs={{0,1},{1,0}}")
         ((0, 1), (1, 0))

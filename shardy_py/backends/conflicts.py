@@ -19,13 +19,7 @@ from shardy_py.plan.prediction.conflicts import ConflictCache, conflicts
 
 
 def pin_conflicts(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh]) -> None:
-    """Pins the operands and results of ops whose shardings conflict.
-
-    Args:
-        scope: Of a plan.
-        pins: Where pins are added.
-        meshes: Where named meshes are looked up.
-    """
+    """Pins the operands and results of ops whose shardings conflict."""
     cache: ConflictCache = {}
 
     def is_pinned(eqn: JaxprEqn, scope: Scope) -> bool:
@@ -35,13 +29,7 @@ def pin_conflicts(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh]) -> None:
 
 
 def pin_mispartitioned(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh]) -> None:
-    """Pins the operands and results of ops that XLA may get wrong.
-
-    Args:
-        scope: Of a plan.
-        pins: Where pins are added.
-        meshes: Where named meshes are looked up.
-    """
+    """Pins the operands and results of ops that XLA may get wrong."""
     parts = cut_in_any_way(meshes)
 
     def is_pinned(eqn: JaxprEqn, scope: Scope) -> bool:

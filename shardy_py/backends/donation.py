@@ -73,14 +73,7 @@ class Guard:
         return type(leaf).is_deleted
 
     def explain(self, leaves: Sequence[Any], donated: Sequence[bool], paths: Sequence[str], errors: Errors) -> None:
-        """Raises for a bad leaf; returns where there is none after all.
-
-        Args:
-            leaves: The leaves of the arguments.
-            donated: Which of them are donated.
-            paths: Their paths.
-            errors: Makes the errors.
-        """
+        """Raises for a bad leaf; returns where there is none after all."""
         seen: dict[int, tuple[str, bool]] = {}
         for leaf, gone, path in zip(leaves, donated, paths, strict=True):
             if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
@@ -95,12 +88,6 @@ class Guard:
         """Raises where a donated array and another one share memory, as two that `jax.device_put` made of one array may.
 
         It takes tens of microseconds per array, so it is for first calls, and those after one that did not pass.
-
-        Args:
-            leaves: The leaves of the arguments.
-            donated: Which of them are donated.
-            paths: Their paths.
-            errors: Makes the errors.
         """
         seen: dict[tuple[Any, int], tuple[str, bool]] = {}
         for leaf, gone, path in zip(leaves, donated, paths, strict=True):

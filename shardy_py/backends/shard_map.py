@@ -226,14 +226,7 @@ def partitioned(
 def fits_inside(
     planned: Imported, context: AbstractMesh, inputs: Sequence[TensorSharding | None], outputs: Sequence[TensorSharding | None]
 ) -> bool:
-    """Whether a plan uses only axes that are left where it is to run, and these whole.
-
-    Args:
-        planned: The program after propagation.
-        context: The mesh there.
-        inputs: The planned shardings of the arguments.
-        outputs: The planned shardings of the results.
-    """
+    """Whether a plan uses only axes that are left where it is to run, and these whole."""
     shardings = [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)]
     used = [axis for sharding in shardings for dim in sharding.dims for axis in dim.axes]
     return cuts_of(used) is None and not any(axis.name in context.manual_axes for axis in used)

@@ -36,14 +36,7 @@ def regrouped_axes(axes: Iterable[AxisRef], mesh: Mesh, onto: Mesh) -> tuple[Axi
 
 
 def regrouped(sharding: TensorSharding, mesh: Mesh, onto: Mesh, name: str) -> TensorSharding | None:
-    """A sharding over another mesh that puts the same elements on every device; None where there is none.
-
-    Args:
-        sharding: A sharding over `mesh`.
-        mesh: Its mesh.
-        onto: The other mesh.
-        name: The name of the other mesh.
-    """
+    """A sharding over another mesh that puts the same elements on every device; None where there is none."""
     dims: list[DimensionSharding] = []
     for dim in sharding.dims:
         axes = regrouped_axes(dim.axes, mesh, onto)

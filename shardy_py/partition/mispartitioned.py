@@ -34,11 +34,7 @@ def is_mispartitioned(op: Operation, parts: Parts) -> bool:
 
 
 def as_sharded(meshes: Mapping[str, Mesh]) -> Parts:
-    """The parts of final shardings.
-
-    Args:
-        meshes: Where named meshes are looked up.
-    """
+    """The parts of final shardings."""
 
     def parts(value: Value) -> tuple[int, ...]:
         rank, sharding = value.type.rank, value.sharding
@@ -52,11 +48,7 @@ def as_sharded(meshes: Mapping[str, Mesh]) -> Parts:
 
 
 def cut_in_any_way(meshes: Mapping[str, Mesh]) -> Parts:
-    """Every dimension of several elements cut over all devices, so that every size that their number does not divide is uneven.
-
-    Args:
-        meshes: The meshes of the program.
-    """
+    """Every dimension of several elements cut over all devices, so that every size that their number does not divide is uneven."""
     devices = max((mesh.size for mesh in meshes.values()), default=1)
     return lambda value: tuple(devices if n > 1 else 1 for n in value.type.shape)
 

@@ -28,11 +28,6 @@ def replicates(before: Cuts, after: Cuts, devices: int) -> bool:
     2,500 pairs of shardings of two and three dimensions over 8 devices, with one exception: whether three dimensions cut in two can become
     one cut in four depends on the dimension, and counts as possible.
 
-    Args:
-        before: The parts before.
-        after: The parts afterwards.
-        devices: The size of the mesh.
-
     Example:
         >>> replicates((2, 1, 4), (1, 8, 1), 8), replicates((2, 4), (4, 2), 8)
         (True, False)

@@ -59,9 +59,6 @@ class _Regions:
         """Moves new objects to the oldest generation, in place of looking at all of them twice, and collects that where it has grown.
 
         Python would not: moving sets the counts to zero by which it finds the time for a full collection.
-
-        Args:
-            added: Number of new objects, at most.
         """
         if gc.get_freeze_count():
             return  # the user's, which unfreezing would free

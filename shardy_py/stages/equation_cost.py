@@ -44,12 +44,7 @@ def equation_seconds(eqns: Sequence[JaxprEqn], results: Sequence[Var], hardware:
 
 
 def op_seconds(program: Program, hardware: Hardware) -> Iterator[tuple[Op, float]]:
-    """The ops of a program on one device that cost something, with the seconds of each, all trips of loops together.
-
-    Args:
-        program: The program.
-        hardware: The hardware.
-    """
+    """The ops of a program on one device that cost something, with the seconds of each, all trips of loops together."""
 
     def seconds(work: Work, accessed: int) -> float:
         return roofline_seconds(work, accessed, hardware)

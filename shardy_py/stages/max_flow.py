@@ -38,12 +38,7 @@ class Network:
             self.capacity.append(amount)
 
     def cut(self, source: int, sink: int) -> tuple[float, list[bool]]:
-        """The maximum flow, and which vertices are on the side of the source of the smallest minimum cut.
-
-        Args:
-            source: Where the flow comes from.
-            sink: Where it goes.
-        """
+        """The maximum flow, and which vertices are on the side of the source of the smallest minimum cut."""
         flow = 0.0
         while True:
             level = self._levels(source)

@@ -45,12 +45,7 @@ _REARRANGING = ("bitcast_convert_type", "reshape", "transpose")
 
 
 def hoist_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
-    """Hoists collectives that depend only on constants of a loop in front of it, from the innermost loop outwards.
-
-    Args:
-        jaxpr: The jaxpr of a region.
-        sizes: The axes of the region.
-    """
+    """Hoists collectives that depend only on constants of a loop in front of it, from the innermost loop outwards."""
     return rewrite_by_name(jaxpr, sizes, _HOIST)
 
 

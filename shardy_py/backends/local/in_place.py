@@ -28,10 +28,6 @@ def update_out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
 
     Values around the region may be reshaped. Values that a loop carries are not, so that an update in a loop is left as it is, unless it is
     reshaped there: its cost would be that of all of the array on every trip.
-
-    Args:
-        jaxpr: The jaxpr of the region.
-        sizes: Its axes.
     """
     return rewrite_bodies(jaxpr, lambda body: _out_of_place(body, sizes, False), lambda body: _out_of_place(body, sizes, True))
 

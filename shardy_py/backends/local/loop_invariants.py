@@ -16,12 +16,7 @@ from shardy_py.frontends.loops import scan_counts
 
 
 def hoist_invariant_carries(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
-    """Turns carries that every trip returns unchanged into constants; removes a loop that has no others.
-
-    Args:
-        jaxpr: The jaxpr of a region.
-        sizes: The axes of the region.
-    """
+    """Turns carries that every trip returns unchanged into constants; removes a loop that has no others."""
     return rewrite_by_name(jaxpr, sizes, _HOIST)
 
 

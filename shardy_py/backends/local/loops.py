@@ -107,12 +107,6 @@ def _const_layouts(interpreter: Interpreter, consts: Sequence[ShardedValue], var
 
     A constant that can be computed in any layout, such as an attention mask, gets the smallest one from which all layouts that the dry
     run requested are free; replicated, every device would hold it for the global batch.
-
-    Args:
-        interpreter: The interpreter.
-        consts: The constants.
-        variables: Their variables in the body.
-        scope: The scope of the body.
     """
     layouts = []
     for value, v in zip(consts, variables, strict=True):

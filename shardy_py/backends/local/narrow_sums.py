@@ -25,12 +25,7 @@ _CONVERSION = "convert_element_type"
 
 
 def narrow_sums(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
-    """The jaxpr of a region for CPUs, in which sums of bfloat16, converted to float32 or not, are exchanged as such where that saves bytes.
-
-    Args:
-        jaxpr: The jaxpr of a region.
-        sizes: The axes of the region.
-    """
+    """The jaxpr of a region for CPUs, with sums of bfloat16, converted to float32 or not, sent as such where that saves bytes."""
     traces: dict[Any, Jaxpr] = {}
     return rewrite_bodies(jaxpr, lambda body: _narrowed(body, sizes, traces))
 

@@ -25,16 +25,7 @@ Array = Any
 
 
 def reshard(x: Array, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh, platform: str) -> Array:
-    """Reshards a local array.
-
-    Args:
-        x: This device's part.
-        source: Its layout.
-        target: The new layout.
-        shape: The global shape.
-        mesh: The region's mesh.
-        platform: The platform that is compiled for.
-    """
+    """Reshards a local array."""
     if 0 in shape:
         return lax.reshape(x, local_shape(shape, target, mesh))
     for move in reshard_steps(source, target, shape, mesh):

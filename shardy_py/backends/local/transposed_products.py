@@ -15,11 +15,7 @@ from shardy_py.backends.local.jaxpr_rewriting import Rewritten, rewrite, rewrite
 
 
 def transposed_products(jaxpr: Jaxpr) -> Jaxpr:
-    """Rewrites `transpose(dot_general(a, b))` as `dot_general(b, a)` where they are equal, in bodies too.
-
-    Args:
-        jaxpr: The jaxpr of a region.
-    """
+    """Rewrites `transpose(dot_general(a, b))` as `dot_general(b, a)` where they are equal, in bodies too."""
     return rewrite_bodies(jaxpr, _swapped)
 
 

@@ -25,10 +25,6 @@ def unroll_scans(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
     """Unrolls scans as their `unroll` says; replaces a scan of one trip by its body.
 
     See `_scan_impl` in JAX: what is left over by the unrolled trips runs behind the loop, and no loop is left where one trip does all.
-
-    Args:
-        jaxpr: The jaxpr of a region.
-        sizes: The axes of the region.
     """
     return rewrite_by_name(jaxpr, sizes, {"scan": _unrolled})
 

@@ -191,10 +191,6 @@ def major_first(axes: Sequence[Axes], mesh: Mesh) -> list[int]:
 
     The first axes of a mesh lie on the slowest links. Dimensions are gathered in this order, and scattered in the opposite one, so that the
     pieces that go over them are the smallest; all orders send as many bytes.
-
-    Args:
-        axes: The axes of each dimension.
-        mesh: The mesh.
     """
     return sorted(range(len(axes)), key=lambda d: mesh.axis_index(axes[d][0].name) if axes[d] else -1)
 

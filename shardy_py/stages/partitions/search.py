@@ -34,13 +34,7 @@ STATES = {"one level": 6000, "several": 1600}
 
 
 def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[Solution, float]:
-    """The best partition found, and seconds below which none can be.
-
-    Args:
-        graph: The nodes to place.
-        rules: The rules of the partition.
-        machines: The machines.
-    """
+    """The best partition found, and seconds below which none can be."""
     limit = _limit(machines)
     states = reached_downsets(graph, STATES["one level" if len(machines.counts) == 1 else "several"])
     if not rules.exact and states is not None:

@@ -140,11 +140,5 @@ def donatable(program: Program, candidates: Sequence[int], places: Places) -> li
 
 
 def compile_program(program: Program, places: Places, donate: Sequence[int]) -> Any:
-    """The compiled program on the mesh of its stage.
-
-    Args:
-        program: The program.
-        places: Where values lie.
-        donate: Operands whose memory it may take.
-    """
+    """The compiled program on the mesh of its stage."""
     return Compiling(program, places).whole(donate)

@@ -51,10 +51,6 @@ def stage_memory(built: StagedStep) -> list[StageMemory]:
 def check_memory(stages: Sequence[StageMemory], limit: float) -> None:
     """Refuses a pipeline with a mesh that needs more than a device has.
 
-    Args:
-        stages: All stages.
-        limit: Bytes of a device.
-
     Raises:
         PipelineError: The message says which stages, and by how much.
     """

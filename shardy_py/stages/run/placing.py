@@ -163,12 +163,7 @@ def replicated(copies: Sequence[int]) -> list[Mesh | AbstractMesh]:
 
 
 def meshes_of(shapes: Sequence[tuple[int, ...]], names: tuple[str, ...]) -> list[Mesh | AbstractMesh]:
-    """Meshes of such shapes, one after the other; abstract where there are too few devices.
-
-    Args:
-        shapes: Their shapes.
-        names: The names of their axes.
-    """
+    """Meshes of such shapes, one after the other; abstract where there are too few devices."""
     counts = [math.prod(shape) for shape in shapes]
     devices = _devices(sum(counts))
     types = (AxisType.Auto,) * len(names)

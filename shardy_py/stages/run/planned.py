@@ -83,10 +83,6 @@ class _Priced:
 def planned(options: Options, signature: Signature) -> StagedStep:
     """The pipeline whose step takes least of those that fit.
 
-    Args:
-        options: The arguments of `pipeline`.
-        signature: The types of the call.
-
     Raises:
         PipelineError: It cannot be run as asked, or nothing fits.
     """

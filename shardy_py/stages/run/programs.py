@@ -214,13 +214,7 @@ def _split_backward(nodes: Sequence[Node], of: list[tuple[str, int] | None], sta
 
 
 def update_programs(split: Split, updates: Updates, results: Sequence[Var]) -> list[Program]:
-    """Programs of equations that run once, in the order in which they run.
-
-    Args:
-        split: The step.
-        updates: The rounds and stages.
-        results: The results of the step.
-    """
+    """Programs of equations that run once, in the order in which they run."""
     nodes, group = split.update, updates.group
     producer = {v: group[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
     keys = sorted({key for key in group if key is not None})

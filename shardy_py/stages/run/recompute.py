@@ -113,12 +113,7 @@ def recompute_seconds(eqn: JaxprEqn, hardware: Hardware) -> float:
 
 
 def communicates(eqn: JaxprEqn, axes: Axes) -> bool:
-    """Whether devices have to communicate to compute a cheap equation: it changes a dimension that is sharded, or shards it otherwise.
-
-    Args:
-        eqn: The equation.
-        axes: The axes that cut every value.
-    """
+    """Whether devices have to communicate to compute a cheap equation: it changes a dimension that is sharded, or shards it otherwise."""
     results = [axes(v) for v in eqn.outvars]
     for k, v in enumerate(eqn.invars):
         if isinstance(v, Literal):

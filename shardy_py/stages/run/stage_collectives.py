@@ -23,13 +23,7 @@ class Exchange(NamedTuple):
 
 
 def exchange(program: Program, places: Places, hardware: Hardware) -> Exchange:
-    """The collectives in the plan of a program; none where a stage has one device.
-
-    Args:
-        program: The program of a pass.
-        places: Where values lie.
-        hardware: The hardware.
-    """
+    """The collectives in the plan of a program; none where a stage has one device."""
     if places.mesh(program.stage).size == 1 or not program.nodes:
         return Exchange(0.0, 0)
     cost = Compiling(program, places).plan().cost_analysis(hardware)

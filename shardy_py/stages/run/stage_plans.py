@@ -164,14 +164,7 @@ class ProgramPrices:
 
 
 def set_specs(places: Places, stage: int, program: StageProgram, plan: StagePlan) -> None:
-    """Lets the values of a stage lie as its plan has them, as far as microbatches can be cut so.
-
-    Args:
-        places: The meshes; gets the shardings.
-        stage: The stage.
-        program: Its computation.
-        plan: Its plan.
-    """
+    """Lets the values of a stage lie as its plan has them, as far as microbatches can be cut so."""
     specs = dict(zip((*program.inputs, *program.outputs), (*plan.inputs, *plan.outputs), strict=True))
     sizes = dict(places.mesh(stage).shape)
     for v, w in program.of.items():
