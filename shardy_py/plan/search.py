@@ -84,6 +84,7 @@ class Alternative:
         budget_bytes: As of the search.
         planned: Makes the plan; None of a stored one.
         peak_of: Its peak.
+        stored_peak_bytes: The peak of a stored one.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Alternative:
     budget_bytes: int | None = None
     planned: Callable[[], Any] | None = field(default=None, repr=False)
     peak_of: Callable[[Any], int] = field(default=lambda plan: 0, repr=False)
+    stored_peak_bytes: int = 0
 
     @functools.cached_property
     def _plan(self) -> Any:
@@ -109,12 +111,8 @@ class Alternative:
 
     @functools.cached_property
     def peak_bytes(self) -> int:
-        """Its peak, by `memory_analysis`.
-
-        Raises:
-            ValueError: The search was read from a file.
-        """
-        return self.peak_of(self._plan)
+        """Its peak, by `memory_analysis`; its plan is made for it, unless the search was read from a file."""
+        return self.stored_peak_bytes if self.planned is None else self.peak_of(self._plan)
 
     @property
     def fits(self) -> bool:
@@ -257,9 +255,7 @@ class Search:
 
 
 def _memory(alternative: Alternative) -> tuple[str, str]:
-    """The peak of an alternative and whether it fits; nothing of a stored one."""
-    if alternative.planned is None:
-        return "", ""
+    """The peak of an alternative and whether it fits."""
     return format_bytes(alternative.peak_bytes), "" if alternative.fits else "over the budget"
 
 

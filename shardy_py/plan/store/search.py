@@ -16,7 +16,7 @@ CONSTRAINTS = "constraints"
 
 _NUMBERS = ("objective_seconds", "lower_bound_seconds")
 _MEMBERS = ("hardware", *_NUMBERS, "peak_bytes", "budget_bytes", "status", "space", "alternatives")
-_ALTERNATIVE = ("name", "objective_seconds", "inputs")
+_ALTERNATIVE = ("name", "objective_seconds", "peak_bytes", "inputs")
 
 
 def write_search(search: Search) -> dict[str, Any]:
@@ -28,7 +28,10 @@ def write_search(search: Search) -> dict[str, Any]:
         "budget_bytes": search.budget_bytes,
         "status": search.status,
         "space": {name: str(value) for name, value in search.space.items()},
-        "alternatives": [{"name": a.name, "objective_seconds": a.objective_seconds, "inputs": dict(a.inputs)} for a in search.alternatives],
+        "alternatives": [
+            {"name": a.name, "objective_seconds": a.objective_seconds, "peak_bytes": a.peak_bytes, "inputs": dict(a.inputs)}
+            for a in search.alternatives
+        ],
     }
 
 
@@ -51,7 +54,8 @@ def read_search(data: Any) -> Search:
 
 def _alternative(data: Any, budget: int | None) -> Alternative:
     parts = members(data, _ALTERNATIVE)
-    return Alternative(text(parts["name"]), _seconds(parts["objective_seconds"]), _texts(parts["inputs"]), budget)
+    peak = integer(parts["peak_bytes"])
+    return Alternative(text(parts["name"]), _seconds(parts["objective_seconds"]), _texts(parts["inputs"]), budget, stored_peak_bytes=peak)
 
 
 def _texts(data: Any) -> dict[str, str]:
