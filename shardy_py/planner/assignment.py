@@ -16,7 +16,7 @@ import numpy as np
 from . import relaxation
 from .descent import descend
 from .elimination import Reduced, reduced
-from .evaluation import Evaluation, State
+from .evaluation import State
 from .messages import Ascent
 from .problem import Limit, Problem, Solution, cost_of_entries, entries, weighed, weight
 from .relaxation import Prices, Program
@@ -142,7 +142,7 @@ class _Search:
         """Goes on with a smaller problem."""
         self.stages.append(stage)
         if stage.feasible:
-            self.evaluation = Evaluation(stage.problem)
+            self.evaluation = stage.evaluation
 
     def offer(self, assignment: Sequence[int]) -> None:
         """Keeps an assignment of the whole problem if it is allowed and the best so far."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from .evaluation import EntryIndex
+from .evaluation import EntryIndex, Evaluation
 from .problem import Limit, Problem, Table
 
 Array = Any
@@ -33,7 +34,7 @@ class Decided:
     best: Array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Reduced:
     """A smaller problem, and the way back.
 
@@ -53,6 +54,11 @@ class Reduced:
     forced: tuple[tuple[int, int], ...]
     decided: tuple[Decided, ...]
     feasible: bool
+
+    @functools.cached_property
+    def evaluation(self) -> Evaluation:
+        """The evaluation of the smaller problem, which all searches of it share."""
+        return Evaluation(self.problem)
 
     def completed(self, assignment: Sequence[int]) -> tuple[int, ...]:
         """An assignment of the smaller problem with the best strategies of the classes that were taken out."""
@@ -225,7 +231,8 @@ class _Work:
         readers, makers, deciders, maker = (np.zeros(count + 1, np.int64) for _ in range(4))
         always = np.append(self.needed, False)
         free = np.zeros(count + 1, bool)
-        for number, rows in enumerate(self.rows):
+        moving = [(number, rows) for number, rows in enumerate(self.rows) if rows.moves.shape[1] or rows.at_hand.shape[1]]
+        for number, rows in moving:
             rows.moves, rows.at_hand = _normal(rows.moves, rows.at_hand, self.move_costs)
             needed, at_hand = (np.bincount(m[m >= 0], minlength=count + 1) for m in (rows.moves, rows.at_hand))
             readers += needed > 0
@@ -244,7 +251,7 @@ class _Work:
         costs = np.append(self.move_costs, 0.0)
         prices_of_single = np.where(np.append(single, False), costs, 0.0)
         prices_unless = np.where(np.append(unless, False), costs, 0.0)
-        for number, rows in enumerate(self.rows):
+        for number, rows in moving:
             rows.costs = rows.costs + prices_of_single[rows.moves].sum(1)
             here = np.append(unless, False) & (maker == number)
             if here.any():
@@ -255,7 +262,7 @@ class _Work:
             rows = self.rows[maker[move]]
             rows.moves = np.concatenate([rows.moves, np.full((len(rows.costs), 1), move)], axis=1)
         self.needed[:] = False
-        for rows in self.rows:
+        for _, rows in moving:
             rows.moves, rows.at_hand = _normal(rows.moves, rows.at_hand, self.move_costs)
 
     def renumber_moves(self) -> Array:

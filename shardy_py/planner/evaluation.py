@@ -141,10 +141,14 @@ class State:
         """The part of the sums that comes of some tables."""
         return sum((self.evaluation.weights[at.table][self.entries[at.table]] for at in touched), np.zeros(len(self.sums)))
 
-    def _prices(self) -> Array:
-        """Per code of a move, what it adds to the cost: need that nobody else has, or, negative, what is at hand for the need of others."""
-        needed, at_hand = self.uses[1:-2:2] > 0, self.uses[:-2:2] > 0
-        prices = np.zeros(len(self.uses))
+    def _prices(self, uses: Array) -> Array:
+        """Per code of a move, what it adds to the cost: need that nobody else has, or, negative, what is at hand for the need of others.
+
+        Args:
+            uses: By others.
+        """
+        needed, at_hand = uses[1:-2:2] > 0, uses[:-2:2] > 0
+        prices = np.zeros(len(uses))
         prices[:-2:2] = np.where(needed & ~at_hand, -self.evaluation.move_costs, 0.0)
         prices[1:-2:2] = np.where(needed | at_hand, 0.0, self.evaluation.move_costs)
         return prices
@@ -203,9 +207,10 @@ class State:
             if limited:
                 sums = sums + evaluation.weights[at.table][entries] - evaluation.weights[at.table][self.entries[at.table]]
         if moves:
-            self._use(touched, -1)
-            prices = self._prices()
-            self._use(touched, 1)
+            uses = self.uses.copy()
+            for at in touched:
+                uses[evaluation.codes[at.table][self.entries[at.table]]] -= 1
+            prices = self._prices(uses)
             if len(moves) == 1:
                 total += prices[moves[0]].sum(1)
             else:

@@ -12,24 +12,22 @@ from shardy_py.ir import Value
 from shardy_py.partition.layouts import local_shape
 from shardy_py.planner.evaluation import Evaluation, State
 from shardy_py.planner.model import Model
-from shardy_py.planner.problem import Problem
 
 SHARE = 0.02
 """The part of the gap that all cuts together may cost: at most a few microseconds of a step of 30 ms."""
 
 
-def cut(model: Model, problem: Problem, assignment: Sequence[int], inputs: Sequence[Value], gap: float) -> tuple[int, ...]:
+def cut(model: Model, evaluation: Evaluation, assignment: Sequence[int], inputs: Sequence[Value], gap: float) -> tuple[int, ...]:
     """An assignment in which each of some inputs lies in pieces as small as the gap allows, along its first dimensions.
 
     Args:
         model: The model.
-        problem: Its problem, with limits.
+        evaluation: Of its problem, with limits.
         assignment: Per variable, the number of its strategy.
         inputs: Arguments of the function that no step hands to the next.
         gap: The user's.
     """
     numbers = {c: i for i, c in enumerate(model.variables)}
-    evaluation = Evaluation(problem)
     state = State(evaluation, assignment, price=evaluation.penalty)  # no cut breaks a limit
     left = SHARE * gap * (state.cost + model.constant)
     for value in sorted(inputs, key=lambda value: -math.prod(value.type.shape)):

@@ -397,11 +397,11 @@ class Searcher:
                 bound = least
             if math.isinf(solution.cost):
                 break
-            problem = self.limited(limits)
+            evaluation = Evaluation(self.limited(limits))
             # Within the gap much is left to chance, such as the dimension along which a small input is cut.
-            polished = descend(Evaluation(problem), solution.assignment)
+            polished = descend(evaluation, solution.assignment)
             best = tuple(map(int, polished.assignment)) if polished.allowed else solution.assignment
-            candidate = self.candidate("", cut(self.model, problem, best, self.data, self.planner.gap))
+            candidate = self.candidate("", cut(self.model, evaluation, best, self.data, self.planner.gap))
             if self.fits(candidate.peak):
                 return candidate, bound
             over.append(candidate)

@@ -22,6 +22,7 @@ from shardy_py.plan.memory.analysis import lifetimes
 from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.search import CHOSEN
 from shardy_py.planner.assigned import assign, shardings_of
+from shardy_py.planner.evaluation import Evaluation
 from shardy_py.planner.inputs import SHARE, cut
 from shardy_py.planner.memory import fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
@@ -256,9 +257,9 @@ def test_inputs_are_cut_where_that_costs_next_to_nothing() -> None:
     whole = (0,) * len(model.variables)
     least, pieces = cost(model.problem, whole) + model.constant, [1]
     for gap in (0.0, 5e3, 1e4):  # of a step of 50 ns, which a collective of a microsecond makes much longer
-        chosen = cut(model, model.problem, whole, [x], gap)
+        chosen = cut(model, Evaluation(model.problem), whole, [x], gap)
         assert cost(model.problem, chosen) + model.constant <= least * (1 + SHARE * gap)
-        assert cut(model, model.problem, whole, [], gap) == whole
+        assert cut(model, Evaluation(model.problem), whole, [], gap) == whole
         pieces.append(local_bytes(made, x, whole) // local_bytes(made, x, chosen))
     assert pieces == [1, 1, 4, 8]
 
