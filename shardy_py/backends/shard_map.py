@@ -63,8 +63,9 @@ class Partitioned:
     @functools.cached_property
     def collectives(self) -> tuple[Collective, ...]:
         """The collectives; read on the first request, as running does not need them."""
-        merged = _within(self.jaxpr, lambda body: merged_as_by_xla(body, self.platform))
-        return read_collectives(merged.jaxpr, self.mesh.shape, self.spelling, self.names)
+        with no_collection():
+            merged = _within(self.jaxpr, lambda body: merged_as_by_xla(body, self.platform))
+            return read_collectives(merged.jaxpr, self.mesh.shape, self.spelling, self.names)
 
     def as_call(self, used: Sequence[bool]) -> ClosedJaxpr:
         """The region as a function of constants and arguments of the planned jaxpr.

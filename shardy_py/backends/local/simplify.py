@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
@@ -87,7 +87,8 @@ def _details(eqn: JaxprEqn) -> Any:
 
 def _same_as(eqn: JaxprEqn, producers: Mapping[Any, JaxprEqn]) -> Atom | None:
     """The operand that the result equals, if any; where all axes are manual, a `reshard` does nothing."""
-    name, operands = eqn.primitive.name, list[Any](eqn.invars)
+    name = eqn.primitive.name
+    operands: Sequence[Any] = eqn.invars
     if name in ("slice", "squeeze") and not isinstance(operands[0], Literal) and operands[0] in producers:
         piece = _taken_back(eqn, producers[operands[0]])
         if piece is not None:
