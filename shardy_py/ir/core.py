@@ -140,6 +140,19 @@ class Op:
             for i, operand in enumerate(op.operands):
                 del operand.uses[op, i]
 
+    @property
+    def parent(self) -> Op | None:
+        """The op in whose region it stands; None in the body of a function, and of an op in no block."""
+        parent = None if self.block is None else self.block.parent
+        return parent if isinstance(parent, Op) else None
+
+    def outward(self) -> Iterator[Op]:
+        """This op and the ones that it stands in, the innermost first."""
+        op: Op | None = self
+        while op is not None:
+            yield op
+            op = op.parent
+
     def walk(self) -> Iterator[Op]:
         """This op and all nested ones, an op before its regions."""
         yield self

@@ -253,8 +253,8 @@ def _constraint_text(op: Op) -> str:
     """The user's call that became a constraint."""
     if op.primitive is not None:
         return _STATED.get(op.primitive, f"the sharding in the type of what {op.primitive} makes")
-    parent = None if op.block is None else op.block.parent
-    if isinstance(parent, Op) and parent.name == dataflow.NAMED_COMPUTATION:
+    parent = op.parent
+    if parent is not None and parent.name == dataflow.NAMED_COMPUTATION:
         side = "in" if isinstance(op.operands[0].owner, Block) else "out"
         return f"{side}_shardings of jit {title(parent)}"
     if any(user.name == dataflow.MANUAL_COMPUTATION for user, _ in op.results[0].uses):

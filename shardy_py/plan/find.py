@@ -148,13 +148,8 @@ def _choose(matches: Entries, program: Program) -> Match:
 
 def _is_backward(op: Op | None, program: Program) -> bool:
     """Whether an op is part of a transposed computation."""
-    while op is not None:
-        where = program.locate(op.location)
-        if where is not None and "transpose(" in where.scope:
-            return True
-        parent = None if op.block is None else op.block.parent
-        op = parent if isinstance(parent, Op) else None
-    return False
+    places = () if op is None else (program.locate(each.location) for each in op.outward())
+    return any(where is not None and "transpose(" in where.scope for where in places)
 
 
 def _error(plan: PlanRecord, target: str) -> Exception:

@@ -82,8 +82,7 @@ class _Descriptions:
             name = names.get(op)
             if name is None:
                 where = locate(op.location)
-                parent = None if op.block is None else op.block.parent
-                inherited = names.get(parent, "") if isinstance(parent, Op) else ""
+                inherited = "" if op.parent is None else names.get(op.parent, "")
                 name = names[op] = inherited if where is None else where.function
             functions.append(name)
         return functions

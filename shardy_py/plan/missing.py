@@ -10,7 +10,7 @@ from shardy_py.dialect import AxisRef
 from shardy_py.dialect.axis import num_shards
 from shardy_py.dialect.format import format_axis
 from shardy_py.dialect.rule import factor_symbol
-from shardy_py.ir import Op, Value
+from shardy_py.ir import Block, Op, Value
 from shardy_py.passes import dataflow
 from shardy_py.passes.export.update_non_divisible_input_output_shardings import REASON as INDIVISIBLE
 from shardy_py.passes.propagation.graph import Holder
@@ -81,15 +81,10 @@ class _Search:
 
     def manual_over(self) -> Op | None:
         """The manual computation over the axis that the value is made in."""
-        block = self.holder.owner if isinstance(self.holder, Value) else None
-        while block is not None:
-            op = block if isinstance(block, Op) else block.parent if isinstance(block.parent, Op) else None
-            if op is None:
-                return None
-            if op is not block and self.axis in dataflow.manual_axes(op):
-                return op
-            block = op.block
-        return None
+        owner = self.holder.owner if isinstance(self.holder, Value) else None
+        around = owner.parent if isinstance(owner, Op | Block) else None
+        ops = around.outward() if isinstance(around, Op) else ()
+        return next((op for op in ops if self.axis in dataflow.manual_axes(op)), None)
 
     def on_one_device(self) -> Missing:
         op = self.holder.owner if isinstance(self.holder, Value) else None

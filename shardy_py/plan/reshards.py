@@ -199,8 +199,8 @@ def primitive_of(op: Op) -> str:
     """The JAX primitive of an op that data moves for; empty for results of the function."""
     if op.name == "func.return":
         return ""
-    if op.name in TERMINATORS and op.block is not None and isinstance(op.block.parent, Op):
-        op = op.block.parent
+    if op.name in TERMINATORS:
+        op = op.parent or op
     return op.primitive or op.name.rpartition(".")[2]
 
 
@@ -226,8 +226,8 @@ def reason_of(op: Op, result: str) -> str:
     if op.name == "func.return":
         return f"function result {result}".rstrip()
     if op.name in TERMINATORS:
-        parent = op.block.parent if op.block is not None else None
-        if isinstance(parent, Op) and parent.name == WHILE:
+        parent = op.parent
+        if parent is not None and parent.name == WHILE:
             return f"next trip of {name}"
         return f"result of {_title(parent, name)}"
     if op.name == WHILE:
@@ -237,9 +237,9 @@ def reason_of(op: Op, result: str) -> str:
     return f"operand of {name}"
 
 
-def _title(op: object, name: str) -> str:
+def _title(op: Op | None, name: str) -> str:
     """The name of a computation or branch."""
-    if not isinstance(op, Op):
+    if op is None:
         return name
     if op.name == MANUAL_COMPUTATION:
         return "shard_map"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_type, printable
-from shardy_py.ir import Op, Program, Type, Value
+from shardy_py.ir import Location, Op, Program, Type, Value
 from shardy_py.passes.dataflow import WHILE
 from shardy_py.plan.modules import is_backward, module_path
 
@@ -116,14 +116,13 @@ def named_value(value: Value, names: Mapping[Value, str], movements: Set[Op] = f
 
 def location_of(program: Program, op: Op) -> str:
     """`file:line` of the user's code that an op comes from; inside a library's function, of the call of it."""
-    inner: Op | None = op
-    while isinstance(inner, Op):
-        where = program.locate(inner.location)
-        if where is not None:
-            return where.place
-        parent = None if inner.block is None else inner.block.parent
-        inner = parent if isinstance(parent, Op) else None
-    return ""
+    where = source_of(program, op)
+    return "" if where is None else where.place
+
+
+def source_of(program: Program, op: Op) -> Location | None:
+    """The place that an op comes from, else the one that the op around it does; None where none of them is known."""
+    return next((where for each in op.outward() if (where := program.locate(each.location)) is not None), None)
 
 
 def module_of(program: Program, op: Op) -> str:
@@ -133,11 +132,11 @@ def module_of(program: Program, op: Op) -> str:
         program: The program.
         op: One of its ops.
     """
-    holder = None if op.block is None else op.block.parent
-    around = module_of(program, holder) if isinstance(holder, Op) else ""
+    holder = op.parent
+    around = "" if holder is None else module_of(program, holder)
     where = program.locate(op.location)
     # The ops of a loop besides its body have the location of its equation, whose names `around` has already.
-    return around if where is None or (isinstance(holder, Op) and op.location is holder.location) else module_path(where.scope, around)
+    return around if where is None or (holder is not None and op.location is holder.location) else module_path(where.scope, around)
 
 
 def in_backward_pass(program: Program, op: Op) -> bool:
@@ -147,13 +146,7 @@ def in_backward_pass(program: Program, op: Op) -> bool:
         program: The program.
         op: One of its ops.
     """
-    at: object = op
-    while isinstance(at, Op):
-        where = program.locate(at.location)
-        if where is not None and is_backward(where.scope):
-            return True
-        at = None if at.block is None else at.block.parent
-    return False
+    return any(where is not None and is_backward(where.scope) for where in (program.locate(each.location) for each in op.outward()))
 
 
 _PLUMBING = frozenset({"sdy.constant", "sdy.return", "func.return", "stablehlo.return", "sdy.data_flow_edge"})

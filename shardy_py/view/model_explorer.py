@@ -63,8 +63,7 @@ class _Nodes:
                 described.setdefault(owner, []).append(planned)
         bodies: dict[Op, str] = {}
         for op, planned in described.items():
-            around = op.block.parent if op.block is not None else None
-            inside = bodies.get(around, "") if isinstance(around, Op) else ""
+            inside = "" if op.parent is None else bodies.get(op.parent, "")
             node = self._op(op, planned, inside)
             nodes.append(node)
             self.from_where.update((value, (node["id"], str(i))) for i, value in enumerate(op.results))

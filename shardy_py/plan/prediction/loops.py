@@ -7,6 +7,7 @@ shardings than in the plan, in which every carried value takes part.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from shardy_py.dialect import TensorSharding
@@ -338,13 +339,13 @@ def _differs(value: Value, copies: Mapping[Value, Value], pinned: Set[Value]) ->
 
 def _drives_scan(op: Op) -> bool:
     """Whether an op is not the user's but part of a lowered scan, which slices its inputs and stacks its outputs."""
-    around = op
-    while isinstance(block := around.block, Block) and isinstance(parent := block.parent, Op):
-        if parent.name == WHILE:
-            return parent.location is op.location and any(_is_scanned(o) for o in block.ops)
-        if _is_scanned(parent):
+    inner = op
+    for around in itertools.islice(op.outward(), 1, None):
+        if around.name == WHILE:
+            return around.location is op.location and inner.block is not None and any(map(_is_scanned, inner.block.ops))
+        if _is_scanned(around):
             return False
-        around = parent
+        inner = around
     return False
 
 

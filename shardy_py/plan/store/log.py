@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardy_py.ir import Block, Location, Op, Program, Value
+from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.passes.propagation.log import FunctionResult, Step
 from shardy_py.plan.store.checks import StoreError, at, entry, integer, items, members, text
 from shardy_py.plan.store.program import Numbers, ProgramReader, make_block, make_op, write_op
 from shardy_py.plan.store.tables import Reader, Rows, Writer
+from shardy_py.plan.values import source_of
 
 MEMBERS = ("erased", "results", "tensors", "before", "steps")
 
@@ -90,20 +91,9 @@ def _write_erased(first: Op | Block, program: Program, tables: Writer, numbers: 
         waiting.pop()
         if owner not in numbers.ops:
             numbers.ops[owner] = len(numbers.ops)
-            row = write_op(owner, tables, numbers, tables.place(_place(owner, program)))
+            row = write_op(owner, tables, numbers, tables.place(source_of(program, owner)))
             numbers.add(owner.results)
             rows.append(row)
-
-
-def _place(op: Op, program: Program) -> Location | None:
-    inner: Op | None = op
-    while isinstance(inner, Op):
-        where = program.locate(inner.location)
-        if where is not None:
-            return where
-        parent = None if inner.block is None else inner.block.parent
-        inner = parent if isinstance(parent, Op) else None
-    return None
 
 
 def read_log(data: Any, tables: Reader, program: ProgramReader) -> list[Step]:
