@@ -2,28 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.ir import Block, Function, Op, Program, Type, Value
 from shardy_py.passes.symbols import ORIGINAL_NAME, SymbolNames, original_name
 
 
-def clone_op(op: Op, mapping: dict[Value, Value]) -> Op:
-    """A copy of an op and its regions that uses `mapping[v]` for `v`; its results are added to the mapping."""
-    copy = Op(
+def op_like(
+    op: Op, operands: Sequence[Value], types: Sequence[Type], regions: Sequence[Block] = (), attributes: dict[str, Any] | None = None
+) -> Op:
+    """An op with the name, the rule and the origin of another, and by default its attributes; its results have no shardings."""
+    return Op(
         op.name,
-        [mapping.get(operand, operand) for operand in op.operands],
-        [result.type for result in op.results],
-        op.attributes,
+        operands,
+        types,
+        op.attributes if attributes is None else attributes,
+        regions,
         rule=op.rule,
         rule_decided=op.rule_decided,
         location=op.location,
         primitive=op.primitive,
     )
-    for old, new in zip(op.results, copy.results, strict=True):
-        new.sharding = old.sharding
-        new.name = old.name
-        mapping[old] = new
+
+
+def label_like(values: Sequence[Value], others: Sequence[Value]) -> None:
+    """Gives values the shardings and names of others."""
+    for value, other in zip(values, others, strict=True):
+        value.sharding, value.name = other.sharding, other.name
+
+
+def block_like(block: Block) -> Block:
+    """An empty block with the arguments of another."""
+    copy = Block([argument.type for argument in block.arguments])
+    label_like(copy.arguments, block.arguments)
+    return copy
+
+
+def function_like(function: Function, body: Block) -> Function:
+    """A function that differs from another in its body."""
+    copy = Function(function.name, body, function.result_types, visibility=function.visibility)
+    copy.result_shardings = list(function.result_shardings)
+    copy.attributes = dict(function.attributes)
+    copy.argument_attributes = [dict(attributes) for attributes in function.argument_attributes]
+    copy.result_attributes = [dict(attributes) for attributes in function.result_attributes]
+    return copy
+
+
+def program_like(program: Program, functions: Sequence[Function]) -> Program:
+    """A program that differs from another in its functions."""
+    copy = Program(functions, program.meshes)
+    copy.mesh_attributes = {name: dict(attributes) for name, attributes in program.mesh_attributes.items()}
+    copy.attributes = dict(program.attributes)
+    copy.locate, copy.calls = program.locate, program.calls
+    return copy
+
+
+def clone_op(op: Op, mapping: dict[Value, Value]) -> Op:
+    """A copy of an op and its regions that uses `mapping[v]` for `v`; its results are added to the mapping."""
+    copy = op_like(op, [mapping.get(operand, operand) for operand in op.operands], [result.type for result in op.results])
+    label_like(copy.results, op.results)
+    mapping.update(zip(op.results, copy.results))
     if op.regions:
         copy.regions = [clone_block(region, mapping) for region in op.regions]
         for region in copy.regions:
@@ -33,11 +72,8 @@ def clone_op(op: Op, mapping: dict[Value, Value]) -> Op:
 
 def clone_block(block: Block, mapping: dict[Value, Value]) -> Block:
     """A copy of a block; values from outside that are not in the mapping stay."""
-    copy = Block([argument.type for argument in block.arguments])
-    for old, new in zip(block.arguments, copy.arguments, strict=True):
-        new.sharding = old.sharding
-        new.name = old.name
-        mapping[old] = new
+    copy = block_like(block)
+    mapping.update(zip(block.arguments, copy.arguments))
     for op in block.ops:
         copy.append(clone_op(op, mapping))
     return copy
@@ -45,23 +81,13 @@ def clone_block(block: Block, mapping: dict[Value, Value]) -> Block:
 
 def clone_function(function: Function, mapping: dict[Value, Value]) -> Function:
     """A copy of a function, under the same name."""
-    copy = Function(function.name, clone_block(function.body, mapping), function.result_types, visibility=function.visibility)
-    copy.result_shardings = list(function.result_shardings)
-    copy.attributes = dict(function.attributes)
-    copy.argument_attributes = [dict(attributes) for attributes in function.argument_attributes]
-    copy.result_attributes = [dict(attributes) for attributes in function.result_attributes]
-    return copy
+    return function_like(function, clone_block(function.body, mapping))
 
 
 def clone_program(program: Program) -> tuple[Program, dict[Value, Value]]:
     """A copy of a program that passes may change, and the copy of each value."""
     mapping: dict[Value, Value] = {}
-    copy = Program([clone_function(function, mapping) for function in program.functions], program.meshes)
-    copy.mesh_attributes = {name: dict(attributes) for name, attributes in program.mesh_attributes.items()}
-    copy.attributes = dict(program.attributes)
-    copy.locate = program.locate
-    copy.calls = program.calls
-    return copy, mapping
+    return program_like(program, [clone_function(function, mapping) for function in program.functions]), mapping
 
 
 def dissolve(program: Program) -> None:

@@ -29,7 +29,7 @@ from shardy_py.partition.layouts import Layout, layout_of, local_shape, mesh_of
 from shardy_py.partition.op import CHEAP
 from shardy_py.partition.policies import FORWARDING, StrategyCache, xla_of
 from shardy_py.partition.routes import Move, route, settled
-from shardy_py.passes.clone import clone_op
+from shardy_py.passes.clone import block_like, clone_op, function_like, label_like, op_like, program_like
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
 from shardy_py.plan.collectives import Collective
@@ -99,10 +99,7 @@ class _Partitioner:
         self.manual: tuple[str, ...] = ()
 
     def explicit(self) -> Explicit:
-        functions = [self.function(f) for f in self.program.functions]
-        copy = Program(functions, self.meshes)
-        copy.mesh_attributes, copy.attributes = self.program.mesh_attributes, self.program.attributes
-        copy.locate, copy.calls = self.program.locate, self.program.calls
+        copy = program_like(self.program, [self.function(f) for f in self.program.functions])
         return Explicit(copy, tuple(self.transfers), self.sources)
 
     def function(self, source: Function) -> Function:
@@ -111,17 +108,12 @@ class _Partitioner:
         self.ops(source.body.ops[:-1], scope)
         end = source.body.terminator
         self.end(end, self.ends(end, source.result_shardings, scope), scope)
-        function = Function(source.name, body, source.result_types, visibility=source.visibility)
-        function.result_shardings = list(source.result_shardings)
-        function.attributes = source.attributes
-        function.argument_attributes, function.result_attributes = source.argument_attributes, source.result_attributes
-        return function
+        return function_like(source, body)
 
     def body(self, source: Block) -> Block:
         """An empty block with the arguments of another."""
-        body = Block([a.type for a in source.arguments])
+        body = block_like(source)
         for old, new in zip(source.arguments, body.arguments):
-            new.sharding, new.name = old.sharding, old.name
             self.set(old, new)
         return body
 
@@ -218,10 +210,9 @@ class _Partitioner:
         self.with_regions(op, [self.values[v] for v in op.operands], regions, scope)
 
     def with_regions(self, op: Op, operands: Sequence[Value], regions: Sequence[Block], scope: _Scope) -> None:
-        copy = Op(op.name, operands, [r.type for r in op.results], op.attributes, regions, location=op.location, primitive=op.primitive)
-        copy.rule, copy.rule_decided = op.rule, op.rule_decided
+        copy = op_like(op, operands, [r.type for r in op.results], regions)
+        label_like(copy.results, op.results)
         for old, new in zip(op.results, copy.results):
-            new.sharding, new.name = old.sharding, old.name
             self.set(old, new)
         scope.append(copy)
 

@@ -14,6 +14,7 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, Type, Value
 from shardy_py.ir.types import moves_elements
 from shardy_py.partition.variables import variable_sharding
+from shardy_py.passes.clone import block_like, function_like, op_like, program_like
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, NAMED_COMPUTATION, WHILE
 from shardy_py.passes.pipelines import PlanPipeline
@@ -83,24 +84,17 @@ class XlaProgramBuilder:
 
     def program(self) -> Program:
         """The copy."""
-        copy = Program([self.function(f) for f in self.source.functions], self.source.meshes)
-        copy.mesh_attributes = self.source.mesh_attributes
-        copy.attributes = self.source.attributes
-        copy.locate, copy.calls = self.source.locate, self.source.calls
-        return copy
+        return program_like(self.source, [self.function(f) for f in self.source.functions])
 
     def function(self, original: Function) -> Function:
         """A copy of a function."""
-        body = Block([a.type for a in original.arguments])
+        body = block_like(original.body)
         for old, new in zip(original.arguments, body.arguments):
-            new.sharding, new.name = self.planned(old.sharding, old), old.name
+            new.sharding = self.planned(old.sharding, old)
         self.names.update(zip(original.arguments, body.arguments))
         self.ops(original.body.ops, body, self.names)
-        copy = Function(original.name, body, original.result_types, visibility=original.visibility)
+        copy = function_like(original, body)
         copy.result_shardings = [self.planned(s, v) for s, v in zip(original.result_shardings, original.body.terminator.operands)]
-        copy.attributes = original.attributes
-        copy.argument_attributes = original.argument_attributes
-        copy.result_attributes = original.result_attributes
         return copy
 
     def planned(self, sharding: TensorSharding | None, value: Value) -> TensorSharding:
@@ -252,9 +246,7 @@ def _rebuild_op(op: Op, operands: Sequence[Value], types: Sequence[Type], region
     attributes = op.attributes
     if op.name == NAMED_COMPUTATION:  # shardings of operands and results are set by propagation
         attributes = {name: None if name in _ENDS else value for name, value in attributes.items()}
-    copy = Op(op.name, operands, types, attributes, regions, location=op.location, primitive=op.primitive)
-    copy.rule, copy.rule_decided = op.rule, op.rule_decided
-    return copy
+    return op_like(op, operands, types, regions, attributes)
 
 
 def _keeps_order(op: Op) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from shardy_py.cost.traffic import RESHARDING
 from shardy_py.ir import Block, Op, Program, Type, Value
 from shardy_py.ir.types import TensorType
-from shardy_py.passes.clone import clone_program
+from shardy_py.passes.clone import clone_program, op_like
 from shardy_py.passes.dataflow import DATA_FLOW_OPS
 from shardy_py.rules.traits import CONSTANTS
 
@@ -215,7 +215,7 @@ class _Widener:
         """Puts conversions around an op."""
         operands = [self.widened(v, wide, out, op) if _element(v) in elements else v for v in op.operands]
         kinds = [_wide(v.type) if _element(v) in elements else v.type for v in op.results]
-        wide_op = _like(op, operands, kinds)
+        wide_op = op_like(op, operands, kinds)
         out.append(wide_op)
         for old, new in zip(op.results, wide_op.results):
             new.sharding = old.sharding
@@ -242,31 +242,18 @@ class _Widener:
             return copy
         maker = value.defining_op
         if maker is not None and maker.name in _MOVED:
-            op = _like(maker, [self.widened(maker.operands[0], wide, out, reader)], [_wide(value.type)])
+            op = op_like(maker, [self.widened(maker.operands[0], wide, out, reader)], [_wide(value.type)])
         elif maker is not None and maker.name in CONSTANTS:
             number = maker.attributes["value"]
             if isinstance(number, np.ndarray | np.generic):
                 number = number.astype(WIDE)
-            op = _like(maker, [], [_wide(value.type)], {**maker.attributes, "value": number})
+            op = op_like(maker, [], [_wide(value.type)], attributes={**maker.attributes, "value": number})
         else:
             op = _converted(value, _wide(value.type), reader if maker is None else maker)
         op.result.sharding = value.sharding
         out.append(op)
         wide[value] = op.result
         return op.result
-
-
-def _like(op: Op, operands: list[Value], kinds: list[Type], attributes: dict[str, object] | None = None) -> Op:
-    return Op(
-        op.name,
-        operands,
-        kinds,
-        op.attributes if attributes is None else attributes,
-        rule=op.rule,
-        rule_decided=op.rule_decided,
-        location=op.location,
-        primitive=op.primitive,
-    )
 
 
 def _converted(value: Value, kind: Type, op: Op) -> Op:
