@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Type
 from shardy_py.plan.collectives import Collective
-from shardy_py.plan.donation import Donated, Kind
-from shardy_py.plan.findings import Finding, Severity
+from shardy_py.plan.donation import Donated
+from shardy_py.plan.findings import Finding
 from shardy_py.plan.search import Constraint
 from shardy_py.plan.store.checks import StoreError, at, boolean, described, integer, items, members, text
 from shardy_py.plan.store.tables import Reader, Writer
@@ -50,74 +52,42 @@ def _one_of(*words: str) -> FieldCodec:
     return FieldCodec(_same, read)
 
 
-TEXT = FieldCodec(_same, lambda tables, data: text(data))
-FLAG = FieldCodec(_same, lambda tables, data: boolean(data))
-COUNT = FieldCodec(_same, lambda tables, data: integer(data))
-TYPE = FieldCodec(Writer.type, Reader.type)
-SHARDING = FieldCodec(Writer.sharding, Reader.sharding)
+PLAIN: dict[Any, FieldCodec] = {
+    str: FieldCodec(_same, lambda tables, data: text(data)),
+    bool: FieldCodec(_same, lambda tables, data: boolean(data)),
+    int: FieldCodec(_same, lambda tables, data: integer(data)),
+    Type: FieldCodec(Writer.type, Reader.type),
+    TensorSharding: FieldCodec(Writer.sharding, Reader.sharding),
+    TensorSharding | None: FieldCodec(Writer.sharding, Reader.sharding),
+}
+"""Annotation -> the codec of fields that have it; numbers are counts."""
+
+
+def codec_of(annotation: Any) -> FieldCodec:
+    """The codec of a field.
+
+    Args:
+        annotation: A key of `PLAIN`, a `Literal` of words, and `... | None` or `tuple[..., ...]` of these.
+    """
+    if annotation in PLAIN:
+        return PLAIN[annotation]
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return _one_of(*parts)
+    if origin is tuple and parts[1:] == (...,):
+        return _several(codec_of(parts[0]))
+    if type(None) in parts and len(parts) == 2:
+        return _or_none(codec_of(next(part for part in parts if part is not type(None))))
+    raise TypeError(f"no field of a stored class is a {annotation}")
+
 
 CODECS: dict[type[Any], dict[str, FieldCodec]] = {
-    PlannedValue: {
-        "path": TEXT,
-        "kind": _one_of("input", "output", "intermediate"),
-        "type": TYPE,
-        "sharding": SHARDING,
-        "primitive": TEXT,
-        "location": TEXT,
-        "depth": COUNT,
-        "module": TEXT,
-        "given": SHARDING,
-        "given_by": TEXT,
-    },
-    Finding: {
-        "kind": TEXT,
-        "message": TEXT,
-        "path": TEXT,
-        "location": TEXT,
-        "severity": _one_of(*get_args(Severity)),
-        "bytes": COUNT,
-        "fix": TEXT,
-    },
-    Donated: {
-        "path": TEXT,
-        "type": TYPE,
-        "sharding": SHARDING,
-        "aliased": _or_none(TEXT),
-        "reason": TEXT,
-        "bytes_per_device": COUNT,
-        "kind": _one_of(*get_args(Kind)),
-        "fix": TEXT,
-        "input": COUNT,
-        "output": _or_none(COUNT),
-        "slot": COUNT,
-        "local_shape": _several(COUNT),
-        "parameter": _or_none(COUNT),
-    },
-    Collective: {
-        "kind": TEXT,
-        "axes": _several(TEXT),
-        "group_size": FieldCodec(_same, lambda tables, data: integer(data, 1)),
-        "operand_bytes": COUNT,
-        "trips": _or_none(COUNT),
-        "dtype": TEXT,
-        "shape": _several(COUNT),
-        "value": TEXT,
-        "primitive": TEXT,
-        "location": TEXT,
-        "module": TEXT,
-        "backward": FLAG,
-    },
-    Constraint: {
-        "value": TEXT,
-        "type": TYPE,
-        "location": TEXT,
-        "sharding": SHARDING,
-        "primitive": TEXT,
-        "is_in_front": FLAG,
-        "number": COUNT,
-    },
+    cls: {name: codec_of(annotation) for name, annotation in get_type_hints(cls).items()}
+    for cls in (PlannedValue, Finding, Donated, Collective, Constraint)
 }
-"""Codecs of all stored fields; a new field of a class is added here, and a file without it has its default."""
+"""Codecs of the fields of all stored classes; a file without a field has its default."""
+
+CODECS[Collective]["group_size"] = FieldCodec(_same, lambda tables, data: integer(data, 1))
 
 
 def write_entries(cls: type[Any], entries: Sequence[Any], tables: Writer) -> dict[str, Any]:
