@@ -385,10 +385,16 @@ def under_settings(eqn: JaxprEqn) -> Iterator[None]:
         yield
 
 
-def traced_scan(eqn: JaxprEqn) -> ClosedJaxpr:
-    """The jaxpr that the lowering of a scan is made from."""
-    with eqn.ctx.manager:
-        return traced(functools.partial(_scan_impl, **eqn.params), [v.aval for v in eqn.invars])
+def traced_scan(params: Mapping[str, Any], avals: Sequence[Any], context: Any) -> ClosedJaxpr:
+    """The jaxpr that the lowering of a scan is made from.
+
+    Args:
+        params: Of its equation.
+        avals: Of the operands.
+        context: In which it was traced, `eqn.ctx`.
+    """
+    with context.manager:
+        return traced(functools.partial(_scan_impl, **params), avals)
 
 
 def with_more_consts(params: Mapping[str, Any], count: int) -> dict[str, Any] | None:

@@ -7,8 +7,9 @@ Most equations are read through templates (`primitives/`), those that hold other
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -17,7 +18,7 @@ from shardy_py.errors import MeshError
 from shardy_py.frontends import _jax
 from shardy_py.frontends.expansions import Expansion, expansion_of
 from shardy_py.frontends.importer import Importer, Rules, Scope
-from shardy_py.frontends.inline import Inliner, named_computation
+from shardy_py.frontends.inline import inline, named_computation
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.lowered import lower_fragment
 from shardy_py.frontends.meshes import Meshes
@@ -31,9 +32,13 @@ from shardy_py.frontends.rule_memo import memoised_rule
 from shardy_py.ir import Block, Op, Value
 from shardy_py.rules import CONTEXT
 
-_TEMPLATE_TABLES: dict[Any, dict[Any, Template]] = {}
 _TEMPLATES_AT_MOST = 20_000
-_TABLES_AT_MOST = 16
+
+
+@functools.lru_cache(maxsize=16)
+def _template_table(platform: str, context: Hashable, manual: _jax.ManualContext | None) -> dict[Any, Template]:
+    """Signature of an equation -> its template, filled by those who read equations so."""
+    return {}
 
 
 class EquationImporter(Importer):
@@ -41,7 +46,6 @@ class EquationImporter(Importer):
 
     def __init__(self, meshes: Meshes, rules: Rules, platform: str, *, typed: bool = False) -> None:
         super().__init__(meshes, rules, platform, typed=typed)
-        self._inliner = Inliner(self)
         self._templates = self._table()
 
     @contextlib.contextmanager
@@ -58,12 +62,9 @@ class EquationImporter(Importer):
     def _table(self) -> dict[Any, Template]:
         if self.typed:
             return {}
-        key = (self.platform, _jax.trace_context(), self.manual)
-        table = _TEMPLATE_TABLES.get(key)
-        if table is None or len(table) > _TEMPLATES_AT_MOST:
-            if len(_TEMPLATE_TABLES) >= _TABLES_AT_MOST:
-                _TEMPLATE_TABLES.clear()
-            table = _TEMPLATE_TABLES[key] = {}
+        table = _template_table(self.platform, _jax.trace_context(), self.manual)
+        if len(table) > _TEMPLATES_AT_MOST:
+            table.clear()
         return table
 
     def body(self, jaxpr: ClosedJaxpr | Jaxpr, arguments: Sequence[Value], block: Block) -> tuple[list[Value], Scope]:
@@ -223,7 +224,7 @@ class EquationImporter(Importer):
             opaque(self, "stablehlo.custom_call", {"call_target_name": name}, eqn, scope, block, reason)
             return
         arguments = self.read(eqn, scope, block)
-        results = self._inliner.inline(program, arguments, block, eqn.source_info, name)
+        results = inline(self, program, arguments, block, eqn.source_info, name)
         self.bind(eqn, results, scope, block)
 
     def _expanded(self, expansion: Expansion, arguments: Sequence[Value], eqn: JaxprEqn, block: Block) -> list[Value]:

@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.frontends.importer import Importer
-from shardy_py.ir import Block, Function, Op, Program, Type, Value
+from shardy_py.ir import Block, Op, Program, Type, Value
 
 
-class Inliner:
-    """Copies fragments; constants become `sdy.constant` and a broadcast scalar constant one constant."""
+def inline(importer: Importer, program: Program, arguments: Sequence[Value], block: Block, location: object, primitive: str) -> list[Value]:
+    """Appends the body of a fragment's `main` to a block and returns its results.
 
-    def __init__(self, importer: Importer) -> None:
-        self._importer = importer
-
-    def inline(self, program: Program, arguments: Sequence[Value], block: Block, location: object, primitive: str) -> list[Value]:
-        """Appends the body of `main` to a block and returns its results."""
-        copy = _Copy(self._importer, {f.name: f for f in program.functions}, program, location, primitive)
-        main = program.main
-        return copy.block(main.body, arguments, block)
+    Constants become `sdy.constant`, and a broadcast scalar constant one constant.
+    """
+    return _Copy(importer, program, location, primitive).block(program.main.body, arguments, block)
 
 
 class _Copy:
-    def __init__(self, importer: Importer, functions: dict[str, Function], program: Program, location: object, primitive: str) -> None:
+    def __init__(self, importer: Importer, program: Program, location: object, primitive: str) -> None:
         self.importer = importer
-        self.functions = functions
+        self.functions = {function.name: function for function in program.functions}
         self.program = program
         self.location = location
         self.primitive = primitive

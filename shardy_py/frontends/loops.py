@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -23,18 +24,14 @@ class Loop(NamedTuple):
 
 def scan_as_loop(eqn: JaxprEqn) -> Loop:
     """The while loop that a scan is lowered to."""
-    key = (tuple(eqn.params.items()), tuple(v.aval for v in eqn.invars), eqn.ctx)
-    loop = _LOOPS.get(key)
-    if loop is None:
-        jaxpr = traced_scan(eqn)
-        loop = Loop(jaxpr, frozenset(_source_infos(jaxpr.jaxpr, eqn.params["jaxpr"].jaxpr)))
-        if len(_LOOPS) > 256:
-            _LOOPS.clear()
-        _LOOPS[key] = loop
-    return loop
+    return _loop(tuple(eqn.params.items()), tuple(v.aval for v in eqn.invars), eqn.ctx)
 
 
-_LOOPS: dict[Any, Loop] = {}
+@functools.lru_cache(maxsize=256)
+def _loop(params: tuple[tuple[str, Any], ...], avals: tuple[Any, ...], context: Any) -> Loop:
+    scan = dict(params)
+    jaxpr = traced_scan(scan, avals, context)
+    return Loop(jaxpr, frozenset(_source_infos(jaxpr.jaxpr, scan["jaxpr"].jaxpr)))
 
 
 class ScanStyle(NamedTuple):
@@ -51,20 +48,15 @@ class ScanStyle(NamedTuple):
 
 def scan_style() -> ScanStyle | None:
     """Read off a small scan; None where it is not the loop that `readers.scans` writes down."""
-    context = trace_context()
-    if context not in _STYLES:
-        if len(_STYLES) > 256:
-            _STYLES.clear()
-        _STYLES[context] = _scan_style()
-    return _STYLES[context]
+    return _scan_style(trace_context())
 
 
-_STYLES: dict[Any, ScanStyle | None] = {}
 _LOOP = ["empty2", "broadcast_in_dim", "while"]
 _LOOP_BODY = [["jit", name, "jit", "add"] for name in ("closed_call", "eval_jaxpr")]
 
 
-def _scan_style() -> ScanStyle | None:
+@functools.lru_cache(maxsize=256)
+def _scan_style(context: Hashable) -> ScanStyle | None:
     x = jax.ShapeDtypeStruct((2, 3), "float32")
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, y: (c + x[0], y * c), x[0], x))(x)

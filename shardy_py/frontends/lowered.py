@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -11,13 +11,10 @@ from jax.extend.core import Primitive
 from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.frontends._jax import abstract_argument, lower_jaxpr, trace_context
+from shardy_py.frontends._jax import lower_jaxpr, trace_context
 from shardy_py.frontends.legalize_chlo import legalize_chlo
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Function, Program
-
-_CACHE: OrderedDict[Hashable, Program] = OrderedDict()
-_CACHE_SIZE = 1024
 
 
 def lower_fragment(
@@ -50,15 +47,22 @@ def lower_fragment(
         ['stablehlo.reduce_precision', 'func.return']
     """
     types = tuple((aval.shape, aval.dtype, getattr(aval, "weak_type", False)) for aval in avals)
-    key = (primitive, tuple(sorted(params.items())), types, platform, mesh, trace_context())
-    program = _CACHE.get(key)
-    if program is not None:
-        return program
+    return _fragment(primitive, tuple(sorted(params.items())), types, platform, mesh, trace_context())
 
+
+@functools.lru_cache(maxsize=1024)
+def _fragment(
+    primitive: Primitive,
+    params: tuple[tuple[str, Any], ...],
+    types: tuple[tuple[tuple[int, ...], Any, bool], ...],
+    platform: str,
+    mesh: AbstractMesh | None,
+    context: Hashable,
+) -> Program:
     def bind(*args: Any) -> Any:
-        return primitive.bind(*args, **params)
+        return primitive.bind(*args, **dict(params))
 
-    arguments = [abstract_argument(aval) for aval in avals]
+    arguments = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type) for shape, dtype, weak_type in types]
     manual = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Manual) if mesh else ()
     with use_abstract_mesh(AbstractMesh((), ())):
         if mesh is not None and manual:
@@ -68,9 +72,6 @@ def lower_fragment(
         else:
             program = from_mlir(lower_jaxpr(jax.make_jaxpr(bind)(*arguments), platform))
     legalize_chlo(program)
-    _CACHE[key] = program
-    if len(_CACHE) > _CACHE_SIZE:
-        _CACHE.popitem(last=False)
     return program
 
 

@@ -9,9 +9,7 @@ from collections import Counter
 import pytest
 from jax._src.interpreters import mlir
 
-from shardy_py.frontends.primitives import TEMPLATES
-from shardy_py.frontends.primitives.table import COLLECTIVES, ENTRIES, LOWERED, NATIVE, OPAQUE, REGION, Entry, Kind, _entries
-from shardy_py.frontends.readers import READERS
+from shardy_py.frontends.primitives.table import COLLECTIVES, ENTRIES, LOWERED, OPAQUE, Entry, Kind, _entries
 
 OPTIONAL_MODULES = (
     "jax.experimental.buffer_callback",
@@ -66,20 +64,11 @@ def test_every_primitive_that_jax_lowers_is_in_the_table() -> None:
     assert sorted(lowered - set(ENTRIES) - MADE_AFTERWARDS) == []
 
 
-def test_native_primitives_are_those_with_a_template() -> None:
-    assert of_kind(Kind.NATIVE) == set(TEMPLATES)
-
-
-def test_primitives_with_a_reader_are_regions_or_opaque() -> None:
-    assert set(READERS) <= of_kind(Kind.REGION) | of_kind(Kind.OPAQUE)
-    assert of_kind(Kind.REGION) <= set(READERS)
-
-
 def test_no_primitive_is_named_twice() -> None:
-    names = [name for group in (NATIVE, REGION, LOWERED, COLLECTIVES, *OPAQUE.values()) for name in group.split()]
+    names = [name for group in (LOWERED, COLLECTIVES, *OPAQUE.values()) for name in group.split()]
     assert [name for name, count in Counter(names).items() if count > 1] == []
     with pytest.raises(ValueError, match="'add' is in the table twice"):
-        _entries(((Entry(Kind.NATIVE), "add sub"), (Entry(Kind.LOWERED), "add")))
+        _entries(((Entry(Kind.NATIVE), ("add", "sub")), (Entry(Kind.LOWERED), ("add",))))
 
 
 def test_lowered_primitives_have_a_rule() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from shardy_py.frontends import _jax
 from shardy_py.ir import TOKEN, TensorType, Type
-
-_TYPES: dict[Any, Type] = {}
 
 
 def is_extended(aval: Any) -> bool:
@@ -20,15 +19,10 @@ def physical_shape(aval: Any) -> tuple[int, ...]:
     return tuple(_jax.physical_aval(aval).shape) if is_extended(aval) else tuple(aval.shape)
 
 
+@functools.lru_cache(maxsize=10_000)
 def type_of_aval(aval: Any) -> Type:
     """The type of a value with this abstract value."""
-    type_ = _TYPES.get(aval)
-    if type_ is None:
-        if not hasattr(aval, "shape"):
-            return TOKEN
-        physical = _jax.physical_aval(aval) if is_extended(aval) else aval
-        type_ = TensorType(tuple(int(n) for n in physical.shape), str(physical.dtype))
-        if len(_TYPES) > 10_000:
-            _TYPES.clear()
-        _TYPES[aval] = type_
-    return type_
+    if not hasattr(aval, "shape"):
+        return TOKEN
+    physical = _jax.physical_aval(aval) if is_extended(aval) else aval
+    return TensorType(tuple(int(n) for n in physical.shape), str(physical.dtype))

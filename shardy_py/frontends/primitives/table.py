@@ -6,6 +6,9 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from shardy_py.frontends.primitives import TEMPLATES
+from shardy_py.frontends.readers import READERS
+
 
 class Kind(enum.Enum):
     """Ways in which equations of a primitive become ops."""
@@ -22,27 +25,6 @@ class Entry(NamedTuple):
     kind: Kind
     reason: str = ""
 
-
-NATIVE = """
-    abs acos acosh add add_any agreed all_gather all_gather_invariant all_gather_reduced all_to_all and asin asinh atan atan2 atanh
-    bessel_i1e bitcast_convert_type broadcast_in_dim cbrt ceil clamp clz complex concatenate conj conv_general_dilated
-    convert_element_type copy cos cosh digamma div dot_general dynamic_slice dynamic_update_slice empty empty2 eq eq_to erf
-    erf_inv erfc exp exp2 expm1 fft floor from_edtype gather ge gt imag integer_pow iota iota_2x32_shape is_finite le le_to
-    lgamma log log1p logistic lt lt_to max min mul multiple_of name ne neg nextafter not or pad pbroadcast pmax pmin
-    polygamma population_count pow ppermute preduced psum psum_invariant pvary random_clone random_unwrap random_wrap real
-    reduce reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_prod reduce_scatter reduce_sum reduce_window
-    reduce_window_max reduce_window_min reduce_window_sum reduce_xor reduced_vary_cast reduced_vary_cast_p rem reshape rev
-    round rsqrt scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub select_and_scatter select_n shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh slice sort split sqrt square squeeze stack stage stop_gradient
-    sub tan tanh tile to_edtype top_k transpose unreduced_psum unreduced_reduce_scatter unstack vary_unreduced_cast
-    vary_unreduced_cast_p xor zeta
-"""
-
-REGION = """
-    axis_index call closed_call compute_on cond custom_jvp_call custom_linear_solve custom_vjp_call custom_vmap_call device_put jit
-    linear_call optimization_barrier partitioned_call platform_index remat2 remat_opt reshard run_state scan sdy_propagation_barrier
-    sdy_ruled_call sdy_sharding_constraint sdy_sharding_group shard_alike shard_map sharding_constraint while xla_metadata_call
-"""
 
 LOWERED = """
     after_all approx_top_k argmax argmin assert_consumed_value bcoo_dot_general bcoo_dot_general_sampled bcoo_extract
@@ -105,23 +87,24 @@ OPAQUE: Mapping[str, str] = {
 """Reason -> primitives; the reason follows the name of the primitive."""
 
 
-def _entries(groups: Iterable[tuple[Entry, str]]) -> dict[str, Entry]:
+def _entries(groups: Iterable[tuple[Entry, Iterable[str]]]) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for entry, names in groups:
-        for name in names.split():
+        for name in names:
             if name in entries:
                 raise ValueError(f"primitive '{name}' is in the table twice; remove it from one of the groups")
             entries[name] = entry
     return entries
 
 
+_UNREAD = {name for names in OPAQUE.values() for name in names.split()}
+
 ENTRIES: Mapping[str, Entry] = _entries(
     (
-        (Entry(Kind.NATIVE), NATIVE),
-        (Entry(Kind.REGION), REGION),
-        (Entry(Kind.LOWERED), LOWERED),
-        (Entry(Kind.LOWERED), COLLECTIVES),
-        *((Entry(Kind.OPAQUE, reason), names) for reason, names in OPAQUE.items()),
+        (Entry(Kind.NATIVE), TEMPLATES),
+        (Entry(Kind.REGION), [name for name in READERS if name not in _UNREAD]),
+        (Entry(Kind.LOWERED), f"{LOWERED} {COLLECTIVES}".split()),
+        *((Entry(Kind.OPAQUE, reason), names.split()) for reason, names in OPAQUE.items()),
     )
 )
 """Primitive name -> how it is read."""
