@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from shardy_py.backends.shard_map import Partitioned
 from shardy_py.errors import ShardyError
+from shardy_py.plan.checks.phrases import more_text
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
 
@@ -33,8 +34,7 @@ def obstacle(partition: Callable[[], Partitioned]) -> Finding | None:
     if not whole:
         return None
     largest = max(whole, key=lambda finding: finding.bytes)
-    more = f"; {len(whole) - 1} more like it" if len(whole) > 1 else ""
-    message = f"lowering='jit' runs the plan: as a region, {largest.message}{more}"
+    message = f"lowering='jit' runs the plan: as a region, {largest.message}{more_text(len(whole), 'like it')}"
     return Finding(KIND, message, largest.path, largest.location, largest.severity, largest.bytes, largest.fix)
 
 

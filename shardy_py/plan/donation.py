@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardy_py.dialect import TensorSharding
-from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import Program, TensorType, Type, Value
+from shardy_py.ir.pieces import local_shape
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import origins
 from shardy_py.plan.movements import format_bytes
@@ -179,16 +179,9 @@ def _undonated(
 
 
 def _buffers(values: Sequence[PlannedValue], program_values: Sequence[Value], program: Program) -> list[Buffer]:
-    dim_shards: dict[TensorSharding, tuple[int, ...]] = {}
     buffers = []
     for number, (value, holder) in enumerate(zip(values, program_values)):
-        shape, sharding = value.shape, value.sharding
-        if sharding is not None:
-            shards = dim_shards.get(sharding)
-            if shards is None:
-                mesh = sharding.mesh_in(program.meshes)
-                shards = dim_shards[sharding] = tuple(num_shards(dim.axes, mesh) for dim in sharding.dims)
-            shape = tuple(-(-n // k) for n, k in zip(shape, shards))
+        shape = local_shape(value.type, value.sharding, program.meshes)
         # A PRNG key is stored as several numbers.
         kind = holder.type if isinstance(holder.type, TensorType) and holder.type.rank >= len(shape) else value.type
         size = TensorType((*shape, *kind.shape[len(shape) :]), kind.dtype).bytes

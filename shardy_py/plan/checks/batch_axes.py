@@ -10,6 +10,7 @@ from shardy_py.dialect.projection import project
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import WHILE
 from shardy_py.plan.checks.context import CheckContext
+from shardy_py.plan.checks.phrases import more_text
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
 from shardy_py.plan.findings import Finding
@@ -204,11 +205,10 @@ def _finding(context: CheckContext, op: Op, loss: _Loss, count: int, location: s
     _, axis, origin = loss.mark
     winner = context.described.get(op.operands[loss.winner]) if loss.winner is not None else None
     because = f", because {winner.path} has it there" if winner is not None else ""
-    more = f"; {count - 1} more of this line" if count > 1 else ""
     message = (
         f"{axis!r} came with {origin} to dimension {loss.expected} of the result of {described.primitive}, which has it on dimension"
         f" {loss.actual} instead{because}: {typed(described.type, described.sharding)}, {format_bytes(size)} on each device; what follows"
-        f" is not cut by the data any more{more}"
+        f" is not cut by the data any more{more_text(count, 'of this line')}"
     )
     dims = [dim.axes for dim in described.sharding.dims] if described.sharding is not None else []
     proposed_dims = [[a for a in axes if a.name != axis] for axes in dims]

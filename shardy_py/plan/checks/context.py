@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -66,6 +65,25 @@ class CheckContext:
             inside = manual or op.name == MANUAL_COMPUTATION
             stack.extend((iter(region.ops), inside) for region in reversed(list(op.regions)))
 
+    def cut_values(self, reason: str) -> Iterator[tuple[PlannedValue, TensorSharding]]:
+        """Arguments and results that a pass after the propagation cut down, each with its sharding before.
+
+        The log of the propagation records them, so that a plan without provenance has none.
+
+        Args:
+            reason: Of the steps of that pass.
+        """
+        main = self.plan.program.main
+        arguments = dict(zip(main.arguments, self.plan.inputs))
+        results: dict[Value, list[PlannedValue]] = {}
+        for value, output in zip(main.body.terminator.operands, self.plan.outputs):
+            results.setdefault(value, []).append(output)
+        for step in self.plan.log:
+            if step.reason == reason and step.old is not None:
+                is_argument = step.op is None and step.target in arguments
+                for value in [arguments[step.target]] if is_argument else results.get(step.target, []):
+                    yield value, step.old
+
     @functools.cached_property
     def described(self) -> dict[Value, PlannedValue]:
         """The values of the program that the plan lists."""
@@ -77,8 +95,3 @@ class CheckContext:
 def is_replicated(sharding: TensorSharding | None) -> bool:
     """Whether every device has the whole value."""
     return sharding is None or (sharding.is_fully_replicated and not sharding.unreduced)
-
-
-def devices(mesh: Mesh) -> int:
-    """The number of devices of a mesh."""
-    return math.prod(mesh.shape.values())

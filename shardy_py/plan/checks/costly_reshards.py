@@ -13,6 +13,7 @@ from shardy_py.partition.xla_moves import is_involuntary
 from shardy_py.passes.export.collective_bytes import reshard_bytes
 from shardy_py.passes.export.collective_steps import CollectiveStep, collectives_for
 from shardy_py.plan.checks.context import CheckContext
+from shardy_py.plan.checks.phrases import more_text
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import GRAVE, NOTABLE, graded
 from shardy_py.plan.collectives import Collective
@@ -102,7 +103,7 @@ def _involuntary(context: CheckContext, group: Sequence[Reshard]) -> Finding:
     better = f"; as {', '.join(_step_text(step, context.mesh) for step in steps)} it would be {format_bytes(least)}" if least < once else ""
     message = (
         f"{_move(first)}: XLA replicates the value and cuts it again (involuntary full rematerialization), {format_bytes(once)} to each"
-        f" device{_frequency(first)}{better}{_more(group)}"
+        f" device{_frequency(first)}{better}{more_text(len(group), 'like it')}"
     )
     total = _total(first)
     return Finding(KIND, message, first.value, first.location, graded(total), total, _two_steps(context, first, steps[:-1], least))
@@ -113,7 +114,7 @@ def _runs_whole(context: CheckContext, group: Sequence[Reshard]) -> Finding:
     axes = [format_axis(axis) for step in first.collectives if step.kind == "all_gather" for axis in step.axes]
     message = (
         f"XLA runs {first.primitive} whole on every device and cuts its result again: {typed(first.type, first.source)} is gathered over"
-        f" {','.join(axes)}, {format_bytes(total)} to each device in a call{_more(group)}"
+        f" {','.join(axes)}, {format_bytes(total)} to each device in a call{more_text(len(group), 'like it')}"
     )
     fix = f'lowering="shard_map" runs on the pieces what {first.primitive} can; or cut a dimension that it does not work along'
     return Finding(KIND, message, first.value, first.location, graded(total), total, fix)
@@ -122,9 +123,8 @@ def _runs_whole(context: CheckContext, group: Sequence[Reshard]) -> Finding:
 def _is_gathered(context: CheckContext, group: Sequence[Reshard]) -> Finding:
     first = group[0]
     steps = ", ".join(str(step) for step in first.collectives if step.kind != "all_reduce")
-    message = (
-        f"{_move(first)}: {steps} brings most of the value to each device, {format_bytes(_moved(first))}{_frequency(first)}{_more(group)}"
-    )
+    size = f"{format_bytes(_moved(first))}{_frequency(first)}"
+    message = f"{_move(first)}: {steps} brings most of the value to each device, {size}{more_text(len(group), 'like it')}"
     return Finding(KIND, message, first.value, first.location, "info", _total(first), _kept_cut(first))
 
 
@@ -150,10 +150,6 @@ def _move(reshard: Reshard) -> str:
 
 def _frequency(reshard: Reshard) -> str:
     return ", at each trip" if reshard.trips is None else f", {reshard.trips} times a call" if reshard.trips > 1 else ""
-
-
-def _more(group: Sequence[Reshard]) -> str:
-    return f"; {len(group) - 1} more like it" if len(group) > 1 else ""
 
 
 def _step_text(step: CollectiveStep, mesh: Mesh) -> str:
@@ -205,7 +201,7 @@ def _gathered(context: CheckContext) -> Iterator[Finding]:
         adds, before = before is not None and _is_end_of_sum(before, c), c
         if adds:
             continue
-        total = c.received_bytes * (c.trips or 1)
+        total = c.call_bytes
         if c.kind != "all_gather" or total < GRAVE or c.location in locations_run_whole:
             continue
         if c.value in arguments:  # or a loop's slice of one, such as weights cut over the axis of the data
@@ -214,9 +210,9 @@ def _gathered(context: CheckContext) -> Iterator[Finding]:
         count, _, name = groups.get(key, (0, 0, c.value))
         groups[key] = (count + 1, total, name)
     for (location, primitive, dtype, shape, axes, _), (count, total, name) in groups.items():
-        more = f"; {count - 1} more like it" if count > 1 else ""
         operand = f"{dtype}[{','.join(map(str, shape))}]"  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
         over = ",".join(axes)  # pyright: ignore[reportArgumentType, reportCallIssue]
         asks = f" ({primitive})" if primitive else ""
+        more = more_text(count, "like it")
         message = f"all_gather({over}) of {operand}{asks} brings {format_bytes(total)} to each device in a call{more}"
         yield Finding(KIND, message, name, str(location), "info", total)

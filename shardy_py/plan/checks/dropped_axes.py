@@ -12,10 +12,11 @@ from shardy_py.dialect.projection import project
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.export import remove_sub_axes_in_input_output_shardings as sub_axes
 from shardy_py.plan.checks.context import CheckContext
+from shardy_py.plan.checks.phrases import annotation_of, more_text
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.values import PlannedValue, typed
+from shardy_py.plan.values import typed
 
 RESHAPE = "axis-lost-in-reshape"
 SUB_AXIS = "sub-axis-removed"
@@ -121,33 +122,22 @@ def _finding(context: CheckContext, values: Sequence[Value], op: Op, loss: _Loss
         fits = [name for name, n in context.mesh.shape.items() if n > 1 and part % n == 0 and name not in taken]
         fix = f"make {part} a multiple of {shards}" + (f", or use {' or '.join(map(repr, fits))}, which divides it" if fits else "")
     lost = axes if not any(axis.name in _shards_by_axis(op.results[0].sharding, context) for axis in loss.axes) else f"a part of {axes}"
-    more = f"; {len(values) - 1} more of this line" if len(values) > 1 else ""
+    more = more_text(len(values), "of this line")
     message = f"the reshape of {typed(operand.type, operand.sharding)} to {text} loses {lost}: {why}{more}"
     return Finding(RESHAPE, message, described.path, location, graded(size), size, fix)
 
 
 def sub_axis_removed(context: CheckContext) -> Iterator[Finding]:
-    """Arguments and results that lost parts of axes because JAX's shardings cannot name them.
-
-    The log of the propagation records them, so that a plan without provenance has none.
-    """
-    arguments = dict(zip(context.plan.program.main.arguments, context.plan.inputs))
-    results: dict[Value, list[PlannedValue]] = {}
-    for value, output in zip(context.plan.program.main.body.terminator.operands, context.plan.outputs):
-        results.setdefault(value, []).append(output)
+    """Arguments and results that lost parts of axes because JAX's shardings cannot name them."""
     reported = {finding.path for finding in context.findings if finding.path}
-    for step in context.plan.log:
-        if step.reason != sub_axes.REASON or step.old is None:
+    for value, uncut in context.cut_values(sub_axes.REASON):
+        size = context.bytes_of(value)
+        if value.path in reported or size < NOTABLE or not isinstance(value.type, TensorType):
             continue
-        for value in [arguments[step.target]] if step.op is None and step.target in arguments else results.get(step.target, []):
-            size = context.bytes_of(value)
-            if value.path in reported or size < NOTABLE or not isinstance(value.type, TensorType):
-                continue
-            reported.add(value.path)
-            message = (
-                f"propagation gave it {typed(value.type, step.old)}; an input or output has whole axes only, unless they were asked for,"
-                f" so it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device"
-            )
-            where = "in_shardings or rules" if value.kind == "input" else "out_shardings"
-            fix = f"make the mesh axis two axes, or say how to cut {value.path} in {where}"
-            yield Finding(SUB_AXIS, message, value.path, "", graded(size), size, fix)
+        reported.add(value.path)
+        message = (
+            f"propagation gave it {typed(value.type, uncut)}; an input or output has whole axes only, unless they were asked for,"
+            f" so it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device"
+        )
+        fix = f"make the mesh axis two axes, or say how to cut {value.path} in {annotation_of(value)}"
+        yield Finding(SUB_AXIS, message, value.path, "", graded(size), size, fix)

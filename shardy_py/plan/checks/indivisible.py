@@ -21,23 +21,12 @@ KIND = "indivisible"
 
 
 def indivisible(context: CheckContext) -> Iterator[Finding]:
-    """Axes that arguments and results lost because they do not divide a dimension, and intermediates that are padded much.
-
-    The log of the propagation records the former, so that a plan without provenance has none.
-    """
-    arguments = dict(zip(context.plan.program.main.arguments, context.plan.inputs))
-    results: dict[Value, list[PlannedValue]] = {}
-    for value, output in zip(context.plan.program.main.body.terminator.operands, context.plan.outputs):
-        results.setdefault(value, []).append(output)
+    """Axes that arguments and results lost because they do not divide a dimension, and intermediates that are padded much."""
     reported: set[str] = set()
-    for step in context.plan.log:
-        if step.reason != non_divisible.REASON or step.old is None:
-            continue
-        values = [arguments[step.target]] if step.op is None and step.target in arguments else results.get(step.target, [])
-        for value in values:
-            if value.path not in reported:
-                reported.add(value.path)
-                yield from _cut(context, value, step.old)
+    for value, uncut in context.cut_values(non_divisible.REASON):
+        if value.path not in reported:
+            reported.add(value.path)
+            yield from _cut(context, value, uncut)
     yield from _padded(context)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from shardy_py.dialect import TensorSharding
 from shardy_py.passes.export.collective_bytes import reshard_bytes
 from shardy_py.plan.checks.context import CheckContext
+from shardy_py.plan.checks.phrases import annotation_of
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
 from shardy_py.plan.findings import Finding
@@ -123,6 +124,6 @@ def _finding(context: CheckContext, state: PlannedValue, parameter: PlannedValue
         f" {typed(parameter.type, parameter.sharding)}: an update has to bring one to the other, {format_bytes(moved)} for each device"
     )
     spec = spec_text(parameter.sharding)
-    where = "in_shardings or rules" if state.kind == "input" else "out_shardings"
+    where = annotation_of(state)
     fix = f"{state.path}: {spec} in {where}" if spec is not None else f"give it the sharding of {parameter.path} in {where}"
     return Finding(KIND, message, state.path, "", graded(max(size, moved)), size, fix)

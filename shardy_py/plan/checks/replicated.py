@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.dataflow import WHILE
-from shardy_py.plan.checks.context import CheckContext, devices, is_replicated
+from shardy_py.plan.checks.context import CheckContext, is_replicated
 from shardy_py.plan.checks.opaque import OPAQUE
 from shardy_py.plan.checks.optimizer_state import state_and_parameter
 from shardy_py.plan.checks.paths import without_numbers
+from shardy_py.plan.checks.phrases import annotation_of, more_text
 from shardy_py.plan.checks.specs import extended, nearest, spec_text, unused_axes
 from shardy_py.plan.checks.thresholds import NOTABLE, PARTLY, graded
 from shardy_py.plan.checks.unused_axes import NOTHING
@@ -33,7 +34,7 @@ def replicated_large(context: CheckContext) -> Iterator[Finding]:
     those of layers, count together. Values that several devices compute together and then hold whole are a note, and so are, from `PARTLY`
     on, inputs that some axes cut.
     """
-    if devices(context.mesh) == 1:
+    if context.mesh.size == 1:
         return
     if any(finding.kind == "unused-axis" and not finding.path and NOTHING in finding.message for finding in context.findings):
         return
@@ -86,18 +87,17 @@ def _argument(context: CheckContext, value: PlannedValue, series: _Series) -> Fi
     if annotation is not None and all(dim.is_closed for dim in annotation.dims):
         return None
     more = extended(value.shape, value.sharding, context.mesh)
-    where = "in_shardings or rules" if value.kind == "input" else "out_shardings"
     text = typed(value.type, value.sharding)
     if whole:
         together = f"; the {count} alike take {format_bytes(size * count)}" if count > 1 else ""
-        everywhere = f"is whole on each of the {devices(context.mesh)} devices, {format_bytes(size)} on each"
+        everywhere = f"is whole on each of the {context.mesh.size} devices, {format_bytes(size)} on each"
         message = f"{text} {everywhere}{together}" + (": nothing says how to cut it" if context.plan.search is None else "")
     elif more is None:
         return None
     else:
         free = ", ".join(map(repr, unused_axes(value.sharding, context.mesh)))
         message = f"{text} takes {format_bytes(size)} on each device: it is replicated over {free}"
-    fix = _advice(context, value, size, more, f"{value.path}: {{}} in {where}")
+    fix = _advice(context, value, size, more, f"{value.path}: {{}} in {annotation_of(value)}")
     if whole and more is not None:
         fix += "; P() there says that it is meant"
     return Finding(KIND, message, value.path, "", graded(size * count) if whole else "info", size, fix)
@@ -147,10 +147,9 @@ def _intermediate_findings(context: CheckContext, groups: _Groups, reported: set
         if first.path in reported:
             continue
         size = context.bytes_of(first)
-        more = extended(first.shape, None, context.mesh)
-        count = f"; {len(values) - 1} more of this line" if len(values) > 1 else ""
-        message = f"{text} of {primitive} is whole on each of the {devices(context.mesh)} devices, {format_bytes(size)} on each{count}"
-        fix = _advice(context, first, size, more, "x = sp.with_sharding_constraint(x, {}) on it")
+        better, more = extended(first.shape, None, context.mesh), more_text(len(values), "of this line")
+        message = f"{text} of {primitive} is whole on each of the {context.mesh.size} devices, {format_bytes(size)} on each{more}"
+        fix = _advice(context, first, size, better, "x = sp.with_sharding_constraint(x, {}) on it")
         op = values[0].defining_op
         together = op is not None and any(not is_replicated(operand.sharding) for operand in op.operands)
         yield Finding(KIND, message, first.path, location, "info" if together else graded(size), size, fix)

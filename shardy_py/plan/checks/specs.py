@@ -14,15 +14,7 @@ def spec_text(sharding: TensorSharding) -> str | None:
         >>> spec_text(TensorSharding("mesh", [[], ["data", "model"], []]))
         "P(None, ('data', 'model'))"
     """
-    entries: list[str] = []
-    for dim in sharding.dims:
-        if not all(axis.is_full for axis in dim.axes):
-            return None
-        names = tuple(axis.name for axis in dim.axes)
-        entries.append("None" if not names else repr(names[0]) if len(names) == 1 else repr(names))
-    while entries and entries[-1] == "None":
-        entries.pop()
-    return f"P({', '.join(entries)})"
+    return sharding_text(sharding.closed_like()) if all(axis.is_full for axis in sharding.dim_axes()) else None
 
 
 def sharding_text(sharding: TensorSharding) -> str:

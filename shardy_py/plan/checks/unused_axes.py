@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION, manual_axes
-from shardy_py.plan.checks.context import CheckContext, devices
+from shardy_py.plan.checks.context import CheckContext
+from shardy_py.plan.checks.phrases import annotation_of
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
@@ -29,7 +30,7 @@ def unused_axis(context: CheckContext) -> Iterator[Finding]:
     largest = sorted(context.plan.inputs or context.plan.outputs, key=lambda value: (-context.bytes_of(value), value.path))
     if not used:
         examples = [text for value in largest[:1] for name in unused if (text := _example(context, value, name))]
-        message = f"{NOTHING}: all {devices(context.mesh)} devices do the same"
+        message = f"{NOTHING}: all {context.mesh.size} devices do the same"
         if any(value.shape for value in largest):
             fix = "say where to begin, " + (examples[0] if examples else "with in_shardings, rules or a constraint")
             yield Finding(KIND, message, fix=fix)
@@ -71,6 +72,5 @@ def _example(context: CheckContext, value: PlannedValue, name: str) -> str:
         return ""
     best = max(fitting, key=lambda d: (value.shape[d] // shards[d], -d))
     dims[best] = dims[best].sharded(AxisRef(name))
-    where = "in_shardings or rules" if value.kind == "input" else "out_shardings"
     text = spec_text(TensorSharding("mesh", dims))
-    return f"for example {value.path}: {text} in {where}" if text is not None else ""
+    return f"for example {value.path}: {text} in {annotation_of(value)}" if text is not None else ""
