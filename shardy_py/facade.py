@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from shardy_py.cost.hardware import Hardware
-from shardy_py.dialect.format import printable
+from shardy_py.dialect.format import printable, sizes_text
 from shardy_py.errors import ShardyError
 from shardy_py.files import write_file
 from shardy_py.ir.printer import print_program
@@ -245,7 +245,7 @@ class Plan(PlanRecord):
         return self.as_text()
 
     def __repr__(self) -> str:
-        axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
+        axes = sizes_text(self.mesh.shape)
         findings = findings_of(self) if findings_of.is_computed(self) else self.planning_findings  # without partitioning for it
         grave = sum(finding.severity != "info" for finding in findings)
         counts = f"{grave} findings, {len(findings) - grave} notes"

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from shardy_py.api.errors import MeshError, did_you_mean
 from shardy_py.api.meshes import AnyMesh, view_of
 from shardy_py.backends import named_shardings
+from shardy_py.dialect.format import sizes_text
 from shardy_py.errors import ShardyError
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue
@@ -103,7 +104,7 @@ def fitting_mesh(plan: PlanRecord, mesh: AnyMesh, user: str) -> named_shardings.
     """
     view = view_of(mesh, user)
     if view.sizes != dict(plan.mesh.shape):
-        planned = ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
+        planned = sizes_text(plan.mesh.shape)
         raise MeshError(
             f"the mesh has {view.describe()}, the plan is for {planned}",
             where=f"mesh= of {user}, plan of {plan.name}",

@@ -36,6 +36,7 @@ from shardy_py.api.verifying import Request, verify
 from shardy_py.backends import host_threads
 from shardy_py.backends.executable import SignatureChanged
 from shardy_py.backends.per_device import per_device
+from shardy_py.dialect.format import sizes_text
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import api_boundary, is_tracing
 from shardy_py.planner.options import Planner
@@ -460,7 +461,7 @@ def _is_manual(view: MeshView, name: str) -> bool:
     if context is None or not context.manual_axes:
         return False
     if not set(context.manual_axes) & set(view.sizes):
-        around = ", ".join(f"{axis}={size}" for axis, size in context.shape.items())
+        around = sizes_text(context.shape)
         raise MeshError(
             f"{name} is planned for {view.describe()} and called inside of a shard_map over another mesh, {around}",
             where=f"call of {name}",

@@ -22,6 +22,7 @@ from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.api.errors import MeshError
 from shardy_py.dialect import Mesh
+from shardy_py.dialect.format import sizes_text
 from shardy_py.frontends.context import context_devices, devices_started, explicit_sharding, is_tracing
 
 MESH_NAME = "mesh"
@@ -53,7 +54,7 @@ class MeshView:
 
     def describe(self) -> str:
         """`data=4, model=2`."""
-        return ", ".join(f"{name}={size}" for name, size in self.sizes.items()) or "no axes"
+        return sizes_text(self.sizes) or "no axes"
 
     def runnable(self) -> JaxMesh | AbstractMesh:
         """A mesh with devices; a mapping takes the first ones there are. Under a trace the outermost function finds the devices.

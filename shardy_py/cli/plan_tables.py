@@ -9,18 +9,19 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from shardy_py.cli.output import table, type_text
-from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.accept import alike
 from shardy_py.plan.checks.paths import paths_as_one
+from shardy_py.plan.collectives import trips_text
 from shardy_py.plan.diff import alike_layers, alike_reshards, alike_values, search_lines
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.pairing import components_of
-from shardy_py.plan.values import PlannedValue, typed
-from shardy_py.view.text_tree import Node, fitted, joined, tree_of
+from shardy_py.plan.values import typed
+from shardy_py.view.leaves import Listed, by_path, bytes_of, inputs_of, outputs_of
+from shardy_py.view.text_moves import equal_reshards
+from shardy_py.view.text_tree import fitted, joined
 
 if TYPE_CHECKING:
     from shardy_py.facade import Plan
-    from shardy_py.plan import Finding, Reshard
+    from shardy_py.plan import Finding
     from shardy_py.plan.cost_analysis import CostAnalysis
     from shardy_py.plan.diff import PlanDiff, ReshardChange, ValueChange
     from shardy_py.plan.memory.report import MemoryAnalysis
@@ -41,9 +42,9 @@ def plan_tables(plan: Plan, limit: int) -> Iterator[RenderableType]:
     if plan.search is not None:
         yield Text.assemble("planner: ", plan.search.headline)
     yield ""
-    yield _tree("inputs", plan, plan.inputs, limit)
+    yield _tree("inputs", plan, inputs_of(plan), limit)
     yield ""
-    yield _tree("outputs", plan, plan.outputs, limit)
+    yield _tree("outputs", plan, outputs_of(plan), limit)
     if plan.collectives:
         yield ""
         yield _collectives(plan)
@@ -55,13 +56,8 @@ def plan_tables(plan: Plan, limit: int) -> Iterator[RenderableType]:
         yield from finding_lines(plan.findings, limit)
 
 
-def _tree(title: str, plan: Plan, values: Sequence[PlannedValue], limit: int) -> RenderableType:
-    leaves = []
-    for value in values:
-        size = local_bytes(value.type, value.sharding, plan.program.meshes)
-        leaves.append((components_of(value.path), Node("", typed(value.type, value.sharding), size)))
-    nodes = tree_of(leaves)
-    total = sum(node.bytes * node.times for node in nodes)
+def _tree(title: str, plan: Plan, values: Sequence[Listed], limit: int) -> RenderableType:
+    nodes = by_path(plan, values)
     rows: list[tuple[str, Text, str, str]] = []
     stack = [(node, 0) for node in reversed(fitted(joined(nodes), limit))]
     while stack:
@@ -69,7 +65,7 @@ def _tree(title: str, plan: Plan, values: Sequence[PlannedValue], limit: int) ->
         size = format_bytes(node.bytes) if node.count else ""
         rows.append(("  " * level + node.label, type_text(node.text), size, f"x{node.times}" if node.times > 1 else ""))
         stack.extend((child, level + 1) for child in reversed(node.children))
-    note = f"{len(values):,} array{'' if len(values) == 1 else 's'}, {format_bytes(total)} on each device"
+    note = f"{len(values):,} array{'' if len(values) == 1 else 's'}, {format_bytes(bytes_of(nodes))} on each device"
     return (
         table(title, ("path*", "type*", "on each device>", ""), rows, note) if rows else Text.assemble((title, "bold"), ("  none", "dim"))
     )
@@ -80,7 +76,7 @@ def _collectives(plan: Plan) -> RenderableType:
     for c in plan.collectives:
         entry = totals.setdefault((c.kind, ", ".join(c.axes)), [0, 0])
         entry[0] += 1
-        entry[1] += c.received_bytes * (c.trips or 1)
+        entry[1] += c.call_bytes
     rows = [
         (kind, Text(axes, "cyan"), f"{count:,}", format_bytes(size))
         for (kind, axes), (count, size) in sorted(totals.items(), key=lambda item: -item[1][1])
@@ -91,21 +87,16 @@ def _collectives(plan: Plan) -> RenderableType:
 
 def _reshards(plan: Plan, limit: int) -> RenderableType:
     """Reshards with the most bytes first; alike ones of several values share a line."""
-    groups: dict[tuple[object, ...], list[Reshard]] = {}
-    for r in plan.reshards:
-        groups.setdefault((r.type, r.source, r.target, r.collectives, r.bytes_per_device, r.reason, r.location, r.trips), []).append(r)
-    ordered = sorted(groups.values(), key=lambda group: -len(group) * group[0].bytes_per_device * (group[0].trips or 1))
+    ordered = sorted(equal_reshards(plan.reshards), key=lambda group: -len(group) * group[0].call_bytes)
     rows = []
     for group in ordered[: max(limit // 3, 1)]:
         r = group[0]
-        trips = " each trip" if r.trips is None else f" x{r.trips}" if r.trips != 1 else ""
         value = r.value + (f" and {len(group) - 1} more" if len(group) > 1 else "")
         only_sums = r.source is not None and r.target is not None and bool(r.source.unreduced) and r.source.are_dim_axes_equal(r.target)
         moved = Text() if only_sums else Text.assemble(type_text(typed(r.type, r.source)), " -> ")
         cells = Text.assemble(f"{value} ", moved, type_text(typed(r.type, r.target)))
-        steps = ", ".join(map(str, r.collectives))
-        place = r.location.rpartition("/")[2]
-        rows.append((format_bytes(r.bytes_per_device) + trips, steps, place, cells, (r.primitive or r.reason) if only_sums else r.reason))
+        steps, place, size = ", ".join(map(str, r.collectives)), r.location.rpartition("/")[2], format_bytes(r.bytes_per_device)
+        rows.append((size + trips_text(r.trips), steps, place, cells, (r.primitive or r.reason) if only_sums else r.reason))
     left = sum(map(len, ordered[len(rows) :]))
     note = f"{len(plan.reshards):,}" + (f", the {left:,} smallest are not shown" if left else "")
     return table("reshards", ("bytes>", "as*", "line", "value*", "for*"), rows, note)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from shardy_py.dialect.format import sizes_text
 from shardy_py.errors import ShardyError
 
 
@@ -161,7 +162,7 @@ def lay_out(axes: Mapping[str, int], hardware: Joined, user_links: Mapping[str, 
     user_links = {} if user_links is None else dict(user_links)
     for axis in user_links:
         if axis not in axes:
-            axis_names = ", ".join(f"{name}={size}" for name, size in axes.items()) or "no axes"
+            axis_names = sizes_text(axes) or "no axes"
             raise LinkError(
                 f"unknown mesh axis {axis!r}",
                 where="links",

@@ -9,7 +9,7 @@ An axis name that is not an identifier is quoted.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from shardy_py.dialect._quote import quoted
 from shardy_py.dialect.axis import AxisRef
@@ -52,6 +52,16 @@ def format_axis(axis: AxisRef) -> str:
     """`x`, `x:(1)2`, or `"odd name"`."""
     name = axis.name if axis.name.isidentifier() else quoted(axis.name)
     return name if axis.sub_axis is None else f"{name}:{axis.sub_axis}"
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """The axes of a mesh in a sentence.
+
+    Example:
+        >>> sizes_text({"data": 4, "model": 2})
+        'data=4, model=2'
+    """
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:

@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
+from shardy_py.dialect.format import sizes_text
 from shardy_py.dialect.regroup import regrouped
 from shardy_py.errors import MeshError
 
@@ -90,7 +91,7 @@ class Meshes:
             raise self._another("a sharding", mesh)
 
     def _another(self, what: str, mesh: Any) -> MeshError:
-        own, other = (", ".join(f"{name}={size}" for name, size in m.shape.items()) for m in (self.main, mesh))
+        own, other = (sizes_text(m.shape) for m in (self.main, mesh))
         return MeshError(
             f"{what} is over another mesh, {other}",
             why=f"the function is planned for {own}; its devices, in that order, cannot be cut as that mesh has them",

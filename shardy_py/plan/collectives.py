@@ -59,8 +59,33 @@ class Collective:
         """Bytes that a device receives in one call; None where the number of trips is unknown."""
         return None if self.trips is None else self.received_bytes * self.trips
 
+    @property
+    def call_bytes(self) -> int:
+        """Bytes that a device receives in one call, a loop with an unknown number of trips taken for one."""
+        return self.received_bytes * (1 if self.trips is None else self.trips)
+
+    @property
+    def operand(self) -> str:
+        """Type and shape of the operand, `float32[8,8]`; empty where unknown."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]" if self.dtype else ""
+
     def __str__(self) -> str:
         return lines([self])[0]
+
+
+def received_by(collectives: Iterable[Collective]) -> int:
+    """Bytes that a device receives in one call, over some collectives."""
+    return sum(c.call_bytes for c in collectives)
+
+
+def trips_text(trips: int | None) -> str:
+    """The number of trips behind the bytes of one; empty for a single one.
+
+    Example:
+        >>> trips_text(3), trips_text(1), trips_text(None)
+        (' x3', '', ' each trip')
+    """
+    return " each trip" if trips is None else f" x{trips}" if trips != 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +121,7 @@ def summary(collectives: Iterable[Collective]) -> tuple[Total, ...]:
     totals: dict[str, Total] = {}
     for c in collectives:
         old = totals.get(c.kind, Total(c.kind, 0, 0, True))
-        runs = 1 if c.trips is None else c.trips
-        totals[c.kind] = Total(c.kind, old.count + 1, old.bytes + c.received_bytes * runs, old.exact and c.trips is not None)
+        totals[c.kind] = Total(c.kind, old.count + 1, old.bytes + c.call_bytes, old.exact and c.trips is not None)
     order = (*KINDS, *(kind for kind in totals if kind not in KINDS))
     return tuple(totals[kind] for kind in order if kind in totals)
 
@@ -116,12 +140,10 @@ def lines(collectives: Sequence[Collective]) -> list[str]:
 
 
 def _cells(c: Collective) -> tuple[str, ...]:
-    trips = " each trip" if c.trips is None else f" x{c.trips}" if c.trips != 1 else ""
-    operand = f"{c.dtype}[{','.join(map(str, c.shape))}]" if c.dtype else ""
     return (
         f"{c.kind}({','.join(c.axes)})",
-        " ".join(part for part in (c.value, operand) if part),
-        format_bytes(c.received_bytes) + trips,
+        " ".join(part for part in (c.value, c.operand) if part),
+        format_bytes(c.received_bytes) + trips_text(c.trips),
         c.location.rpartition("/")[2],
         c.primitive,
     )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.links import AxisLinks, Level, levels_of
 from shardy_py.dialect import Mesh
-from shardy_py.dialect.format import aligned, printable
+from shardy_py.dialect.format import aligned, printable, sizes_text
 from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.movements import format_bytes
@@ -444,8 +444,7 @@ def _where(location: str) -> str:
 
 def cost_text(cost: CostAnalysis, limit: int) -> str:
     """See `CostAnalysis.as_text`."""
-    axes = ", ".join(f"{name}={size}" for name, size in cost.mesh.shape.items())
-    lines = [f"cost of {cost.name} per device, on mesh {axes}" + ("" if cost.hardware is None else f" of {cost.hardware.name}")]
+    lines = [_head(cost)]
     if cost.hardware is not None and cost.links:
         lines.append(f"  {layout_text(cost)}")
     lines += [f"  {line}" for line in aligned(summary_rows(cost))]
@@ -456,6 +455,11 @@ def cost_text(cost: CostAnalysis, limit: int) -> str:
     return "\n".join(lines)
 
 
+def _head(cost: CostAnalysis) -> str:
+    on = "" if cost.hardware is None else f" of {cost.hardware.name}"
+    return f"cost of {cost.name} per device, on mesh {sizes_text(cost.mesh.shape)}{on}"
+
+
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     right = [i for i, head in enumerate(rows[0]) if head in ("FLOP", "memory", "received", "trips", "time", "compute", "communication")]
     return aligned(rows, right)
@@ -463,11 +467,9 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def cost_html(cost: CostAnalysis, limit: int = 12) -> str:
     """A table of totals and the tables of `as_text`, to be folded out."""
-    axes = ", ".join(f"{name}={size}" for name, size in cost.mesh.shape.items())
-    head = f"cost of {cost.name} per device, on mesh {axes}" + ("" if cost.hardware is None else f" of {cost.hardware.name}")
     rows = "".join(f"<tr><th style='text-align:left'>{escape(a.strip())}</th><td>{escape(b)}</td></tr>" for a, b in summary_rows(cost))
     notes = "".join(f"<p>{escape(remark)}</p>" for remark in remarks(cost))
-    parts = [f"<div><b>{escape(head)}</b><table>{rows}</table>{notes}"]
+    parts = [f"<div><b>{escape(_head(cost))}</b><table>{rows}</table>{notes}"]
     for title, heads, cells in tables(cost, limit):
         header = "".join(f"<th style='text-align:left'>{escape(cell)}</th>" for cell in heads)
         body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from shardy_py.dialect.format import aligned, printable
+from shardy_py.dialect.format import aligned, printable, sizes_text
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.checks.table import findings_of
+from shardy_py.plan.collectives import received_by
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
 from shardy_py.plan.findings import Finding
@@ -174,19 +175,15 @@ def diff_plans(before: PlanRecord, after: PlanRecord) -> PlanDiff:
     names = _new_names(before, after, matches)
     return PlanDiff(
         names=(before.name, after.name),
-        meshes=(_mesh_text(before), _mesh_text(after)),
+        meshes=(sizes_text(before.mesh.shape), sizes_text(after.mesh.shape)),
         values=tuple(_values(before, after, matches)),
         reshards=tuple(_reshards(before, after, names)),
         collectives=tuple(_collectives(before, after)),
         new_findings=tuple(_only_in(after, before, {new: old for old, new in names.items()})),
         gone_findings=tuple(_only_in(before, after, names)),
-        bytes=(_received(before), _received(after)),
+        bytes=(received_by(collectives_of(before)), received_by(collectives_of(after))),
         searches=(_search_text(before), _search_text(after)),
     )
-
-
-def _mesh_text(plan: PlanRecord) -> str:
-    return ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
 
 
 def _search_text(plan: PlanRecord) -> str:
@@ -257,7 +254,7 @@ def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -
     pairs += ((reshard, None) for reshard in left)
     for old, new in pairs:
         was, now = ("" if reshard is None else _movement(reshard) for reshard in (old, new))
-        size, new_size = (0 if reshard is None else _total(reshard) for reshard in (old, new))
+        size, new_size = (0 if reshard is None else reshard.call_bytes for reshard in (old, new))
         if was == now and size == new_size:
             continue
         shown = new or old
@@ -276,10 +273,6 @@ def _movement(reshard: Reshard) -> str:
     return f"{reshard.change}: {steps}"
 
 
-def _total(reshard: Reshard) -> int:
-    return reshard.bytes_per_device * (1 if reshard.trips is None else reshard.trips)
-
-
 def _collectives(before: PlanRecord, after: PlanRecord) -> Iterable[CollectiveChange]:
     counted: list[dict[tuple[str, str], list[int]]] = []
     for plan in (before, after):
@@ -287,16 +280,12 @@ def _collectives(before: PlanRecord, after: PlanRecord) -> Iterable[CollectiveCh
         for c in collectives_of(plan):
             total = totals[c.kind, ",".join(c.axes)]
             total[0] += 1
-            total[1] += c.received_bytes * (1 if c.trips is None else c.trips)
+            total[1] += c.call_bytes
         counted.append(totals)
     for kind, axes in sorted(counted[0].keys() | counted[1].keys()):
         (count, size), (new_count, new_size) = (totals.get((kind, axes), [0, 0]) for totals in counted)
         if (count, size) != (new_count, new_size):
             yield CollectiveChange(kind, axes, count, new_count, size, new_size)
-
-
-def _received(plan: PlanRecord) -> int:
-    return sum(c.received_bytes * (1 if c.trips is None else c.trips) for c in collectives_of(plan))
 
 
 def _only_in(plan: PlanRecord, other: PlanRecord, names: Mapping[str, str]) -> Iterable[Finding]:

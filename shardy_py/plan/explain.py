@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from shardy_py.dialect import TensorSharding
+from shardy_py.dialect.format import sizes_text
 from shardy_py.errors import ShardyError, UserError
 from shardy_py.ir import Value
 from shardy_py.passes.propagation.graph import Holder
@@ -142,7 +143,7 @@ def _check_axis(plan: PlanRecord, axis: str | None) -> None:
         raise _error(
             f"unknown mesh axis {axis!r}",
             where=f"plan of {plan.name}",
-            why=f"the mesh has {', '.join(f'{name}={size}' for name, size in plan.mesh.shape.items())}",
+            why=f"the mesh has {sizes_text(plan.mesh.shape)}",
             fix=f"use one of {', '.join(map(repr, plan.mesh.shape))}",
         )
 

@@ -17,6 +17,7 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE
 from shardy_py.passes.pipelines import PlanPipeline
 from shardy_py.plan.analysis import Analysis
+from shardy_py.plan.collectives import received_by
 from shardy_py.plan.explicit import Lineage
 from shardy_py.plan.partitioner import partition
 from shardy_py.plan.prediction.conflicts import ConflictCache, conflicts
@@ -81,8 +82,7 @@ def jit_program_of(plan: PlanRecord) -> JitProgram:
 
 
 def _received_bytes(program: Program) -> int:
-    transfers = partition(program, lambda value: "").transfers
-    return sum(t.collective.received_bytes * (t.collective.trips or 1) for t in transfers)
+    return received_by(transfer.collective for transfer in partition(program, lambda value: "").transfers)
 
 
 def _around_mispartitioned(program: Program) -> set[Value]:

@@ -71,6 +71,11 @@ class Reshard:
         return None if self.trips is None else self.bytes_per_device * self.trips
 
     @property
+    def call_bytes(self) -> int:
+        """Bytes that each device receives in one call, a loop with an unknown number of trips taken for one."""
+        return self.bytes_per_device * (1 if self.trips is None else self.trips)
+
+    @property
     def change(self) -> str:
         """Its type with the sharding before, and if that differs with the one afterwards."""
         before, after = typed(self.type, self.source), typed(self.type, self.target)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shardy_py.facade import Plan
-from shardy_py.plan.collectives import KINDS, Collective, lines
+from shardy_py.plan.collectives import KINDS, Collective, lines, received_by
 from shardy_py.plan.movements import format_bytes
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -91,7 +91,7 @@ class _Limit:
     def measure(self, matches: list[Collective]) -> int:
         if not self.is_bytes:
             return len(matches)
-        return sum(c.received_bytes * (1 if c.trips is None else c.trips) for c in matches)
+        return received_by(matches)
 
     def holds(self, actual: int) -> bool:
         return _RELATIONS[self.relation](actual, self.number)

@@ -97,7 +97,7 @@ def _reshards(plan: Plan, reshards: Sequence[Reshard]) -> dict[str, Any]:
     for reshard in reshards:
         entry = entries.setdefault(_described(reshard, inputs), {"count": 0, "bytes": 0})
         entry["count"] += 1
-        entry["bytes"] += reshard.bytes_per_device * (1 if reshard.trips is None else reshard.trips)
+        entry["bytes"] += reshard.call_bytes
     return dict(sorted(entries.items()))
 
 
@@ -113,7 +113,7 @@ def _collectives(plan: Plan) -> dict[str, Any]:
     for c in plan.collectives:
         entry = entries.setdefault(_name(c), {"count": 0, "bytes": 0})
         entry["count"] += 1
-        entry["bytes"] += c.received_bytes * (1 if c.trips is None else c.trips)
+        entry["bytes"] += c.call_bytes
     return dict(sorted(entries.items()))
 
 

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardy_py.dialect.format import sizes_text
 from shardy_py.ir import Block, Op, Value
 from shardy_py.plan import costing
 from shardy_py.plan.executed import Executed, executed
@@ -52,7 +53,7 @@ def timeline(plan: PlanRecord, hardware: str | Hardware | None = None, links: Ma
         speed = f"nominal: {format_bytes(int(NOMINAL_MEMORY))}/s of memory, {format_bytes(int(NOMINAL_LINK))}/s of links"
     else:
         speed = analysis.hardware.name
-    mesh = ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
+    mesh = sizes_text(plan.mesh.shape)
     return {
         "traceEvents": [*_names(f"plan of {plan.name} on {mesh}", scheduler.tracks), *scheduler.events, *counter],
         "displayTimeUnit": "ns",

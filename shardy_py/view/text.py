@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardy_py.dialect.format import sizes_text
 from shardy_py.errors import ShardyError
 from shardy_py.ir.jax_calls import CALLS
 from shardy_py.plan.checks.accept import Alike, alike
@@ -47,7 +48,7 @@ def plan_text(
     for name, number in (("depth", depth), ("limit", limit)):
         if number is not None and number < 1:
             raise ShardyError(f"{name} is {number}", where="Plan.as_text", why="it counts lines or levels", fix="at least 1, or None")
-    axes = ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
+    axes = sizes_text(plan.mesh.shape)
     shown = Filter(where, plan)
     lines = [f"plan of {plan.name} on mesh {axes}"]
     if where is not None:

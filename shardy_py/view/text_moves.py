@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardy_py.plan.collectives import trips_text
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.values import typed
 
@@ -24,12 +25,17 @@ def reshards(reshards_of_plan: Sequence[Reshard], limit: int | None) -> list[str
         reshards_of_plan: The reshards.
         limit: About three times as many lines as are shown; None for all.
     """
+    moves = [_Move(len(g), g[0].bytes_per_device, g[0].trips, _reshard(g)) for g in equal_reshards(reshards_of_plan)]
+    return _moves("reshard", moves, limit)
+
+
+def equal_reshards(reshards_of_plan: Iterable[Reshard]) -> list[list[Reshard]]:
+    """Groups of reshards that differ in nothing but the value, in order of the first of each."""
     groups: dict[object, list[Reshard]] = {}
     for r in reshards_of_plan:
         key = (r.type, r.source, r.target, r.collectives, r.bytes_per_device, r.reason, r.location, r.trips)
         groups.setdefault(key, []).append(r)
-    moves = [_Move(len(g), g[0].bytes_per_device, g[0].trips, _reshard(g)) for g in groups.values()]
-    return _moves("reshard", moves, limit)
+    return list(groups.values())
 
 
 def collectives(collectives_of_plan: Sequence[Collective], limit: int | None) -> list[str]:
@@ -58,7 +64,7 @@ class _Move:
     @property
     def total(self) -> int:
         """Bytes of one of them in a call, one trip counted where the number is unknown."""
-        return self.bytes * (self.trips or 1)
+        return self.bytes * (1 if self.trips is None else self.trips)
 
 
 def _moves(what: str, moves: Sequence[_Move], limit: int | None) -> list[str]:
@@ -82,16 +88,11 @@ def _moves(what: str, moves: Sequence[_Move], limit: int | None) -> list[str]:
     return [f"{what}s  {count:,}, {bring} {least}{total} to each device in a call", *lines, *more]
 
 
-def _times(trips: int | None) -> str:
-    return " each trip" if trips is None else f" x{trips}" if trips != 1 else ""
-
-
 def _collective(group: Sequence[Collective]) -> _Row:
     c = group[0]
-    operand = f"{c.dtype}[{','.join(map(str, c.shape))}]" if c.dtype else ""
     steps = f"{c.kind}({','.join(c.axes)})"
-    what = " of ".join(part for part in (operand, c.value) if part) + (f" and {len(group) - 1} more" if len(group) > 1 else "")
-    return format_bytes(c.received_bytes), _times(c.trips), steps, c.location.rpartition("/")[2], what
+    what = " of ".join(part for part in (c.operand, c.value) if part) + (f" and {len(group) - 1} more" if len(group) > 1 else "")
+    return format_bytes(c.received_bytes), trips_text(c.trips), steps, c.location.rpartition("/")[2], what
 
 
 def _reshard(group: Sequence[Reshard]) -> _Row:
@@ -103,4 +104,4 @@ def _reshard(group: Sequence[Reshard]) -> _Row:
     else:
         move = f"{typed(r.type, r.source)} -> {target[target.find('[') :]}"
     steps = ", ".join(map(str, r.collectives))
-    return format_bytes(r.bytes_per_device), _times(r.trips), steps, r.location.rpartition("/")[2], f"{value} {move}  {reason}"
+    return format_bytes(r.bytes_per_device), trips_text(r.trips), steps, r.location.rpartition("/")[2], f"{value} {move}  {reason}"

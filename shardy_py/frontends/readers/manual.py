@@ -9,6 +9,7 @@ from typing import Any
 from jax.extend.core import JaxprEqn
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shardy_py.dialect.format import sizes_text
 from shardy_py.errors import MeshError
 from shardy_py.frontends import _jax
 from shardy_py.frontends.importer import Importer, Scope
@@ -70,7 +71,7 @@ def _over_other_axes(importer: Importer, eqn: JaxprEqn, scope: Scope, block: Blo
     params = eqn.params
     mesh = params["mesh"]
     if importer.manual is not None or len(params["newly_manual_axes"]) < len(mesh.axis_names):
-        axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+        axes = sizes_text(mesh.shape)
         raise MeshError(
             f"a shard_map is over another mesh, {axes}",
             why="over other axes than those of the function's mesh it can be planned only where all of them are manual",

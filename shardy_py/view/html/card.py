@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardy_py.plan.checks.accept import Alike, alike
 from shardy_py.plan.checks.table import findings_of
-from shardy_py.plan.collectives import Collective, summary
+from shardy_py.plan.collectives import Collective, received_by, summary
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
@@ -103,7 +103,7 @@ def _sent(collectives: Sequence[Collective] | None) -> str:
     if collectives is None:
         return ""
     totals = summary(collectives)
-    size = format_bytes(sum(total.bytes for total in totals))
+    size = format_bytes(received_by(collectives))
     exact = all(total.exact for total in totals)
     kinds = ", ".join(f"{total.count} {total.kind}" for total in totals)
     return _fact("communication per device and call", size if exact else f"at least {size}", kinds or "no data moves between devices")
@@ -154,7 +154,7 @@ def _rows(nodes: Sequence[Node], level: int, rows: list[str]) -> None:
 
 
 def _moves(reshards: Sequence[Reshard]) -> str:
-    ordered = sorted(reshards, key=lambda r: -r.bytes_per_device * (r.trips or 1))
+    ordered = sorted(reshards, key=lambda r: -r.call_bytes)
     rows = [f"<tr><td {_CELL}>{_code(str(r))}</td></tr>" for r in ordered[:MOVES_SHOWN]]
     return _folded("reshards", len(reshards), rows) if reshards else ""
 

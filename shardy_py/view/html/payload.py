@@ -145,8 +145,7 @@ class _Reader:
 
     def _collective(self, c: Collective, origin: Origin | None) -> list[Any]:
         text = self.tables.strings
-        operand = f"{c.dtype}[{','.join(map(str, c.shape))}]" if c.dtype else ""
-        head = [self._moving(c.value, origin), c.value, c.kind, list(c.axes), c.group_size, operand]
+        head = [self._moving(c.value, origin), c.value, c.kind, list(c.axes), c.group_size, c.operand]
         return [*head, c.received_bytes, c.trips, text(c.primitive), self._at(c.location)]
 
     def _finding(self, f: Any) -> list[Any]:
