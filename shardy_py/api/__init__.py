@@ -15,8 +15,8 @@ from shardy_py.api.annotations import propagation_barrier as propagation_barrier
 from shardy_py.api.annotations import sharding_group as sharding_group
 from shardy_py.api.annotations import with_sharding_constraint as with_sharding_constraint
 from shardy_py.api.auto import AutoSharded as AutoSharded
+from shardy_py.api.auto import Decoration, decorate
 from shardy_py.api.auto import Traced as Traced
-from shardy_py.api.auto import decorate
 from shardy_py.api.caches import clear_caches as clear_caches
 from shardy_py.api.custom_rules import sharding_rule as sharding_rule
 from shardy_py.api.logical_axes import LogicalAxisRules
@@ -156,39 +156,7 @@ def auto_shard(
         >>> print(plan.outputs[0])
         result: float32[32@data,256@model]
     """
-    if fun is None:
-        return functools.partial(
-            auto_shard,
-            mesh=mesh,
-            in_shardings=in_shardings,
-            out_shardings=out_shardings,
-            rules=rules,
-            logical_axis_rules=logical_axis_rules,
-            options=options,
-            planner=planner,
-            lowering=lowering,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames,
-            keep_unused=keep_unused,
-            inline=inline,
-            compiler_options=compiler_options,
-        )
     jit = JitKeywords(keep_unused, inline, None if compiler_options is None else dict(compiler_options))
-    return decorate(
-        fun,
-        mesh=mesh,
-        in_shardings=in_shardings,
-        out_shardings=out_shardings,
-        rules=rules,
-        logical_axis_rules=logical_axis_rules,
-        options=options,
-        planner=planner,
-        lowering=lowering,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-        donate_argnums=donate_argnums,
-        donate_argnames=donate_argnames,
-        jit=jit,
-    )
+    arguments = (static_argnums, static_argnames, donate_argnums, donate_argnames)
+    decoration = Decoration(mesh, in_shardings, out_shardings, rules, logical_axis_rules, options, planner, lowering, *arguments, jit=jit)
+    return functools.partial(decorate, decoration) if fun is None else decorate(decoration, fun)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import types
@@ -122,14 +123,21 @@ class Traced:
 
 @dataclass(frozen=True)
 class Decoration:
-    """The arguments of `auto_shard` besides the function."""
+    """The arguments of `auto_shard` besides the function, as the user gave them."""
 
     mesh: AnyMesh | int | None
-    settings: Settings
+    in_shardings: Any
+    out_shardings: Any
+    rules: NameRules | None
+    logical_axis_rules: LogicalAxisRules | None
+    options: Options | None
+    planner: Planner | None
+    lowering: str
     static_argnums: int | Sequence[int] | None
     static_argnames: str | Iterable[str] | None
     donate_argnums: int | Sequence[int] | None
     donate_argnames: str | Iterable[str] | None
+    jit: JitKeywords
 
 
 class AutoSharded(Generic[P, R]):
@@ -150,12 +158,12 @@ class AutoSharded(Generic[P, R]):
     __qualname__: str
     __wrapped__: Callable[P, R]
 
-    def __init__(self, fun: Callable[P, R], decoration: Decoration) -> None:
+    def __init__(self, fun: Callable[P, R], decoration: Decoration, settings: Settings) -> None:
         functools.update_wrapper(self, fun)
         self.__wrapped__ = fun
         self.plan_count = 0
         self._decoration = decoration
-        self._settings = decoration.settings
+        self._settings = settings
         self._arguments = Arguments(
             fun, decoration.static_argnums, decoration.static_argnames, decoration.donate_argnums, decoration.donate_argnames
         )
@@ -355,23 +363,9 @@ class AutoSharded(Generic[P, R]):
             >>> print(step.replace(mesh={"data": 1024}).plan(jax.ShapeDtypeStruct((4096,), jnp.float32)).mesh)
             #sdy.mesh<["data"=1024]>
         """
-        settings, decoration = self._settings, self._decoration
-        return decorate(
-            settings.fun,
-            mesh=decoration.mesh if mesh is None else mesh,
-            in_shardings=settings.in_shardings,
-            out_shardings=settings.out_shardings,
-            rules=settings.rules,
-            logical_axis_rules=settings.logical_axis_rules,
-            options=settings.options if options is None else options,
-            lowering=settings.lowering if lowering is None else lowering,
-            static_argnums=decoration.static_argnums,
-            static_argnames=decoration.static_argnames,
-            donate_argnums=decoration.donate_argnums,
-            donate_argnames=decoration.donate_argnames,
-            planner=settings.planner if planner is None else planner,
-            jit=settings.jit,
-        )
+        changes = {"mesh": mesh, "lowering": lowering, "options": options, "planner": planner}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        return decorate(dataclasses.replace(self._decoration, **changes), self.__wrapped__)
 
     def clear_cache(self) -> None:
         """Forgets all plans and compiled programs."""
@@ -471,36 +465,31 @@ def _is_manual(view: MeshView, name: str) -> bool:
     return True
 
 
-def decorate(
-    fun: Callable[P, R],
-    *,
-    mesh: AnyMesh | int | None,
-    in_shardings: Any,
-    out_shardings: Any,
-    rules: NameRules | None,
-    logical_axis_rules: LogicalAxisRules | None,
-    options: Options | None,
-    planner: Planner | None,
-    lowering: str,
-    static_argnums: int | Sequence[int] | None,
-    static_argnames: str | Iterable[str] | None,
-    donate_argnums: int | Sequence[int] | None,
-    donate_argnames: str | Iterable[str] | None,
-    jit: JitKeywords,
-) -> AutoSharded[P, R]:
+@api_boundary
+def decorate(decoration: Decoration, fun: Callable[P, R]) -> AutoSharded[P, R]:
     """Checks the arguments of `auto_shard` and decorates a function; see there."""
-    _check(fun, options, planner, lowering)
+    mesh = decoration.mesh
+    _check(fun, decoration.options, decoration.planner, decoration.lowering)
     host_threads.provide()
     tell_end()
     if mesh is None:
-        mesh = mesh_of((in_shardings, out_shardings))
+        mesh = mesh_of((decoration.in_shardings, decoration.out_shardings))
     if isinstance(mesh, int):
-        check_devices(mesh, planner)
+        check_devices(mesh, decoration.planner)
     elif mesh is not None:
         view_of(mesh)
-    by_name, by_axis = check_rules(rules), check_logical_rules(logical_axis_rules)
-    settings = Settings(fun, in_shardings, out_shardings, by_name, options or Options(), str(lowering), jit, by_axis, planner)
-    return AutoSharded(fun, Decoration(mesh, settings, static_argnums, static_argnames, donate_argnums, donate_argnames))
+    settings = Settings(
+        fun,
+        decoration.in_shardings,
+        decoration.out_shardings,
+        check_rules(decoration.rules),
+        decoration.options or Options(),
+        str(decoration.lowering),
+        decoration.jit,
+        check_logical_rules(decoration.logical_axis_rules),
+        decoration.planner,
+    )
+    return AutoSharded(fun, dataclasses.replace(decoration, mesh=mesh), settings)
 
 
 def _check(fun: object, options: object, planner: object, lowering: object) -> None:
