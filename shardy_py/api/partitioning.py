@@ -61,29 +61,17 @@ class Partitioning:
         return self.traced.request.settings.lowering == "auto"
 
     def obstacle(self, plan: PlanRecord) -> Finding | None:
-        """Why XLA's partitioner runs the plan; None where the region does. Decided once.
-
-        Args:
-            plan: The plan of it.
-        """
+        """Why XLA's partitioner runs the plan; None where the region does. Decided once."""
         if self._choice is None:
             self._choice = (obstacle(functools.partial(self.partitioned, plan)) if self.may_be_left else None,)
         return self._choice[0]
 
     def is_run(self, plan: PlanRecord) -> bool:
-        """Whether the region runs.
-
-        Args:
-            plan: The plan of it.
-        """
+        """Whether the region runs."""
         return self.obstacle(plan) is None
 
     def partitioned(self, plan: PlanRecord) -> Partitioned:
-        """The traced jaxpr as one region of local arrays.
-
-        Args:
-            plan: The plan of it.
-        """
+        """The traced jaxpr as one region of local arrays."""
         if self._partitioned is None:
             request = self.traced.request
             view, options = request.view, request.settings.options
@@ -108,36 +96,20 @@ class Partitioning:
         return used_part(whole, (True,) * len(whole.out_avals))
 
     def collectives(self, plan: PlanRecord) -> tuple[Collective, ...]:
-        """The collectives of the region.
-
-        Args:
-            plan: The plan of it.
-        """
+        """The collectives of the region."""
         return self.partitioned(plan).collectives
 
     def region_jaxpr(self, plan: PlanRecord) -> Jaxpr:
-        """The body of the region.
-
-        Args:
-            plan: The plan of it.
-        """
+        """The body of the region."""
         return self.partitioned(plan).body
 
     def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:
-        """Findings on ops that run whole in the region, or the reason why the region does not run.
-
-        Args:
-            plan: The plan of it.
-        """
+        """Findings on ops that run whole in the region, or the reason why the region does not run."""
         why = self.obstacle(plan)
         return self.partitioned(plan).findings if why is None else (why,)
 
     def local_program(self, plan: PlanRecord) -> Program:
-        """The region as a program: a manual computation over arrays as they are on one device. Cost, memory and stores share it.
-
-        Args:
-            plan: The plan of it.
-        """
+        """The region as a program: a manual computation over arrays as they are on one device. Cost, memory and stores share it."""
         if self._local is None:
             region = self.partitioned(plan)
             mesh = PlannedMesh(tuple((name, region.mesh.shape[name]) for name in region.mesh.axis_names))

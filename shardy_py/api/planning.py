@@ -221,11 +221,7 @@ def _run_cheaper(planning: _Planning, searcher: Searcher, best: Candidate, searc
 
 
 class _Planning:
-    """A traced call on its way to a plan.
-
-    Args:
-        traced: The call.
-    """
+    """A traced call on its way to a plan."""
 
     def __init__(self, traced: TracedCall) -> None:
         self.traced = traced

@@ -123,20 +123,12 @@ def abstract_mesh(plan: PlanRecord, structure: Structure) -> AbstractMesh:
 
 
 def axis_types_of(mesh: AnyMesh) -> tuple[str, ...]:
-    """The names of the types of a mesh's axes.
-
-    Args:
-        mesh: The mesh.
-    """
+    """The names of the types of a mesh's axes."""
     return tuple(kind.name for kind in mesh.axis_types)
 
 
 def devices_of(mesh: AnyMesh) -> tuple[int, ...]:
-    """The ids of a mesh's devices, in its order; none where they are 0, 1, 2, ... and for a mesh without devices.
-
-    Args:
-        mesh: The mesh.
-    """
+    """The ids of a mesh's devices, in its order; none where they are 0, 1, 2, ... and for a mesh without devices."""
     if isinstance(mesh, AbstractMesh):
         return ()
     ids = tuple(int(device.id) for device in mesh.devices.flat)

@@ -18,9 +18,6 @@ class CommandError(ShardyError):
 def one_line(error: BaseException) -> str:
     """An error as one line: message, place and fix; of an error of the user's code also its type and line.
 
-    Args:
-        error: The error.
-
     Example:
         >>> one_line(CommandError("no such mesh", where="--mesh", fix="write --mesh data=4"))
         'no such mesh (--mesh): write --mesh data=4'

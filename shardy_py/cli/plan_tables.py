@@ -130,12 +130,7 @@ def _indented(text: str, style: str = "") -> RenderableType:
 
 
 def cost_tables(cost: CostAnalysis, memory: MemoryAnalysis | None) -> Iterator[RenderableType]:
-    """Costs of a call on hardware.
-
-    Args:
-        cost: Its costs.
-        memory: Its memory.
-    """
+    """Costs of a call on hardware."""
     from shardy_py.plan.cost_analysis import summary_rows, tables
     from shardy_py.plan.memory.report import summary_rows as memory_rows
 

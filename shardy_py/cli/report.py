@@ -23,11 +23,7 @@ def dumped(data: Any) -> str:
 
 
 def plan_report(plan: Plan) -> dict[str, Any]:
-    """Name, mesh, inputs, outputs, collectives, reshards, donation, findings, and the planner's search where there was one.
-
-    Args:
-        plan: The plan.
-    """
+    """Name, mesh, inputs, outputs, collectives, reshards, donation, findings, and the planner's search where there was one."""
 
     def value(planned: PlannedValue) -> dict[str, Any]:
         size = local_bytes(planned.type, planned.sharding, plan.program.meshes)
@@ -63,9 +59,5 @@ def plan_report(plan: Plan) -> dict[str, Any]:
 
 
 def finding_report(finding: Finding) -> dict[str, Any]:
-    """A finding.
-
-    Args:
-        finding: The finding.
-    """
+    """A finding."""
     return asdict(finding)

@@ -137,11 +137,7 @@ class Fusion:
         return value in self._materialized and op.name not in CONSTANTS
 
     def accesses(self, op: Op) -> tuple[Access, ...]:
-        """The reads and writes of an op; those of ops in its regions are their own.
-
-        Args:
-            op: The op.
-        """
+        """The reads and writes of an op; those of ops in its regions are their own."""
         name, count = op.name, len(op.operands)
         if name in _NO_TRAFFIC or name in CONSTANTS or _is_folded(op):
             return ()

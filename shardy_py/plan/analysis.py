@@ -33,19 +33,11 @@ class Analysis(Generic[T]):
         functools.update_wrapper(self, compute)
 
     def __call__(self, plan: PlanRecord) -> T:
-        """The result for a plan.
-
-        Args:
-            plan: The plan.
-        """
+        """The result for a plan."""
         if self not in plan.analyses:
             plan.analyses[self] = self._compute(plan)
         return cast(T, plan.analyses[self])
 
     def is_computed(self, plan: PlanRecord) -> bool:
-        """Whether the result is at hand.
-
-        Args:
-            plan: The plan.
-        """
+        """Whether the result is at hand."""
         return self in plan.analyses

@@ -328,11 +328,7 @@ def diff_text(diff: PlanDiff, limit: int | None = None) -> str:
 
 
 def search_lines(diff: PlanDiff) -> list[str]:
-    """The two searches, where they differ, one a line.
-
-    Args:
-        diff: The differences.
-    """
+    """The two searches, where they differ, one a line."""
     if diff.searches[0] == diff.searches[1]:
         return []
     return [f"planner {sign} {text or 'none, annotations alone'}" for sign, text in zip("-+", diff.searches)]
@@ -363,11 +359,7 @@ def alike_values(changes: Iterable[ValueChange]) -> list[list[ValueChange]]:
 
 
 def alike_reshards(changes: Iterable[ReshardChange]) -> list[list[ReshardChange]]:
-    """Changes that differ in nothing but the value together, those of the most bytes first.
-
-    Args:
-        changes: Changes of reshards.
-    """
+    """Changes that differ in nothing but the value together, those of the most bytes first."""
     groups: dict[tuple[str | int, ...], list[ReshardChange]] = {}
     for c in changes:
         groups.setdefault((c.sign, c.location, c.reason, c.before, c.after, c.bytes_before, c.bytes_after), []).append(c)

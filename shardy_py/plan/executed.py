@@ -38,11 +38,7 @@ class Executed:
 
 @Analysis
 def explicit_of(plan: PlanRecord) -> Explicit:
-    """The explicit program that XLA's partitioner is predicted to make of a plan under `lowering="jit"`.
-
-    Args:
-        plan: The plan.
-    """
+    """The explicit program that XLA's partitioner is predicted to make of a plan under `lowering="jit"`."""
     run = jit_program_of(plan)
     if plan.search is not None:
         program, lineage, _ = as_xla_inlines(run.program)
@@ -53,11 +49,7 @@ def explicit_of(plan: PlanRecord) -> Explicit:
 
 @Analysis
 def collectives_of(plan: PlanRecord) -> tuple[Collective, ...]:
-    """The collectives that a call runs; see `Plan.collectives`.
-
-    Args:
-        plan: The plan.
-    """
+    """The collectives that a call runs; see `Plan.collectives`."""
     if plan.active_partitioner is None:
         return tuple(transfer.collective for transfer in explicit_of(plan).transfers)
     return plan.active_partitioner.collectives(plan)
@@ -65,11 +57,7 @@ def collectives_of(plan: PlanRecord) -> tuple[Collective, ...]:
 
 @Analysis
 def executed(plan: PlanRecord) -> Executed:
-    """The program that a device executes under a plan; the region is made if it has not been.
-
-    Args:
-        plan: The plan.
-    """
+    """The program that a device executes under a plan; the region is made if it has not been."""
     if plan.active_partitioner is None:
         explicit = explicit_of(plan)
         planned = dict(plan.intermediates)

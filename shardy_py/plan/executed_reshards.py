@@ -21,11 +21,7 @@ from shardy_py.rules.traits import CONSTRAINTS
 
 @Analysis
 def reshards_of(plan: PlanRecord) -> tuple[Reshard, ...]:
-    """The reshards that a call runs; together they are `plan.collectives`.
-
-    Args:
-        plan: The plan.
-    """
+    """The reshards that a call runs; together they are `plan.collectives`."""
     if plan.active_partitioner is not None:
         return tuple(_of_shard(plan, f"{c.primitive} in the region", [c]) for c in collectives_of(plan))
     return tuple(_reshard(plan, origin, collectives) for origin, collectives in _movements(plan).items())
@@ -33,20 +29,12 @@ def reshards_of(plan: PlanRecord) -> tuple[Reshard, ...]:
 
 @Analysis
 def origins_of(plan: PlanRecord) -> tuple[Origin | None, ...]:
-    """The origin of each of `reshards_of`; None under `lowering="shard_map"`, where a movement is of arrays of the region.
-
-    Args:
-        plan: The plan.
-    """
+    """The origin of each of `reshards_of`; None under `lowering="shard_map"`, where a movement is of arrays of the region."""
     return tuple(_movements(plan)) if plan.active_partitioner is None else (None,) * len(reshards_of(plan))
 
 
 def reshards_at(plan: PlanRecord) -> dict[Value, list[Reshard]]:
-    """The reshards of each value of the plan's program, see `moving_value`.
-
-    Args:
-        plan: The plan.
-    """
+    """The reshards of each value of the plan's program, see `moving_value`."""
     reshards: dict[Value, list[Reshard]] = {}
     for reshard, origin in zip(reshards_of(plan), origins_of(plan)):
         value = moving_value(plan, reshard.value, origin)

@@ -479,11 +479,7 @@ def _indented(lines: Sequence[str]) -> list[str]:
 
 
 def reason_text(reason: Reason) -> str:
-    """Renders a reason as a sentence.
-
-    Args:
-        reason: The reason.
-    """
+    """Renders a reason as a sentence."""
     head = f"{reason.value} has {reason.axis!r} on dimension {reason.dim}"
     if not reason.needs:
         where = f" at {reason.location}" if reason.location else ""
@@ -498,11 +494,7 @@ def reason_text(reason: Reason) -> str:
 
 
 def source_text(source: Source) -> str:
-    """Renders an annotation as a phrase.
-
-    Args:
-        source: The source.
-    """
+    """Renders an annotation as a phrase."""
     where = f" at {_short(source.location)}" if source.location else f" of {source.value}"
     return f"{source.annotation}{where}"
 

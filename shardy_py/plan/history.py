@@ -27,9 +27,6 @@ _PROPAGATION = frozenset((ANNOTATION, GROUP, MEMBER, PRIORITY, PROPAGATE, *CONST
 class History:
     """The log of one propagation.
 
-    Args:
-        log: Its steps.
-
     Attributes:
         log: Its steps.
         end: The number of the first step after the propagation, in which shardings are only cut.

@@ -58,10 +58,6 @@ def matches(pattern: str, path: str) -> bool:
 def matches_text(pattern: str, text: str) -> bool:
     """Whether a pattern matches all of a text, where `*` stands for any characters and `?` for one; there are no components.
 
-    Args:
-        pattern: The pattern.
-        text: The text.
-
     Example:
         >>> matches_text("step.py:*", "step.py:12"), matches_text("params*", "params['w']")
         (True, True)

@@ -126,12 +126,7 @@ def source_of(program: Program, op: Op) -> Location | None:
 
 
 def module_of(program: Program, op: Op) -> str:
-    """The named scopes around an op, in the form of `PlannedValue.module`.
-
-    Args:
-        program: The program.
-        op: One of its ops.
-    """
+    """The named scopes around an op, in the form of `PlannedValue.module`."""
     holder = op.parent
     around = "" if holder is None else module_of(program, holder)
     where = program.locate(op.location)
@@ -140,12 +135,7 @@ def module_of(program: Program, op: Op) -> str:
 
 
 def in_backward_pass(program: Program, op: Op) -> bool:
-    """Whether an op, or one that it stands in, is of a backward pass.
-
-    Args:
-        program: The program.
-        op: One of its ops.
-    """
+    """Whether an op, or one that it stands in, is of a backward pass."""
     return any(where is not None and is_backward(where.scope) for where in (program.locate(each.location) for each in op.outward()))
 
 

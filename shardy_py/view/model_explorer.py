@@ -24,20 +24,12 @@ _PASSED_ON = frozenset(("stablehlo.while", "sdy.named_computation", "sdy.manual_
 
 
 def graph(plan: PlanRecord) -> dict[str, Any]:
-    """A collection of one graph as plain data.
-
-    Args:
-        plan: A plan.
-    """
+    """A collection of one graph as plain data."""
     return {"label": f"plan of {plan.name}", "graphs": [{"id": plan.name, "nodes": _Nodes(plan).all()}]}
 
 
 def graph_json(plan: PlanRecord) -> str:
-    """`graph` as the text of a file.
-
-    Args:
-        plan: A plan.
-    """
+    """`graph` as the text of a file."""
     return json.dumps(graph(plan), separators=(",", ":")) + "\n"
 
 

@@ -38,11 +38,7 @@ class Estimate:
 
 
 def liveness(graph: Graph) -> Estimate:
-    """The memory that a program takes if it runs in order, each value in memory from the node that makes it to the last that reads it.
-
-    Args:
-        graph: The graph.
-    """
+    """The memory that a program takes if it runs in order, each value in memory from the node that makes it to the last that reads it."""
     lifetimes = lives(graph)
     return estimated(graph, lifetimes, [b for b in lifetimes.buffers if b.role == "temporary"])
 

@@ -97,11 +97,7 @@ def _weighed(finding: Finding) -> Finding:
 @Analysis
 @no_collection()
 def findings_of(plan: PlanRecord) -> tuple[Finding, ...]:
-    """The findings of a plan, errors first, then warnings, then notes; among those the ones with the most bytes first.
-
-    Args:
-        plan: The plan.
-    """
+    """The findings of a plan, errors first, then warnings, then notes; among those the ones with the most bytes first."""
     findings = plan.planning_findings if plan.partitioner is None else (*plan.planning_findings, *plan.partitioner.findings(plan))
     context = CheckContext(plan, list(findings))
     for kind in KINDS:

@@ -97,11 +97,7 @@ class Lifetimes:
         return tuple(Peak(step, self.resident_bytes + self.series[step], self.alive(step)) for step in steps)
 
     def alive(self, step: int) -> tuple[LiveBuffer, ...]:
-        """The temporaries that are alive at a step, the largest first.
-
-        Args:
-            step: The step.
-        """
+        """The temporaries that are alive at a step, the largest first."""
         live = [self._described(b, step) for b in self.buffers if b.start <= step <= b.end and b.bytes]
         return tuple(sorted(live, key=lambda b: -b.bytes))
 

@@ -53,12 +53,7 @@ def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanR
 
 
 def relief(plan: PlanRecord, memory: MemoryAnalysis) -> Relief:
-    """The bytes at the peak of a plan that checkpoints and further donation could free.
-
-    Args:
-        plan: The plan.
-        memory: Its analysis.
-    """
+    """The bytes at the peak of a plan that checkpoints and further donation could free."""
     return Relief(_residual_bytes(plan, memory), sum(donatable(plan.program, plan.inputs, plan.outputs, plan.donation).values()))
 
 

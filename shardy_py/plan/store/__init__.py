@@ -1,1 +1,1 @@
-"""Plans as JSON text and files, with a version; reading one runs no code."""
+"""Plans as JSON text and files, with a version; reading one runs no code. In readers, `data` is JSON data of the file."""

@@ -70,19 +70,12 @@ class Elided(AttributeText):
 
 
 def write_type(type_: Type) -> Any:
-    """A type as JSON: `["float32", [8, 16]]`, or the text of an opaque one.
-
-    Args:
-        type_: The type.
-    """
+    """A type as JSON: `["float32", [8, 16]]`, or the text of an opaque one."""
     return [type_.dtype, list(type_.shape)] if isinstance(type_, TensorType) else type_.text
 
 
 def read_type(data: Any) -> Type:
     """The inverse of `write_type`.
-
-    Args:
-        data: JSON data of the file.
 
     Raises:
         StoreError: It is no type.
@@ -257,9 +250,6 @@ def write_members(attributes: Mapping[str, Any], constant: Type | None, number: 
 
 def read_members(data: Any) -> dict[str, Any]:
     """The inverse of `write_members`.
-
-    Args:
-        data: JSON data of the file.
 
     Raises:
         StoreError: They are no attributes.

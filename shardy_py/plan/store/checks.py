@@ -41,9 +41,6 @@ def integer(data: Any, low: int = 0, high: int = LIMIT) -> int:
 def text(data: Any) -> str:
     """A text.
 
-    Args:
-        data: JSON data of the file.
-
     Raises:
         StoreError: It is something else.
     """
@@ -54,9 +51,6 @@ def text(data: Any) -> str:
 
 def boolean(data: Any) -> bool:
     """True or false.
-
-    Args:
-        data: JSON data of the file.
 
     Raises:
         StoreError: It is something else.
@@ -143,9 +137,6 @@ def at(where: str) -> Iterator[None]:
 
 def described(data: Any) -> str:
     """A piece of a file, short enough for a message.
-
-    Args:
-        data: JSON data of the file.
 
     Example:
         >>> described({"a": 1}), described([1, 2]), described("x" * 100)[:5]

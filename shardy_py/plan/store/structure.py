@@ -107,9 +107,6 @@ def _walked(data: Any) -> Iterator[None]:
 def children_of(node: Any) -> list[Any]:
     """The children of a node that is no leaf.
 
-    Args:
-        node: JSON data of the file.
-
     Raises:
         StoreError: It is no node.
     """

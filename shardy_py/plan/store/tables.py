@@ -209,9 +209,6 @@ class Reader:
 def read_mesh(data: Any) -> Mesh:
     """A mesh from its SDY text.
 
-    Args:
-        data: JSON data of the file.
-
     Raises:
         StoreError: It is no mesh.
     """

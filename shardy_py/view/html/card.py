@@ -52,9 +52,6 @@ def card(plan: PlanRecord) -> str:
     """The plan in short: three facts and the mesh, inputs and outputs, and behind triangles reshards and findings.
 
     A large plan that is run by explicit collectives is not partitioned for it: figures not yet computed are left out.
-
-    Args:
-        plan: A plan.
     """
     small = sum(1 for _ in islice(plan.program.walk(), MAX_OPS + 1)) <= MAX_OPS
     moved = collectives_of(plan) if small or plan.partitioner is None or collectives_of.is_computed(plan) else None
