@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -16,6 +15,7 @@ from shardy_py.dialect.format import aligned, printable, sizes_text
 from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Share:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class CostAnalysis(Mapping[str, float]):
+class CostAnalysis(Report, Mapping[str, float]):
     """The cost of one call on one device.
 
     As a mapping it has the names that `jax.stages.Compiled.cost_analysis()` uses, `flops`, `transcendentals`, `bytes accessed` and, given
@@ -268,22 +268,8 @@ class CostAnalysis(Mapping[str, float]):
         """Everything as dicts, lists, strings and numbers, with a version."""
         return cost_dict(self)
 
-    def to_json(self, indent: int | None = None) -> str:
-        """`to_dict` as JSON text.
-
-        Args:
-            indent: Spaces per level; None for one line.
-        """
-        return json.dumps(self.to_dict(), indent=indent)
-
     def _repr_html_(self) -> str:
         return cost_html(self)
-
-    def __str__(self) -> str:
-        return self.as_text()
-
-    def __repr__(self) -> str:
-        return self.as_text()
 
 
 _T = TypeVar("_T")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from shardy_py.plan.findings import Finding
 from shardy_py.plan.matching import partners
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.report import Report
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import PlannedValue, typed
 
@@ -105,7 +105,7 @@ class CollectiveChange:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanDiff:
+class PlanDiff(Report):
     """The differences between two plans; false where there are none.
 
     Attributes:
@@ -146,17 +146,6 @@ class PlanDiff:
     def to_dict(self) -> dict[str, Any]:
         """The differences as dicts, lists, strings and numbers, with a version."""
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
-
-    def to_json(self, indent: int | None = None) -> str:
-        """`to_dict` as JSON text.
-
-        Args:
-            indent: Spaces per level; None for one line.
-        """
-        return json.dumps(self.to_dict(), indent=indent)
-
-    def __str__(self) -> str:
-        return self.as_text()
 
     def __repr__(self) -> str:
         signs = Counter(change.sign for change in self.values)

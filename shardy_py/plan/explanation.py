@@ -14,6 +14,7 @@ from shardy_py.dialect import OpShardingRule
 from shardy_py.dialect.format import printable
 from shardy_py.dialect.rule import factor_symbol
 from shardy_py.errors import ShardyError
+from shardy_py.plan.report import Report
 
 FORMAT = "shardy_py.explanation"
 VERSION = 1
@@ -147,7 +148,7 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Explanation:
+class Explanation(Report):
     """The reasons why a value has its axes and lacks others.
 
     Attributes:
@@ -191,23 +192,9 @@ class Explanation:
         """
         return printable(explanation_text(self, full=full, width=width))
 
-    def __str__(self) -> str:
-        return self.as_text()
-
-    def __repr__(self) -> str:
-        return self.as_text()
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data: dicts, lists, texts and numbers, with a version."""
         return {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-
-    def to_json(self, indent: int | None = None) -> str:
-        """`to_dict` as JSON text.
-
-        Args:
-            indent: Spaces per level; None for one line.
-        """
-        return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Explanation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from typing import Any, Literal, Protocol
@@ -12,6 +11,7 @@ from shardy_py.dialect.format import aligned, printable
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory.models import model
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.report import Report
 
 FORMAT = "shardy_py.memory"
 VERSION = 1
@@ -124,7 +124,7 @@ class Queries(Protocol):
 
 
 @dataclass(frozen=True)
-class MemoryAnalysis:
+class MemoryAnalysis(Report):
     """Bytes on one device, under the names of `jax.stages.Compiled.memory_analysis()`.
 
     Arguments and results have memory of their own during the whole call, as XLA runs programs; temporaries share the rest, and make the
@@ -218,22 +218,8 @@ class MemoryAnalysis:
         del figures["queries"]
         return {"format": FORMAT, "version": VERSION, **figures, **derived}
 
-    def to_json(self, indent: int | None = None) -> str:
-        """`to_dict` as JSON text.
-
-        Args:
-            indent: Spaces per level; None for one line.
-        """
-        return json.dumps(self.to_dict(), indent=indent)
-
     def _repr_html_(self) -> str:
         return memory_html(self)
-
-    def __str__(self) -> str:
-        return self.as_text()
-
-    def __repr__(self) -> str:
-        return self.as_text()
 
 
 def summary_rows(memory: MemoryAnalysis) -> list[tuple[str, str]]:
