@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shardy_py.dialect import ManualAxes, TensorSharding, TensorShardingPerValue
+from shardy_py.dialect.collectives import AXES_OF
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir_text import PROPERTIES
 from shardy_py.ir import Op
@@ -100,17 +101,11 @@ def _collective(attribute: str) -> Writer:
 
 WRITERS: Mapping[str, Writer] = {
     "func.call": _callee,
-    "sdy.all_gather": _collective("gathering_axes"),
-    "sdy.all_reduce": _collective("reduction_axes"),
-    "sdy.all_slice": _collective("slicing_axes"),
-    "sdy.all_to_all": _collective("params"),
+    **{name: _collective(attribute) for name, attribute in AXES_OF.items()},
     "sdy.constant": _constant,
     "sdy.manual_computation": _computation,
     "sdy.named_computation": _computation,
     "sdy.propagation_barrier": _barrier,
-    "sdy.reduce_scatter": _collective("reduce_scatter_axes"),
-    "sdy.replicated_to_unreduced": _collective("axes"),
-    "sdy.sharded_to_unreduced": _collective("axes"),
     "sdy.sharding_group": _group,
     "stablehlo.constant": _constant,
 }

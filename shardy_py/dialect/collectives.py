@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import final
 
 from shardy_py.dialect._intern import Interned, integer
@@ -171,3 +171,27 @@ class ManualAxes(_Attribute):
     def read(cls, scanner: Scanner) -> ManualAxes:
         """Reads `{"x", "y"}` at the cursor."""
         return ManualAxes(scanner.listed("{", "}", scanner.string))
+
+
+AXES_OF: Mapping[str, str] = {
+    "sdy.all_gather": "gathering_axes",
+    "sdy.all_reduce": "reduction_axes",
+    "sdy.all_slice": "slicing_axes",
+    "sdy.all_to_all": "params",
+    "sdy.reduce_scatter": "reduce_scatter_axes",
+    "sdy.replicated_to_unreduced": "axes",
+    "sdy.sharded_to_unreduced": "axes",
+}
+"""Name of a collective -> the attribute that holds its axes; a `sdy.collective_permute` has none."""
+
+
+def moved_axes(attribute: AxisRefList | ListOfAxisRefLists | AllToAllParamList) -> tuple[AxisRef, ...]:
+    """The axes in the attribute of a collective, in order.
+
+    Args:
+        attribute: The attribute that `AXES_OF` names.
+    """
+    if isinstance(attribute, AxisRefList):
+        return attribute.axes
+    parts = attribute.params if isinstance(attribute, AllToAllParamList) else attribute.lists
+    return tuple(axis for part in parts for axis in part.axes)

@@ -41,7 +41,7 @@ def verify_collective(
 
     Args:
         name: Name of the op, one of `COLLECTIVES`.
-        axes: The value of its attribute, see `COLLECTIVES`; None for `sdy.collective_permute`.
+        axes: The value of its attribute, see `collectives.AXES_OF`; None for `sdy.collective_permute`.
         operand: None where the operand has no sharding.
         result: The op's `out_sharding`.
         shape: As in `verify_sharding`.
@@ -298,10 +298,8 @@ Check = Callable[[Any, TensorSharding, TensorSharding, Mesh], None]
 
 
 class Collective(NamedTuple):
-    """The attributes of a collective, and its check."""
+    """The check of a collective."""
 
-    attribute: str | None
-    """The attribute that holds its axes."""
     check: Check | None
     """Checks `(axes, operand sharding, result sharding, mesh)`; None for the one op that may change the mesh."""
     may_lack_sharding: bool = False
@@ -309,13 +307,13 @@ class Collective(NamedTuple):
 
 
 COLLECTIVES: Mapping[str, Collective] = {
-    "sdy.all_gather": Collective("gathering_axes", _verify_gather),
-    "sdy.all_reduce": Collective("reduction_axes", _verify_all_reduce, may_lack_sharding=True),
-    "sdy.all_slice": Collective("slicing_axes", _verify_slice, may_lack_sharding=True),
-    "sdy.all_to_all": Collective("params", _verify_all_to_all),
-    "sdy.collective_permute": Collective(None, None),
-    "sdy.reduce_scatter": Collective("reduce_scatter_axes", _verify_slice, may_lack_sharding=True),
-    "sdy.replicated_to_unreduced": Collective("axes", _verify_replicated_to_unreduced),
-    "sdy.sharded_to_unreduced": Collective("axes", _verify_sharded_to_unreduced),
+    "sdy.all_gather": Collective(_verify_gather),
+    "sdy.all_reduce": Collective(_verify_all_reduce, may_lack_sharding=True),
+    "sdy.all_slice": Collective(_verify_slice, may_lack_sharding=True),
+    "sdy.all_to_all": Collective(_verify_all_to_all),
+    "sdy.collective_permute": Collective(None),
+    "sdy.reduce_scatter": Collective(_verify_slice, may_lack_sharding=True),
+    "sdy.replicated_to_unreduced": Collective(_verify_replicated_to_unreduced),
+    "sdy.sharded_to_unreduced": Collective(_verify_sharded_to_unreduced),
 }
-"""Name of a collective -> its attribute and its check."""
+"""Name of a collective -> its check."""

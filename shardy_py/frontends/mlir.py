@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from jax.export import Exported
 from jax.stages import Lowered
 
-from shardy_py.dialect import AllToAllParamList, AxisRef, AxisRefList, ListOfAxisRefLists, Mesh, TensorShardingPerValue
+from shardy_py.dialect import Mesh, TensorShardingPerValue
+from shardy_py.dialect.collectives import AXES_OF, moved_axes
 from shardy_py.dialect.verify import verify_parts
-from shardy_py.dialect.verify_ops import COLLECTIVES
 from shardy_py.errors import DialectError, ShardyError
 from shardy_py.frontends._jax import ir, make_context
 from shardy_py.frontends.mlir_attributes import READERS, SHARDING_ATTRIBUTE, discardable, plain, read_type
@@ -266,9 +266,9 @@ class _Reader:
     def check_collectives(self, program: Program) -> None:
         """Checks the parts of axes that collectives move, which MLIR takes as they are."""
         for source, op in self.ops.items():
-            if op.name in COLLECTIVES and op.attributes and op.result.sharding is not None:
+            if op.name in AXES_OF and op.attributes and op.result.sharding is not None:
                 try:
-                    verify_parts(_moved_axes(op.attributes.values()), op.result.sharding.mesh_in(program.meshes))
+                    verify_parts(moved_axes(op.attributes[AXES_OF[op.name]]), op.result.sharding.mesh_in(program.meshes))
                 except DialectError as error:
                     raise error.at(_place(source)) from None
 
@@ -278,14 +278,6 @@ class _Reader:
             if len(ours.uses) > 1:
                 uses = [(self.ops.get(cast(ir.OpView, use.owner).operation), use.operand_number) for use in theirs.uses]
                 ours.uses = {(op, i): None for op, i in reversed(uses) if op is not None}
-
-
-def _moved_axes(attributes: Iterable[Any]) -> Iterator[AxisRef]:
-    """The axes that a collective moves."""
-    for value in attributes:
-        lists = value.lists if isinstance(value, ListOfAxisRefLists) else (value,) if isinstance(value, AxisRefList) else ()
-        for entry in (*lists, *(value.params if isinstance(value, AllToAllParamList) else ())):
-            yield from entry.axes
 
 
 def _place(operation: Any) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from shardy_py import dialect
+from shardy_py.dialect.collectives import AXES_OF
 from shardy_py.errors import DialectError
 from shardy_py.frontends._jax import ir, stablehlo
 from shardy_py.frontends.mlir_entries import attribute_text
@@ -263,8 +264,8 @@ def _computation(op: ir.OpView) -> Attributes:
     return attributes
 
 
-def _reducing(axes: str) -> Reader:
-    """For sums no `reduction_op` is read: some versions of Shardy state it, some do not know it."""
+def _collective(axes: str) -> Reader:
+    """The axes, and how a reduction combines; for sums no `reduction_op` is read: some versions of Shardy state it, some do not know it."""
 
     def read(op: ir.OpView) -> Attributes:
         kind = plain(op.attributes["reduction_op"]) if "reduction_op" in op.attributes else 0
@@ -309,17 +310,11 @@ READERS: Mapping[str, Reader] = {
     "stablehlo.transpose": _named("permutation"),
     "stablehlo.triangular_solve": _named("left_side", "lower", "unit_diagonal", "transpose_a"),
     "chlo.top_k": _named("k"),
-    "sdy.all_gather": _named("gathering_axes"),
-    "sdy.all_reduce": _reducing("reduction_axes"),
-    "sdy.all_slice": _named("slicing_axes"),
-    "sdy.all_to_all": _named("params"),
+    **{name: _collective(attribute) for name, attribute in AXES_OF.items()},
     "sdy.constant": _constant,
     "sdy.manual_computation": _computation,
     "sdy.named_computation": _computation,
     "sdy.propagation_barrier": _barrier,
-    "sdy.reduce_scatter": _reducing("reduce_scatter_axes"),
-    "sdy.replicated_to_unreduced": _named("axes"),
-    "sdy.sharded_to_unreduced": _named("axes"),
     "sdy.sharding_group": _named("group_id"),
 }
 
@@ -327,17 +322,5 @@ SHARDING_ATTRIBUTE: Mapping[str, str] = {
     "sdy.sharding_constraint": "sharding",
     "sdy.reshard": "sharding",
     "sdy.data_flow_edge": "sharding",
-    **dict.fromkeys(
-        (
-            "sdy.all_gather",
-            "sdy.all_reduce",
-            "sdy.all_slice",
-            "sdy.all_to_all",
-            "sdy.collective_permute",
-            "sdy.reduce_scatter",
-            "sdy.replicated_to_unreduced",
-            "sdy.sharded_to_unreduced",
-        ),
-        "out_sharding",
-    ),
+    **dict.fromkeys((*AXES_OF, "sdy.collective_permute"), "out_sharding"),
 }

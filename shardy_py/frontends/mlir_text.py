@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardy_py.dialect.collectives import AXES_OF
 from shardy_py.frontends._jax import ir
 from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE, plain
 from shardy_py.frontends.mlir_entries import attribute_text
@@ -26,16 +27,6 @@ RESOURCES = "mlir.resources"
 _SHARDING = "sdy.sharding"
 _RULE = "sdy.sharding_rule"
 
-_COLLECTIVES = {
-    "sdy.all_gather": ("gathering_axes",),
-    "sdy.all_reduce": ("reduction_axes", "reduction_op"),
-    "sdy.all_slice": ("slicing_axes",),
-    "sdy.all_to_all": ("params",),
-    "sdy.reduce_scatter": ("reduce_scatter_axes", "reduction_op"),
-    "sdy.replicated_to_unreduced": ("axes",),
-    "sdy.sharded_to_unreduced": ("axes",),
-}
-
 MODELLED: Mapping[str, frozenset[str]] = {
     "func.call": frozenset(("callee",)),
     "sdy.constant": frozenset(("value",)),
@@ -44,7 +35,8 @@ MODELLED: Mapping[str, frozenset[str]] = {
     "sdy.propagation_barrier": frozenset(("allowed_direction",)),
     "sdy.sharding_group": frozenset(("group_id",)),
     "stablehlo.constant": frozenset(("value",)),
-    **{name: frozenset((attribute, *_COLLECTIVES.get(name, ()))) for name, attribute in SHARDING_ATTRIBUTE.items()},
+    **{name: frozenset((attribute,)) for name, attribute in SHARDING_ATTRIBUTE.items()},
+    **{name: frozenset((SHARDING_ATTRIBUTE[name], attribute, "reduction_op")) for name, attribute in AXES_OF.items()},
 }
 """Name of an op -> its attributes that are read into the `Program` and may be set by passes."""
 

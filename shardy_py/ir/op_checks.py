@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from shardy_py.dialect import Mesh, PropagationDirection, TensorSharding
+from shardy_py.dialect.collectives import AXES_OF
 from shardy_py.dialect.sharding import DimensionSharding
 from shardy_py.dialect.verify import Shape, verify_shardings
 from shardy_py.dialect.verify_ops import COLLECTIVES, verify_collective, verify_direction, verify_manual_computation
@@ -263,8 +264,7 @@ def _collective(op: Op, context: Context) -> None:
     sharding = op.results[0].sharding
     if sharding is None:
         raise VerificationError("requires attribute 'out_sharding'", fix="give the result a sharding")
-    attribute = COLLECTIVES[op.name].attribute
-    axes = None if attribute is None else op.attributes[attribute]
+    axes = op.attributes[AXES_OF[op.name]] if op.name in AXES_OF else None
     operand, shape = sharding_of(op.operands[0]), shape_of(op.results[0].type)
     verify_collective(op.name, axes, operand, sharding, shape, context.meshes, context.manual_axes)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shardy_py.dialect import TensorSharding
+from shardy_py.dialect.collectives import AXES_OF
 from shardy_py.ir.attribute_text import attribute_text, constant_text
 from shardy_py.ir.core import Op
 from shardy_py.ir.numbering import Names
@@ -119,15 +120,6 @@ def _barrier(op: Op, names: Names) -> str:
 
 
 _SHARDED = frozenset[str]()
-_COLLECTIVES = {
-    "all_gather": "gathering_axes",
-    "all_reduce": "reduction_axes",
-    "all_slice": "slicing_axes",
-    "all_to_all": "params",
-    "reduce_scatter": "reduce_scatter_axes",
-    "replicated_to_unreduced": "axes",
-    "sharded_to_unreduced": "axes",
-}
 
 FORMS: Mapping[str, Form] = {
     "stablehlo.broadcast_in_dim": _suffix(("dims", "broadcast_dimensions")),
@@ -161,8 +153,8 @@ FORMS: Mapping[str, Form] = {
     "sdy.sharding_constraint": Form(_labelled(""), _SHARDED, False, True),
     "sdy.sharding_group": Form(_group, frozenset(("group_id",)), False),
     **{
-        f"sdy.{name}": Form(_collective(attribute), frozenset((attribute,)), False, True, frozenset(("reduction_op",)))
-        for name, attribute in _COLLECTIVES.items()
+        name: Form(_collective(attribute), frozenset((attribute,)), False, True, frozenset(("reduction_op",)))
+        for name, attribute in AXES_OF.items()
     },
 }
 """Name of an op -> how it is written; ops with regions are in `printer`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes, num_shards, sort_and_merge
+from shardy_py.dialect.collectives import AXES_OF, moved_axes
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Op
 from shardy_py.ir.pieces import local_bytes
@@ -34,15 +35,7 @@ class Movement:
         return f"{self.kind}({','.join(map(format_axis, self.axes))})" if self.axes else self.kind
 
 
-_PER_DIM = {
-    "sdy.all_gather": "gathering_axes",
-    "sdy.all_slice": "slicing_axes",
-    "sdy.reduce_scatter": "reduce_scatter_axes",
-    "sdy.sharded_to_unreduced": "axes",
-}
-_FLAT = {"sdy.all_reduce": "reduction_axes", "sdy.replicated_to_unreduced": "axes"}
-
-MOVING_OPS = frozenset((*_PER_DIM, *_FLAT, "sdy.all_to_all", "sdy.collective_permute", "sdy.reshard"))
+MOVING_OPS = frozenset((*AXES_OF, "sdy.collective_permute", "sdy.reshard"))
 """Ops that `movement_of` describes."""
 
 
@@ -56,7 +49,8 @@ def movement_of(op: Op, source: TensorSharding | None, meshes: Mapping[str, Mesh
     """
     target = op.result.sharding
     mesh = None if target is None else target.mesh_in(meshes)
-    axes = _axes(op) if mesh is None else sort_and_merge(_axes(op), mesh)
+    axes = moved_axes(op.attributes[AXES_OF[op.name]]) if op.name in AXES_OF else ()
+    axes = axes if mesh is None else sort_and_merge(axes, mesh)
     group = 1
     if mesh is not None:
         group = num_shards(axes, mesh) if axes else mesh.size
@@ -80,13 +74,3 @@ def format_bytes(count: int) -> str:
         if value < 1024:
             return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
     return f"{value / 1024:.4g} TiB"
-
-
-def _axes(op: Op) -> Axes:
-    if op.name in _PER_DIM:
-        return tuple(axis for axes in op.attributes[_PER_DIM[op.name]].lists for axis in axes.axes)
-    if op.name in _FLAT:
-        return op.attributes[_FLAT[op.name]].axes
-    if op.name == "sdy.all_to_all":
-        return tuple(axis for param in op.attributes["params"].params for axis in param.axes)
-    return ()

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from shardy_py.dialect import AllToAllParam, AllToAllParamList, AxisRef, ListOfAxisRefLists, Mesh, TensorSharding
 from shardy_py.dialect.axis import add_axis_or_merge, sort_and_merge
+from shardy_py.dialect.collectives import AXES_OF, moved_axes
 from shardy_py.ir import Op, Program, Value
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.export.canonicalization.rewriting import Pattern, erase, insert_before, replace
 
-_AXES = {
-    "sdy.all_gather": "gathering_axes",
-    "sdy.all_slice": "slicing_axes",
-    "sdy.reduce_scatter": "reduce_scatter_axes",
-    "sdy.sharded_to_unreduced": "axes",
-}
-
 
 def _per_dim(op: Op) -> list[tuple[AxisRef, ...]]:
     """The axes of a collective that has a list of them for each dimension."""
-    return [axes.axes for axes in op.attributes[_AXES[op.name]].lists]
+    return [axes.axes for axes in op.attributes[AXES_OF[op.name]].lists]
 
 
 def _defined_by(op: Op, name: str) -> Op | None:
@@ -29,8 +23,7 @@ def _defined_by(op: Op, name: str) -> Op | None:
 
 def drop_without_axes(op: Op, program: Program) -> bool:
     """Removes an all-gather, all-slice, reduce-scatter or all-reduce over no axes."""
-    axes = op.attributes["reduction_axes"].axes if op.name == "sdy.all_reduce" else [a for axes in _per_dim(op) for a in axes]
-    if axes:
+    if moved_axes(op.attributes[AXES_OF[op.name]]):
         return False
     replace(op, op.operands[0])
     return True
