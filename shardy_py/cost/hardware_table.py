@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from shardy_py.cost.hardware import Hardware, HardwareError
 from shardy_py.cost.links import Fabric
+from shardy_py.ir.tables import merge_tables
 
 _BOOK = "How to Scale Your Model (jax-ml.github.io/scaling-book), chapter 2, table of TPU specifications"
 _CLOUD = "Google Cloud TPU documentation, system architecture"
 _HOP = "about 1 microsecond per hop: How to Scale Your Model, chapter 3"
 _NETWORK_HOP = "estimate: 10 microseconds per round of messages between hosts"
 _LAUNCH = "estimate: 2 microseconds per round of messages"
-
-HARDWARE: dict[str, Hardware] = {}
-"""Name -> hardware."""
+_B200 = "NVIDIA DGX B200 datasheet"
 
 ALIASES = {
     "v4p": "v4",
@@ -30,18 +29,13 @@ ALIASES = {
 """Other names, those that `jax.Device.device_kind` gives among them."""
 
 
-def _register(entry: Hardware) -> None:
-    if entry.name in HARDWARE:
-        raise HardwareError(f"hardware {entry.name!r} is registered twice")
-    HARDWARE[entry.name] = entry
+_GIB, _GB = 1 << 30, 10**9
 
 
 def _tpu(
     name: str,
-    *,
     bf16: float,
     int8: float,
-    fp8: float = 0.0,
     clock: float,
     cores: int,
     memory: int,
@@ -51,9 +45,9 @@ def _tpu(
     reach: int,
     wrap: int,
     network: float,
-) -> None:
+) -> Hardware:
     # float32 products run as one bfloat16 pass: jax.lax.Precision.DEFAULT on TPUs.
-    flops = {"bfloat16": bf16, "float32": bf16, "int8": int8, **({"float8_e4m3fn": fp8} if fp8 else {})}
+    flops = {"bfloat16": bf16, "float32": bf16, "int8": int8}
     sources = {
         "flops": f"{_BOOK}; float32 at the default precision, which is one bfloat16 pass",
         "vector_flops": "How to Scale Your Model, chapter 2: 8 x 128 lanes x 4 units x clock, per core",
@@ -67,13 +61,13 @@ def _tpu(
         "network.latency": _NETWORK_HOP,
     }
     fabric = Fabric("torus", link, 1e-6, reach, dims, wrap, "ici")
-    vector = 8 * 128 * 4 * clock * cores
-    _register(Hardware(name, flops, vector, memory, bandwidth, fabric, Fabric("switch", network, 1e-5, name="dcn"), 4.0, "tpu", sources))
+    vector, dcn = 8 * 128 * 4 * clock * cores, Fabric("switch", network, 1e-5, name="dcn")
+    return Hardware(name, flops, vector, memory * _GIB, bandwidth, fabric, dcn, 4.0, "tpu", sources)
 
 
 def _gpu(
-    name: str, *, flops: dict[str, float], vector: float, memory: int, bandwidth: float, link: float, network: float, sheet: str, node: str
-) -> None:
+    name: str, flops: dict[str, float], vector: float, memory: int, bandwidth: float, link: float, network: float, sheet: str, node: str
+) -> Hardware:
     sources = {
         "flops": f"{sheet}, dense; float32 products run as TF32, JAX's default on GPUs",
         "vector_flops": f"{sheet}, FP32",
@@ -86,130 +80,41 @@ def _gpu(
         "network.bandwidth": f"{node}: one network port per GPU",
         "network.latency": _NETWORK_HOP,
     }
-    fabric = Fabric("switch", link, 2e-6, 8, name="nvlink")
-    _register(Hardware(name, flops, vector, memory, bandwidth, fabric, Fabric("switch", network, 1e-5, name="dcn"), 16.0, "cuda", sources))
+    fabric, dcn = Fabric("switch", link, 2e-6, 8, name="nvlink"), Fabric("switch", network, 1e-5, name="dcn")
+    return Hardware(name, flops, vector, memory * _GB, bandwidth, fabric, dcn, 16.0, "cuda", sources)
 
 
-_GIB, _GB = 1 << 30, 10**9
-
-_tpu(
-    "v4",
-    bf16=275e12,
-    int8=275e12,
-    clock=1.05e9,
-    cores=2,
-    memory=32 * _GIB,
-    bandwidth=1.2e12,
-    link=4.5e10,
-    dims=3,
-    reach=4096,
-    wrap=4,
-    network=6.25e9,
-)
-_tpu(
-    "v5e",
-    bf16=197e12,
-    int8=394e12,
-    clock=1.5e9,
-    cores=1,
-    memory=16 * _GIB,
-    bandwidth=8.1e11,
-    link=4.5e10,
-    dims=2,
-    reach=256,
-    wrap=16,
-    network=3.125e9,
-)
-_tpu(
-    "v5p",
-    bf16=459e12,
-    int8=918e12,
-    clock=1.75e9,
-    cores=2,
-    memory=95 * _GIB,
-    bandwidth=2.8e12,
-    link=9e10,
-    dims=3,
-    reach=8960,
-    wrap=4,
-    network=6.25e9,
-)
-_tpu(
-    "v6e",
-    bf16=918e12,
-    int8=1836e12,
-    clock=1.75e9,
-    cores=1,
-    memory=32 * _GIB,
-    bandwidth=1.6e12,
-    link=9e10,
-    dims=2,
-    reach=256,
-    wrap=16,
-    network=1.25e10,
-)
-_gpu(
-    "a100",
-    flops={"float64": 19.5e12, "float32": 156e12, "bfloat16": 312e12, "float16": 312e12, "int8": 624e12},
-    vector=19.5e12,
-    memory=80 * _GB,
-    bandwidth=2.039e12,
-    link=3e11,
-    network=2.5e10,
-    sheet="NVIDIA A100 80GB SXM datasheet",
-    node="NVIDIA DGX A100 datasheet",
-)
+_AMPERE = {"float64": 19.5e12, "float32": 156e12, "bfloat16": 312e12, "float16": 312e12, "int8": 624e12}
 _HOPPER = {
     "float64": 66.9e12,
     "float32": 494.7e12,
-    "bfloat16": 989.4e12,
-    "float16": 989.4e12,
-    "float8_e4m3fn": 1978.9e12,
-    "float8_e5m2": 1978.9e12,
-    "int8": 1978.9e12,
+    **dict.fromkeys(("bfloat16", "float16"), 989.4e12),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "int8"), 1978.9e12),
 }
-_gpu(
-    "h100",
-    flops=_HOPPER,
-    vector=66.9e12,
-    memory=80 * _GB,
-    bandwidth=3.35e12,
-    link=4.5e11,
-    network=5e10,
-    sheet="NVIDIA H100 SXM5 architecture white paper",
-    node="NVIDIA DGX H100 datasheet",
+_BLACKWELL = {
+    "float64": 37e12,
+    "float32": 1.1e15,
+    **dict.fromkeys(("bfloat16", "float16"), 2.25e15),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 4.5e15),
+    "float4_e2m1fn": 9e15,
+    "int8": 4.5e15,
+}
+
+_TABLE = (
+    # name, bfloat16, int8, clock, cores, GiB, bytes/s to memory, per link, dimensions, chips of a pod, wraps from, bytes/s of network
+    _tpu("v4", 275e12, 275e12, 1.05e9, 2, 32, 1.2e12, 4.5e10, 3, 4096, 4, 6.25e9),
+    _tpu("v5e", 197e12, 394e12, 1.5e9, 1, 16, 8.1e11, 4.5e10, 2, 256, 16, 3.125e9),
+    _tpu("v5p", 459e12, 918e12, 1.75e9, 2, 95, 2.8e12, 9e10, 3, 8960, 4, 6.25e9),
+    _tpu("v6e", 918e12, 1836e12, 1.75e9, 1, 32, 1.6e12, 9e10, 2, 256, 16, 1.25e10),
+    # name, matrix products, vector units, GB, bytes/s to memory, of NVLink one way, of network, source of these, source of the node
+    _gpu("a100", _AMPERE, 19.5e12, 80, 2.039e12, 3e11, 2.5e10, "NVIDIA A100 80GB SXM datasheet", "NVIDIA DGX A100 datasheet"),
+    _gpu("h100", _HOPPER, 66.9e12, 80, 3.35e12, 4.5e11, 5e10, "NVIDIA H100 SXM5 architecture white paper", "NVIDIA DGX H100 datasheet"),
+    _gpu("h200", _HOPPER, 66.9e12, 141, 4.8e12, 4.5e11, 5e10, "NVIDIA H200 SXM datasheet", "NVIDIA DGX H200 datasheet"),
+    _gpu("b200", _BLACKWELL, 75e12, 180, 8e12, 9e11, 5e10, f"{_B200} and HGX B200 specifications", _B200),
 )
-_gpu(
-    "h200",
-    flops=_HOPPER,
-    vector=66.9e12,
-    memory=141 * _GB,
-    bandwidth=4.8e12,
-    link=4.5e11,
-    network=5e10,
-    sheet="NVIDIA H200 SXM datasheet",
-    node="NVIDIA DGX H200 datasheet",
-)
-_gpu(
-    "b200",
-    flops={
-        "float64": 37e12,
-        "float32": 1.1e15,
-        "bfloat16": 2.25e15,
-        "float16": 2.25e15,
-        "float8_e4m3fn": 4.5e15,
-        "float8_e5m2": 4.5e15,
-        "float4_e2m1fn": 9e15,
-        "int8": 4.5e15,
-    },
-    vector=75e12,
-    memory=180 * _GB,
-    bandwidth=8e12,
-    link=9e11,
-    network=5e10,
-    sheet="NVIDIA DGX B200 datasheet and HGX B200 specifications",
-    node="NVIDIA DGX B200 datasheet",
-)
+
+HARDWARE: dict[str, Hardware] = merge_tables({entry.name: entry} for entry in _TABLE)
+"""Name -> hardware."""
 
 
 def hardware(which: str | Hardware) -> Hardware:
