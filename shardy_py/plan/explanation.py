@@ -226,6 +226,7 @@ class Explanation(Report):
                 asked=str(data["asked"]),
                 primitive=str(data["primitive"]),
                 location=str(data["location"]),
+                choice=str(data.get("choice", "")),
             )
         except (KeyError, TypeError) as error:
             raise ShardyError("this is no explanation", where="Explanation.from_dict", why=str(error)) from error

@@ -240,6 +240,8 @@ def test_json() -> None:
     for target, axis in (("result[0]", "model"), ("x", None), ("x", "model"), ("result[0]", None)):
         why = plan.explain(target, axis)
         assert Explanation.from_json(why.to_json()) == why
+        chosen = dataclasses.replace(why, choice="the planner leaves it whole")
+        assert Explanation.from_json(chosen.to_json()) == chosen
         assert Explanation.from_dict(json.loads(why.to_json(indent=1))) == why
         assert (why.to_dict()["format"], why.to_dict()["version"]) == ("shardy_py.explanation", 1)
     for wrong in ("{", "[]", '{"version": 0}', '{"version": 1}', '{"version": 1, "target": ""}'):
