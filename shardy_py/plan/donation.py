@@ -18,7 +18,8 @@ from shardy_py.ir.pieces import local_shape
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import origins
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.pairing import Buffer, Pair, fits, names_of, pairs, same_end
+from shardy_py.plan.pairing import Buffer, Pair, fits, pairs, same_end
+from shardy_py.plan.path_parts import names_of
 from shardy_py.plan.values import PlannedValue, typed
 
 Kind = Literal["aliased", "unused", "shape", "dtype", "sharding", "taken", "off"]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-
-_COMPONENT = re.compile(r"\['((?:[^'\\]|\\.)*)'\]|\[<flat index (\d+)>\]|\[([^\]]*)\]|\.(\w+)|^(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +55,6 @@ IS_RETURNED, UPDATED, SAME_NAME, SAME_PLACE, SAME_SIZE = (
     "the sizes agree",
 )
 """Grounds for a pair, the best first."""
-
-
-def names_of(path: str) -> tuple[str, ...]:
-    """The components of a path.
-
-    Example:
-        >>> names_of("state.params['mlp'][0]")
-        ('state', 'params', 'mlp', '0')
-    """
-    return tuple(match[match.lastindex or 0] for match in _COMPONENT.finditer(path))
-
-
-def components_of(path: str) -> list[str]:
-    """The components of a path as written; joined they are the path.
-
-    Example:
-        >>> components_of("state.params['mlp'][0]")
-        ['state', '.params', "['mlp']", '[0]']
-    """
-    components = [match[0] for match in _COMPONENT.finditer(path)]
-    return components if "".join(components) == path else [path]
 
 
 def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.context import is_replicated
-from shardy_py.plan.pairing import components_of
+from shardy_py.plan.path_parts import path_parts
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, typed
 from shardy_py.view.text_tree import Node, fitted, joined, repeated, tree_of
@@ -39,7 +39,7 @@ def leaf(plan: PlanRecord, value: PlannedValue, program_value: Value | None = No
 
 def by_path(plan: PlanRecord, values: Iterable[Listed], depth: int | None = None) -> tuple[Node, ...]:
     """A tree of the leaves of arguments or results, in their order; layers that are alike are one node."""
-    return tree_of([(components_of(value.path), leaf(plan, value, program_value)) for value, program_value in values], depth)
+    return tree_of([(path_parts(value.path), leaf(plan, value, program_value)) for value, program_value in values], depth)
 
 
 def bytes_of(nodes: Iterable[Node]) -> int:

@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.plan import PlanError
 from shardy_py.plan.donation import arrangement, first_fit
-from shardy_py.plan.pairing import Buffer, names_of, pairs
+from shardy_py.plan.pairing import Buffer, pairs
+from shardy_py.plan.path_parts import names_of
 
 MESH = {"x": 2, "y": 4}
 

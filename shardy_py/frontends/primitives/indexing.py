@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardy_py.frontends.primitives.avals import is_extended
 from shardy_py.frontends.primitives.reductions import common_body
-from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported
+from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported, ints
 
 
 def _zeros_for(b: Builder, like: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -28,9 +28,8 @@ def _dynamic_update_slice(b: Builder) -> Template:
 
 def _gather(b: Builder) -> Template:
     """Out-of-bounds indices that clip or are promised not to occur need no more than the op."""
-    mode = b.params["mode"].name
-    if mode == "FILL_OR_DROP":
-        return _gather_or_fill(b)
+    if b.params["mode"].name == "FILL_OR_DROP":
+        raise Unsupported
     return b.build((_gather_op(b, 0, 1),))
 
 
@@ -44,18 +43,14 @@ def _gather_op(b: Builder, x: int, indices: int) -> int:
         "stablehlo.gather",
         (x, indices),
         b.out_type,
-        offset_dims=(*(int(d) for d in dnums.offset_dims), *range(rank, rank + len(extra))),
-        collapsed_slice_dims=tuple(int(d) for d in dnums.collapsed_slice_dims),
-        operand_batching_dims=tuple(int(d) for d in dnums.operand_batching_dims),
-        start_indices_batching_dims=tuple(int(d) for d in dnums.start_indices_batching_dims),
-        start_index_map=tuple(int(d) for d in dnums.start_index_map),
+        offset_dims=(*ints(dnums.offset_dims), *range(rank, rank + len(extra))),
+        collapsed_slice_dims=ints(dnums.collapsed_slice_dims),
+        operand_batching_dims=ints(dnums.operand_batching_dims),
+        start_indices_batching_dims=ints(dnums.start_indices_batching_dims),
+        start_index_map=ints(dnums.start_index_map),
         index_vector_dim=b.type(indices).rank - 1,
-        slice_sizes=(*(int(n) for n in b.params["slice_sizes"]), *extra),
+        slice_sizes=(*ints(b.params["slice_sizes"]), *extra),
     )
-
-
-def _gather_or_fill(b: Builder) -> Template:
-    raise Unsupported
 
 
 def _scatter(b: Builder) -> Template:
@@ -67,11 +62,11 @@ def _scatter(b: Builder) -> Template:
         "stablehlo.scatter",
         b.operands,
         b.out_type,
-        update_window_dims=tuple(int(d) for d in dnums.update_window_dims),
-        inserted_window_dims=tuple(int(d) for d in dnums.inserted_window_dims),
-        input_batching_dims=tuple(int(d) for d in dnums.operand_batching_dims),
-        scatter_indices_batching_dims=tuple(int(d) for d in dnums.scatter_indices_batching_dims),
-        scatter_dims_to_operand_dims=tuple(int(d) for d in dnums.scatter_dims_to_operand_dims),
+        update_window_dims=ints(dnums.update_window_dims),
+        inserted_window_dims=ints(dnums.inserted_window_dims),
+        input_batching_dims=ints(dnums.operand_batching_dims),
+        scatter_indices_batching_dims=ints(dnums.scatter_indices_batching_dims),
+        scatter_dims_to_operand_dims=ints(dnums.scatter_dims_to_operand_dims),
         index_vector_dim=b.type(1).rank - 1,
         body=_scatter_body(b),
     )

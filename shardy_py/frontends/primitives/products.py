@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported
+from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported, ints
 from shardy_py.ir import TensorType
 
 _FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e5m2fnuz", "float8_e4m3fnuz", "float8_e3m4", "float8_e4m3", "float8_e8m0fnu")
@@ -37,10 +37,10 @@ def _dot_general(b: Builder) -> Template:
         "stablehlo.dot_general",
         _converted(b, (0, 1)),
         b.out_type,
-        lhs_batching_dimensions=tuple(int(d) for d in lhs_batch),
-        rhs_batching_dimensions=tuple(int(d) for d in rhs_batch),
-        lhs_contracting_dimensions=tuple(int(d) for d in lhs_contracting),
-        rhs_contracting_dimensions=tuple(int(d) for d in rhs_contracting),
+        lhs_batching_dimensions=ints(lhs_batch),
+        rhs_batching_dimensions=ints(rhs_batch),
+        lhs_contracting_dimensions=ints(lhs_contracting),
+        rhs_contracting_dimensions=ints(rhs_contracting),
     )
     return b.build((out,))
 
@@ -55,20 +55,20 @@ def _convolution(b: Builder) -> Template:
         "stablehlo.convolution",
         (0, 1),
         b.out_type,
-        window_strides=tuple(int(n) for n in p["window_strides"]),
+        window_strides=ints(p["window_strides"]),
         padding=tuple((int(low), int(high)) for low, high in p["padding"]),
-        lhs_dilation=tuple(int(n) for n in p["lhs_dilation"]),
-        rhs_dilation=tuple(int(n) for n in p["rhs_dilation"]),
+        lhs_dilation=ints(p["lhs_dilation"]),
+        rhs_dilation=ints(p["rhs_dilation"]),
         window_reversal=(False,) * (len(rhs) - 2),
         input_batch_dimension=int(lhs[0]),
         input_feature_dimension=int(lhs[1]),
-        input_spatial_dimensions=tuple(int(d) for d in lhs[2:]),
+        input_spatial_dimensions=ints(lhs[2:]),
         kernel_output_feature_dimension=int(rhs[0]),
         kernel_input_feature_dimension=int(rhs[1]),
-        kernel_spatial_dimensions=tuple(int(d) for d in rhs[2:]),
+        kernel_spatial_dimensions=ints(rhs[2:]),
         output_batch_dimension=int(out[0]),
         output_feature_dimension=int(out[1]),
-        output_spatial_dimensions=tuple(int(d) for d in out[2:]),
+        output_spatial_dimensions=ints(out[2:]),
         feature_group_count=int(p["feature_group_count"]),
         batch_group_count=int(p["batch_group_count"]),
     )
@@ -77,7 +77,7 @@ def _convolution(b: Builder) -> Template:
 
 def _fft(b: Builder) -> Template:
     """GPUs take a real transform of several dimensions apart."""
-    lengths = tuple(int(n) for n in b.params["fft_lengths"])
+    lengths = ints(b.params["fft_lengths"])
     kind = b.params["fft_type"].name
     if b.platform in ("cuda", "rocm") and kind == "IRFFT" and len(lengths) > 1:
         raise Unsupported

@@ -6,8 +6,7 @@ import functools
 from typing import Any
 
 from shardy_py.frontends.primitives.elementwise import BINARY_OPS
-from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder
-from shardy_py.ir import TensorType, Type
+from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, ints, permuted
 
 # The name of the reducing op and of its unit.
 _REDUCERS = {
@@ -30,7 +29,7 @@ def _body(op: str, dtype: str) -> str:
 
 def _reduce(op: str, unit: object, b: Builder) -> Template:
     start = b.constant((), b.out_type.dtype, unit)
-    axes = tuple(int(a) for a in b.params["axes"])
+    axes = ints(b.params["axes"])
     return b.build((b.op("stablehlo.reduce", (0, start), b.out_type, dimensions=axes, body=_body(op, b.out_type.dtype)),))
 
 
@@ -51,7 +50,7 @@ def common_body(jaxpr: Any) -> str:
 
 
 def _general_reduce(b: Builder) -> Template:
-    axes = tuple(int(a) for a in b.params["dimensions"])
+    axes = ints(b.params["dimensions"])
     return b.build(b.ops("stablehlo.reduce", b.operands, b.out_types, dimensions=axes, body=common_body(b.params["jaxpr"])))
 
 
@@ -67,50 +66,34 @@ def _top_k(b: Builder) -> Template:
     swapped = list(range(rank))
     swapped[axis], swapped[-1] = swapped[-1], swapped[axis]
     permutation = tuple(swapped)
-    x = b.op("stablehlo.transpose", (x,), _permuted(b.type(x), permutation), permutation=permutation)
-    parts = b.ops("chlo.top_k", (x,), [_permuted(t, permutation) for t in b.out_types], k=int(b.params["k"]))
+    x = b.op("stablehlo.transpose", (x,), permuted(b.type(x), permutation), permutation=permutation)
+    parts = b.ops("chlo.top_k", (x,), [permuted(t, permutation) for t in b.out_types], k=int(b.params["k"]))
     parts = [b.typed(s, a) for s, a in zip(parts, b.out_avals)]
     back = [b.op("stablehlo.transpose", (s,), t, permutation=permutation) for s, t in zip(parts, b.out_types)]
     return b.build(back, typed=False)
 
 
-def _permuted(type: Type, permutation: tuple[int, ...]) -> TensorType:
-    return TensorType(tuple(type.shape[p] for p in permutation), type.dtype)
-
-
-def _window(b: Builder) -> dict[str, Any]:
+def _window(b: Builder, *dilated: str) -> dict[str, Any]:
     p = b.params
-    rank = len(p["window_dimensions"])
     return {
-        "window_dimensions": tuple(int(n) for n in p["window_dimensions"]),
-        "window_strides": tuple(int(n) for n in p["window_strides"]),
-        "base_dilations": tuple(int(n) for n in p["base_dilation"] or (1,) * rank),
-        "window_dilations": tuple(int(n) for n in p["window_dilation"] or (1,) * rank),
-        "padding": tuple((int(low), int(high)) for low, high in p["padding"]),
+        "window_dimensions": ints(p["window_dimensions"]),
+        "window_strides": ints(p["window_strides"]),
+        **{f"{name}_dilations": ints(p[f"{name}_dilation"] or (1,) * len(p["window_dimensions"])) for name in dilated},
+        "padding": tuple(map(ints, p["padding"])),
     }
 
 
 def _reduce_window(unit: object, b: Builder) -> Template:
     start = b.constant((), b.out_type.dtype, unit)
-    return b.build((b.op("stablehlo.reduce_window", (0, start), b.out_type, **_window(b)),))
+    return b.build((b.op("stablehlo.reduce_window", (0, start), b.out_type, **_window(b, "base", "window")),))
 
 
 def _general_reduce_window(b: Builder) -> Template:
-    return b.build(b.ops("stablehlo.reduce_window", b.operands, b.out_types, **_window(b)))
+    return b.build(b.ops("stablehlo.reduce_window", b.operands, b.out_types, **_window(b, "base", "window")))
 
 
 def _select_and_scatter(b: Builder) -> Template:
-    window = _window_of_scatter(b)
-    return b.build((b.op("stablehlo.select_and_scatter", b.operands, b.out_type, **window),))
-
-
-def _window_of_scatter(b: Builder) -> dict[str, Any]:
-    p = b.params
-    return {
-        "window_dimensions": tuple(int(n) for n in p["window_dimensions"]),
-        "window_strides": tuple(int(n) for n in p["window_strides"]),
-        "padding": tuple((int(low), int(high)) for low, high in p["padding"]),
-    }
+    return b.build((b.op("stablehlo.select_and_scatter", b.operands, b.out_type, **_window(b)),))
 
 
 TEMPLATES: dict[str, TemplateBuilder] = {

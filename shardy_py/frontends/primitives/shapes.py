@@ -6,14 +6,10 @@ import functools
 import math
 from collections.abc import Sequence
 
-from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder
-from shardy_py.ir import TensorType, Type
+from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, ints, permuted
+from shardy_py.ir import TensorType
 
 _CONCATENATE_AT_MOST = 16
-
-
-def _ints(values: Sequence[object]) -> tuple[int, ...]:
-    return tuple(int(v) for v in values)  # pyright: ignore[reportArgumentType]
 
 
 def _broadcast_in_dim(b: Builder) -> Template:
@@ -26,21 +22,17 @@ def _reshape(b: Builder) -> Template:
     x = 0
     dimensions = b.params.get("dimensions")
     if b.name == "reshape" and dimensions is not None:
-        x = b.op("stablehlo.transpose", (x,), _permuted(b.type(x), dimensions), permutation=_ints(dimensions))
+        x = b.op("stablehlo.transpose", (x,), permuted(b.type(x), dimensions), permutation=ints(dimensions))
     return b.build((b.op("stablehlo.reshape", (x,), b.out_type),))
-
-
-def _permuted(type: Type, permutation: Sequence[int]) -> TensorType:
-    return TensorType(tuple(type.shape[int(p)] for p in permutation), type.dtype)
 
 
 def _transpose(b: Builder) -> Template:
     extra = range(len(b.out_avals[0].shape), b.out_type.rank)
-    return b.build((b.op("stablehlo.transpose", (0,), b.out_type, permutation=_ints((*b.params["permutation"], *extra))),))
+    return b.build((b.op("stablehlo.transpose", (0,), b.out_type, permutation=ints((*b.params["permutation"], *extra))),))
 
 
 def _reverse(b: Builder) -> Template:
-    return b.build((b.op("stablehlo.reverse", (0,), b.out_type, dimensions=_ints(b.params["dimensions"])),))
+    return b.build((b.op("stablehlo.reverse", (0,), b.out_type, dimensions=ints(b.params["dimensions"])),))
 
 
 def _concatenate_tree(b: Builder, slots: Sequence[int], axis: int) -> int:
@@ -78,15 +70,15 @@ def _slice_of(b: Builder, x: int, starts: Sequence[int], limits: Sequence[int], 
         "stablehlo.slice",
         (x,),
         TensorType(shape, b.type(x).dtype),
-        start_indices=_ints(starts),
-        limit_indices=_ints(limits),
-        strides=_ints(strides),
+        start_indices=ints(starts),
+        limit_indices=ints(limits),
+        strides=ints(strides),
     )
 
 
 def _slice(b: Builder) -> Template:
-    starts, limits = _ints(b.params["start_indices"]), _ints(b.params["limit_indices"])
-    strides = _ints(b.params["strides"] or (1,) * len(starts))
+    starts, limits = ints(b.params["start_indices"]), ints(b.params["limit_indices"])
+    strides = ints(b.params["strides"] or (1,) * len(starts))
     extra = b.element_shape(b.out_avals[0])
     ones = (1,) * len(extra)
     return b.build((_slice_of(b, 0, (*starts, *(0 for _ in extra)), (*limits, *extra), (*strides, *ones)),))
@@ -95,7 +87,7 @@ def _slice(b: Builder) -> Template:
 def _split(b: Builder) -> Template:
     axis, start, outs = int(b.params["axis"]), 0, []
     shape = b.type(0).shape
-    for size in _ints(b.params["sizes"]):
+    for size in ints(b.params["sizes"]):
         starts = tuple(start if d == axis else 0 for d in range(len(shape)))
         limits = tuple(start + size if d == axis else n for d, n in enumerate(shape))
         outs.append(_slice_of(b, 0, starts, limits, (1,) * len(shape)))
@@ -114,7 +106,7 @@ def _unstack(b: Builder) -> Template:
 
 
 def _tile(b: Builder) -> Template:
-    shape, reps = b.type(0).shape, _ints(b.params["reps"])
+    shape, reps = b.type(0).shape, ints(b.params["reps"])
     dtype = b.type(0).dtype
     split = b.op("stablehlo.reshape", (0,), TensorType(tuple(n for size in shape for n in (1, size)), dtype))
     wide = b.broadcast(split, tuple(n for pair in zip(reps, shape) for n in pair), range(2 * len(shape)))
@@ -123,7 +115,7 @@ def _tile(b: Builder) -> Template:
 
 def _pad(b: Builder) -> Template:
     low, high, interior = zip(*b.params["padding_config"], strict=True) if b.params["padding_config"] else ((), (), ())
-    attributes = {"edge_padding_low": _ints(low), "edge_padding_high": _ints(high), "interior_padding": _ints(interior)}
+    attributes = {"edge_padding_low": ints(low), "edge_padding_high": ints(high), "interior_padding": ints(interior)}
     return b.build((b.op("stablehlo.pad", (0, 1), b.out_type, **attributes),))
 
 
@@ -133,7 +125,7 @@ def _iota(b: Builder) -> Template:
 
 def _iota_2x32(b: Builder) -> Template:
     """The flat index of every element as two words, computed in 64 bits: `iota_2x32_shape_lowering`."""
-    shape = tuple(int(n) for n in b.params["shape"])
+    shape = ints(b.params["shape"])
     wide = TensorType(shape, "uint64")
     iotas = [b.op("stablehlo.iota", (), wide, iota_dimension=d) for d in range(len(shape))]
     strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]

@@ -6,7 +6,7 @@ template refer to numbered slots: the operands of the equation come first, then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from shardy_py.dialect import TensorSharding
@@ -54,6 +54,16 @@ class Template:
     def __init__(self, ops: tuple[OpTemplate, ...], outputs: SLOTS) -> None:
         self.ops = ops
         self.outputs = outputs
+
+
+def ints(values: Iterable[Any]) -> tuple[int, ...]:
+    """Numbers of any integer type as Python's."""
+    return tuple(map(int, values))
+
+
+def permuted(type: Type, permutation: Iterable[Any]) -> TensorType:
+    """The type of a transposed value."""
+    return TensorType(tuple(type.shape[d] for d in ints(permutation)), type.dtype)
 
 
 class Builder:

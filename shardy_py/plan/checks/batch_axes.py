@@ -16,7 +16,7 @@ from shardy_py.plan.checks.thresholds import NOTABLE, graded
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import BODIES
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.pairing import names_of
+from shardy_py.plan.path_parts import names_of
 from shardy_py.plan.values import PlannedValue, typed
 
 KIND = "batch-axis-lost"

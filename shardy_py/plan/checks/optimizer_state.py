@@ -13,7 +13,7 @@ from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.pairing import names_of
+from shardy_py.plan.path_parts import names_of
 from shardy_py.plan.values import PlannedValue, typed
 
 KIND = "state-unlike-parameter"

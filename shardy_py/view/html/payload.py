@@ -12,11 +12,11 @@ from shardy_py.plan.collectives import Collective
 from shardy_py.plan.executed import collectives_of, explicit_of
 from shardy_py.plan.executed_reshards import moving_value, origins_of, reshards_of
 from shardy_py.plan.explicit import Origin
+from shardy_py.plan.path_parts import path_parts
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
 from shardy_py.view.html.absences import absences
 from shardy_py.view.html.figures import costs
-from shardy_py.view.html.paths import path_parts
 from shardy_py.view.html.reasons import links
 from shardy_py.view.html.searches import search_data
 from shardy_py.view.html.tables import Tables
