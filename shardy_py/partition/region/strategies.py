@@ -78,16 +78,7 @@ def strategies(
 ) -> tuple[Strategy, ...]:
     """The cheapest strategies, in order, among those that take over the layout of one tensor, alone or completed by the others.
 
-    Args:
-        rule: The rule of the equation.
-        operands: Its operands.
-        results: Its results.
-        mesh: The region's mesh.
-        combine: See `LocalRule`.
-        uneven: See `LocalRule`.
-        linear: See `LocalRule`.
-        bytes_inside: See `LocalRule`.
-        weight: See `LocalRule`.
+    `combine` and all behind it are those of the equation's `LocalRule`.
     """
     setting = _Setting(rule, operands, results, mesh, combine, uneven, bytes_inside, weight)
     agreement = setting.agreement()
@@ -117,17 +108,7 @@ def strategy_along(
 ) -> Strategy:
     """The strategy along axes that are decided, as far as the equation can run along them; sums are deferred where that is cheaper.
 
-    Args:
-        axes: The axes of each factor.
-        rule: As in `strategies`, like all that follow.
-        operands: Its operands.
-        results: Its results.
-        mesh: The region's mesh.
-        combine: See `LocalRule`.
-        uneven: See `LocalRule`.
-        linear: See `LocalRule`.
-        bytes_inside: See `LocalRule`.
-        weight: See `LocalRule`.
+    `axes` are those of each factor; all behind it is as in `strategies`.
     """
     setting = _Setting(rule, operands, results, mesh, combine, uneven, bytes_inside, weight)
     rated = [
