@@ -15,9 +15,10 @@ from shardy_py.api.propagating import decided
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.conflicts import only_results
 from shardy_py.backends.named_shardings import NamedShardings
-from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, bodies, op_of, open_jaxpr, scopes_of
+from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, op_of, scopes_of
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Scope, lowered
+from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 from shardy_py.ir import Value
 from shardy_py.passes.dataflow import NAMED_COMPUTATION, WHILE
 from shardy_py.plan.record import PlanRecord

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from shardy_py.backends.rewriting import with_bodies
+from shardy_py.frontends.jaxprs import with_bodies
 
 WITH_RESULTS = frozenset({"io_callback", "pure_callback"})
 """Primitives that call back and wait for results."""

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from shardy_py.backends.rewriting import ENTERED, Pins, bodies, op_of, scopes_of
+from shardy_py.backends.rewriting import ENTERED, Pins, op_of, scopes_of
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
+from shardy_py.frontends.jaxprs import bodies
 from shardy_py.ir import Op
 from shardy_py.partition.mispartitioned import OPS, cut_in_any_way, is_mispartitioned
 from shardy_py.plan.prediction.conflicts import ConflictCache, conflicts

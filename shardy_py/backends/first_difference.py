@@ -18,10 +18,11 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from shardy_py.backends.compare import Comparison, compare, fetch, fetched_or_error, plain, tolerance_of
 from shardy_py.backends.flat import Flat, element_types, flatten, single
 from shardy_py.backends.reference import LEFT_OUT, Reference
-from shardy_py.backends.rewriting import bodies, scopes_of
+from shardy_py.backends.rewriting import scopes_of
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_type
 from shardy_py.frontends.jaxpr import Scope
+from shardy_py.frontends.jaxprs import bodies
 from shardy_py.frontends.loops import scan_counts
 
 Run = Callable[[Flat, Sequence[Var]], Callable[[Sequence[Any]], Sequence[Any]]]

@@ -9,10 +9,9 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from shardy_py.backends.rewriting import bodies, open_jaxpr
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Scope
-from shardy_py.frontends.live import live_positions
+from shardy_py.frontends.jaxprs import bodies, live_positions, open_jaxpr
 from shardy_py.frontends.locations import locate
 from shardy_py.ir.jax_calls import CALLS
 

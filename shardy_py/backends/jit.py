@@ -21,9 +21,10 @@ from jax.sharding import AbstractMesh
 from shardy_py.backends.conflicts import only_results, pin_conflicts, pin_mispartitioned, wanted
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.partitioned_call import Partition
-from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, Replacement, bodies, constraint_params, open_jaxpr, scopes_of
+from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, Replacement, constraint_params, scopes_of
 from shardy_py.backends.xla_workarounds import Target, workaround
 from shardy_py.frontends.jaxpr import Imported, Scope
+from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 
 PER_REGION = (1, 1, 2, 4, 16, None, None)
 """Numbers of values to pin in each region of differing ones, per propagation of the copy; None pins all."""

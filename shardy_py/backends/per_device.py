@@ -14,9 +14,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from shardy_py.backends.local.read_collectives import KINDS
 from shardy_py.backends.named_shardings import NamedShardings
-from shardy_py.backends.rewriting import Copier, Pins, Replacement, bodies, open_jaxpr
+from shardy_py.backends.rewriting import Copier, Pins, Replacement
 from shardy_py.backends.shard_map import Partitioned
 from shardy_py.frontends.importer import Scope
+from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 
 ASKING = frozenset({*KINDS, "axis_index"})
 """Primitives that speak of the axes of the mesh."""

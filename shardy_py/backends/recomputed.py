@@ -13,7 +13,7 @@ from jax.interpreters import partial_eval
 from shardy_py.backends.inlining import without_calls
 from shardy_py.backends.local.hoist import scan
 from shardy_py.backends.local.jaxpr_rewriting import Rewritten, retraced, rewrite, rewrite_bodies
-from shardy_py.backends.rewriting import open_jaxpr
+from shardy_py.frontends.jaxprs import open_jaxpr
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.loops import scan_counts
 

@@ -15,7 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from shardy_py.backends.compare import fetch
 from shardy_py.backends.flat import with_variables
 from shardy_py.backends.named_shardings import NamedShardings
-from shardy_py.backends.rewriting import Copier, Pins, Replacement, bodies, constraint_params, open_jaxpr
+from shardy_py.backends.rewriting import Copier, Pins, Replacement, constraint_params
+from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 
 LEFT_OUT = frozenset(
     {

@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh
 from shardy_py.frontends._jax import scan_counts as scan_counts
 from shardy_py.frontends._jax import trace_context, traced_scan
 from shardy_py.frontends._jax import with_more_consts as with_more_consts
+from shardy_py.frontends.jaxprs import open_jaxpr
 
 
 class Loop(NamedTuple):
@@ -66,7 +67,7 @@ def _scan_style(context: Hashable) -> ScanStyle | None:
         return None
     (*_, eqn) = loop.eqns
     body = eqn.params["body_jaxpr"]
-    primitives = [e.primitive.name for e in getattr(body, "jaxpr", body).eqns]
+    primitives = [e.primitive.name for e in open_jaxpr(body).eqns]
     if primitives not in _LOOP_BODY or eqn.params["body_nconsts"] != 2 or eqn.params["cond_nconsts"] != 0:
         return None
     counter: Any = eqn.outvars[0].aval

@@ -27,6 +27,7 @@ from shardy_py.frontends._jax import register_checks as register_checks
 from shardy_py.frontends._jax import shard_map_equation as shard_map_equation
 from shardy_py.frontends._jax import traced_locally as traced_locally
 from shardy_py.frontends.jaxpr_cache import with_jaxpr
+from shardy_py.frontends.jaxprs import open_jaxpr
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -183,7 +184,7 @@ def _as_many_equations(part: Jaxpr, whole: Jaxpr) -> bool:
         return False
     changed = ((a, b) for a, b in zip(part.eqns, whole.eqns) if a is not b)
     return all(
-        _as_many_equations(getattr(x, "jaxpr", x), getattr(y, "jaxpr", y))
+        _as_many_equations(open_jaxpr(x), open_jaxpr(y))
         for a, b in changed
         for x, y in zip(jaxprs_in_params(a.params), jaxprs_in_params(b.params))
     )
@@ -209,7 +210,7 @@ def _work(jaxpr: Jaxpr) -> float:
 
 
 def _work_of(eqn: JaxprEqn) -> float:
-    inner = [getattr(body, "jaxpr", body) for body in jaxprs_in_params(eqn.params)]
+    inner = [open_jaxpr(body) for body in jaxprs_in_params(eqn.params)]
     if inner:
         return eqn.params.get("length", 1) * sum(map(_work, inner))
     result_size = sum(map(_size, eqn.outvars))

@@ -11,7 +11,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.frontends.context import is_extended_dtype as is_extended_dtype
-from shardy_py.frontends.live import live_positions
+from shardy_py.frontends.jaxprs import live_positions
 
 Atom = Any
 """A `Var` or a `Literal`."""

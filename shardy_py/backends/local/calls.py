@@ -10,8 +10,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
 from shardy_py.backends.local.sharded_value import ShardedValue, Values
-from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.importer import Scope
+from shardy_py.frontends.jaxprs import open_jaxpr
 from shardy_py.ir.jax_calls import body_parameter
 
 

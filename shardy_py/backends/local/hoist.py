@@ -32,8 +32,7 @@ from shardy_py.backends.local.jaxpr_rewriting import (
     sub_jaxpr,
 )
 from shardy_py.backends.local.local_rule import bind
-from shardy_py.backends.rewriting import open_jaxpr, with_jaxpr
-from shardy_py.frontends.live import live_equations
+from shardy_py.frontends.jaxprs import live_equations, open_jaxpr, with_jaxpr
 from shardy_py.frontends.loops import scan_counts, with_more_consts
 
 LARGEST_PARTIAL = 16 << 20

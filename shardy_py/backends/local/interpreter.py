@@ -18,13 +18,12 @@ from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRul
 from shardy_py.backends.local.planned_op import PlannedOp
 from shardy_py.backends.local.reshard import all_reduce, in_mesh_order, reshard
 from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
-from shardy_py.backends.rewriting import bodies
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.projection import project
 from shardy_py.frontends.context import current_settings, local_type, settings, trace_context, under_settings
 from shardy_py.frontends.importer import Scope
-from shardy_py.frontends.live import live_positions
+from shardy_py.frontends.jaxprs import bodies, live_positions
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.primitive_bodies import body_of
 from shardy_py.partition.region.layouts import Layout, local_shape, names, replicated

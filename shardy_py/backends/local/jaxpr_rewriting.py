@@ -8,8 +8,8 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import user_context
 
-from shardy_py.backends.rewriting import bodies, inlined, with_bodies
 from shardy_py.frontends.context import settings
+from shardy_py.frontends.jaxprs import bodies, inlined, with_bodies
 from shardy_py.frontends.transforms import axes_bound, traced_locally
 
 Atom = Any

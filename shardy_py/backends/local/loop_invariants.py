@@ -11,7 +11,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local.hoist import scan
 from shardy_py.backends.local.jaxpr_rewriting import Atom, Replacement, Rewritten, retraced, rewrite_by_name
-from shardy_py.backends.rewriting import open_jaxpr
+from shardy_py.frontends.jaxprs import open_jaxpr
 from shardy_py.frontends.loops import scan_counts
 
 

@@ -14,8 +14,8 @@ from shardy_py.backends.local.calls import run_body
 from shardy_py.backends.local.interpreter import Handler, Interpreter, LayoutHint, runs_dry
 from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
 from shardy_py.backends.local.trace_cache import remembering
-from shardy_py.backends.rewriting import open_jaxpr
 from shardy_py.frontends.importer import Scope
+from shardy_py.frontends.jaxprs import open_jaxpr
 from shardy_py.frontends.loops import scan_counts
 from shardy_py.partition.region.layouts import Layout, layout, local_shape, replicated
 from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES, reshard_cost

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local.jaxpr_rewriting import BODIES
-from shardy_py.backends.rewriting import bodies, open_jaxpr
+from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.loops import scan_counts
 from shardy_py.plan.collectives import Collective

@@ -10,7 +10,7 @@ from jax.interpreters import partial_eval
 
 from shardy_py.backends.local.jaxpr_rewriting import COLLECTIVES, UNEQUAL, Atom, Rewritten, has_effects, rewrite, rewrite_bodies
 from shardy_py.frontends.context import settings
-from shardy_py.frontends.live import live_equations
+from shardy_py.frontends.jaxprs import live_equations
 
 
 def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:

@@ -17,7 +17,7 @@ from shardy_py.backends.local.jaxpr_rewriting import (
     rewrite_by_name,
     sub_jaxpr,
 )
-from shardy_py.backends.rewriting import open_jaxpr, with_jaxpr
+from shardy_py.frontends.jaxprs import open_jaxpr, with_jaxpr
 from shardy_py.frontends.loops import scan_counts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from shardy_py.frontends.jaxprs import open_jaxpr
 from shardy_py.frontends.primitives.elementwise import BINARY_OPS
 from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, ints, permuted
 
@@ -35,9 +36,9 @@ def _reduce(op: str, unit: object, b: Builder) -> Template:
 
 def common_body(jaxpr: Any) -> str:
     """The op that a reducer applies to pairs of its arguments for each result, or "" where it does more."""
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     if jaxpr is None:
         return ""
+    jaxpr = open_jaxpr(jaxpr)
     arguments = {id(v) for v in jaxpr.invars}
     makers = {id(v): eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     names = set()

@@ -8,6 +8,7 @@ from shardy_py.dialect import OpShardingRule
 from shardy_py.frontends import _jax
 from shardy_py.frontends.expansions import expansion_of
 from shardy_py.frontends.importer import Importer, Scope
+from shardy_py.frontends.jaxprs import open_jaxpr
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.readers.calls import inlined, inlined_jaxpr
 from shardy_py.frontends.readers.common import ReaderTable, bind, opaque
@@ -18,7 +19,7 @@ def composite(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block
     """`_composite_lowering`: an op whose decomposition is not looked into."""
     name = eqn.params["name"]
     jaxpr = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
-    attributes = {"name": name, "decomposition": importer.symbol((name, getattr(jaxpr, "jaxpr", jaxpr)), name)}
+    attributes = {"name": name, "decomposition": importer.symbol((name, open_jaxpr(jaxpr)), name)}
     opaque(importer, "stablehlo.composite", attributes, eqn, scope, block)
 
 

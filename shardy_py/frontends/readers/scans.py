@@ -13,6 +13,7 @@ from jax.extend.core import JaxprEqn
 
 from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.inline import named_computation
+from shardy_py.frontends.jaxprs import open_jaxpr
 from shardy_py.frontends.loops import ScanStyle, scan_as_loop, scan_counts, scan_style
 from shardy_py.frontends.primitives.avals import is_extended, type_of_aval
 from shardy_py.frontends.readers.calls import call
@@ -109,8 +110,7 @@ class _Loop:
         jaxpr = self.eqn.params["jaxpr"]
         operands = [*consts, *carry, *elements]
         if self.style.called:
-            open_jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-            key = ("closed_call", open_jaxpr) if not jaxpr.consts else object()
+            key = ("closed_call", open_jaxpr(jaxpr)) if not jaxpr.consts else object()
             results, inner = call(self.importer, "closed_call", key, jaxpr, operands, self.eqn, block)
             block.ops[-1].primitive = "closed_call"
         else:
