@@ -297,8 +297,10 @@ class Searcher:
                 break
             report(f"completing {template.name}")
             solution = self.completions[template.name] = self.completed(template, best.assignment, self.left * OWN_SHARE)
-            if not math.isinf(solution.cost) and self.predicted(solution.assignment) <= most and solution.assignment not in seen:
-                seen.add(solution.assignment)
+            if math.isinf(solution.cost) or solution.assignment in seen or self.predicted(solution.assignment) > most:
+                continue
+            seen.add(solution.assignment)
+            if weight(self.fixed, entries(self.model.problem, solution.assignment)) <= self.fixed.limit:
                 candidate = self.candidate(template.name, solution.assignment)
                 if self.fits(candidate.peak):
                     candidates.append(candidate)
