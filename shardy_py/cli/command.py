@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardy_py.cli.output import Output
+from shardy_py.ir.tables import merge_tables
 
 Run = Callable[[argparse.Namespace, Output], int]
 
@@ -28,14 +29,6 @@ class Command:
     run: Run
 
 
-def check_names(commands: tuple[Command, ...]) -> None:
-    """Raises ValueError where two commands have one name."""
-    names = [command.name for command in commands]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"registered twice: {', '.join(twice)}")
-
-
 def add_all(parser: argparse.ArgumentParser, commands: tuple[Command, ...], run: str = "run", metavar: str = "COMMAND") -> None:
     """Gives a parser a subparser for each of some commands.
 
@@ -45,7 +38,7 @@ def add_all(parser: argparse.ArgumentParser, commands: tuple[Command, ...], run:
         run: Under which name the function of the chosen one is put into the options.
         metavar: The name of the choice in the help.
     """
-    check_names(commands)
+    merge_tables({command.name: command} for command in commands)  # raises where two have one name
     below = parser.add_subparsers(dest=metavar.lower(), metavar=metavar, required=True)
     for command in commands:
         one = below.add_parser(command.name, help=command.help, description=f"{command.help[0].upper()}{command.help[1:]}.")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shardy_py.ir import Op, Program, Value
 from shardy_py.plan.record import PlanError, PlanRecord
-from shardy_py.plan.values import PlannedValue, typed
+from shardy_py.plan.values import PlannedValue, in_backward_pass, typed
 
 _LINE = re.compile(r".+:\d+")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -136,20 +136,18 @@ _MOST_NEARBY = 12
 
 def _choose(matches: Entries, program: Program) -> Match:
     """The last value of the forward computation that is used elsewhere, in as few bodies as any; derivatives keep further values there."""
-    forward = [entry for entry in matches if not _is_backward(entry[0].defining_op, program)] or matches
+
+    def forward(op: Op | None) -> bool:
+        return op is None or not in_backward_pass(program, op)
+
+    entries = [entry for entry in matches if forward(entry[0].defining_op)] or matches
     inside = {value.defining_op for value, _ in matches}
-    used = [entry for entry in forward if any(op not in inside and not _is_backward(op, program) for op, _ in entry[0].uses)] or forward
+    used = [entry for entry in entries if any(op not in inside and forward(op) for op, _ in entry[0].uses)] or entries
     depth = min(planned.depth for _, planned in used)
     value, planned = [entry for entry in used if entry[1].depth == depth][-1]
     others = [f"{p.path} {p.primitive} {typed(p.type, p.sharding)}" for v, p in matches if v is not value]
     more = len(others) - _MOST_NEARBY
     return Match(value, planned, (*others[:_MOST_NEARBY], f"{more} more") if more > 0 else tuple(others))
-
-
-def _is_backward(op: Op | None, program: Program) -> bool:
-    """Whether an op is part of a transposed computation."""
-    places = () if op is None else (program.locate(each.location) for each in op.outward())
-    return any(where is not None and "transpose(" in where.scope for where in places)
 
 
 def _error(plan: PlanRecord, target: str) -> Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shardy_py.cli import main
-from shardy_py.cli.command import check_names
+from shardy_py.cli.command import add_all
 from shardy_py.cli.commands import COMMANDS
 from shardy_py.cli.view import server
 from shardy_py.facade import Plan
@@ -221,8 +222,8 @@ def test_help_and_traceback(capsys: Captured) -> None:
     assert re.fullmatch(r"shardy_py \S.*\n", ran(capsys, "--version"))
     assert main(["plan", f"{MODULE}:broken", "--mesh", "x=2", "--args", "f32[1]", "--traceback"]) == 2
     assert "Traceback (most recent call last)" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="registered twice: plan"):
-        check_names((COMMANDS[0], COMMANDS[0]))
+    with pytest.raises(ValueError, match="'plan' is registered twice"):
+        add_all(argparse.ArgumentParser(), (COMMANDS[0], COMMANDS[0]))
 
 
 def test_flags_of_the_module(capsys: Captured) -> None:

@@ -68,9 +68,9 @@ def test_an_equation_that_is_imported_as_its_operand_is_planned() -> None:
 
 @pytest.mark.parametrize("share", [0.999, 0.8])
 def test_the_peak_of_a_region_keeps_the_budget(share: float) -> None:
-    generous = planned(step, STEP, memory_bytes=float("inf"))
+    generous = planned(step, STEP, memory_bytes=float("inf"), time_limit_s=120)
     peak = generous.memory_analysis(hardware="h100").peak_memory_in_bytes
-    tight = planned(step, STEP, memory_bytes=share * peak)
+    tight = planned(step, STEP, memory_bytes=share * peak, time_limit_s=120)
     assert tight.memory_analysis(hardware="h100").peak_memory_in_bytes <= share * peak
     assert tight.search is not None
     assert generous.search is not None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from shardy_py.ir.tables import merge_tables
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.checks.batch_axes import batch_axis_lost
@@ -78,15 +79,8 @@ WEIGHED = frozenset(("batch-axis-lost", "costly-reshard", "cut-along-scan", "rep
 _RANK = {"error": 0, "warning": 1, "info": 2}
 
 
-def check_names(kinds: Iterable[Kind]) -> None:
-    """Raises ValueError where two kinds have one name."""
-    names = [kind.name for kind in kinds]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"registered twice: {', '.join(twice)}")
-
-
-check_names(KINDS)
+# Raises where two kinds have one name.
+merge_tables({kind.name: kind} for kind in KINDS)
 
 
 def _weighed(finding: Finding) -> Finding:
