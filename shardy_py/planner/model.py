@@ -488,7 +488,7 @@ class _Builder:
 
     def model(self) -> Model:
         """The problem."""
-        space, tables, constant = self.space, list[Table](), 0.0
+        space, tables, constant = self.space, list[Table](), self.op_tables.manual_seconds
         self.note_results_at_hand()
         numbers, costs = self.merge_moves()
         numbers = np.append(numbers, -1)

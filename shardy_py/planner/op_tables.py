@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from shardy_py.cost.collectives import collective_seconds
+from shardy_py.cost.compute import roofline_seconds
+from shardy_py.cost.links import levels_of
 from shardy_py.cost.traffic import Fusion
 from shardy_py.ir import Op, Program, Value
 from shardy_py.partition.layouts import Layout
 from shardy_py.partition.op import spec_of
 from shardy_py.partition.price import Machine
 from shardy_py.partition.tables import Candidates, PriceTable, price_table
-from shardy_py.plan.cost_walk import walk
+from shardy_py.passes.dataflow import MANUAL_COMPUTATION
+from shardy_py.plan.collective_axes import axes_of
+from shardy_py.plan.cost_walk import Run, walk
+from shardy_py.plan.partitioner import partition
 
 Array = Any
 
@@ -109,6 +116,7 @@ class OpTables:
         policy: The policy that runs it.
         count: Number of its ops.
         counted: Those whose work or traffic counts.
+        manual_seconds: Seconds inside of the user's `shard_map`s, which no choice changes.
     """
 
     def __init__(self, program: Program, machine: Machine, policy: str = "xla") -> None:
@@ -118,6 +126,7 @@ class OpTables:
         self.count = sum(1 for _ in program.walk())
         costs = walk(program.main.body, program.meshes)
         self.counted = {run.op for run in (*costs.runs, *costs.other_branches)}
+        self.manual_seconds = _manual_seconds(program, costs.runs, machine)
         self._fusion = Fusion(program.main.body)
         self._joints: dict[object, Joint] = {}
         self._priced: dict[object, Priced] = {}
@@ -155,6 +164,23 @@ class OpTables:
             made_by_op = [bool(tensor.maker) for tensor in spec.operands]
             priced = self._priced[kind] = _priced(table, joint.candidates, made_by_op)
         return priced
+
+
+def _manual_seconds(program: Program, runs: Sequence[Run], machine: Machine) -> float:
+    """Seconds of the ops and of the user's collectives inside of `shard_map`s."""
+    if all(op.name != MANUAL_COMPUTATION for op in program.walk()):
+        return 0.0
+    total = math.fsum(roofline_seconds(run.work, run.bytes, machine.hardware) * run.trips for run in runs if _is_manual(run.op))
+    for transfer in partition(program, lambda value: "").transfers:
+        if transfer.step is not None and _is_manual(transfer.step):
+            each = transfer.on_accelerator
+            levels = levels_of(axes_of(each, machine.sizes), machine.links, machine.sizes)
+            total += collective_seconds(each.kind, each.operand_bytes, levels) * (1 if each.trips is None else each.trips)
+    return total
+
+
+def _is_manual(op: Op) -> bool:
+    return any(each.name == MANUAL_COMPUTATION for each in op.outward())
 
 
 def _priced(table: PriceTable, candidates: Candidates, made_by_op: Sequence[bool]) -> Priced:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.cost.hardware_table import hardware
@@ -188,6 +189,24 @@ def test_branches_of_which_another_costs_more_once_they_are_cut() -> None:
         assert case.model.problem_seconds(assignment) <= step * (1 + 1e-9)
         models.add(model.counted)
     assert len(models) > 1
+
+
+def test_what_runs_inside_of_a_shard_map_is_a_constant() -> None:
+    mesh = jax.sharding.AbstractMesh((4,), ("x",))
+
+    def rows(x: jax.Array, w: jax.Array) -> jax.Array:
+        summed = lax.fori_loop(0, 3, lambda _, x: lax.pmean(jnp.tanh(x @ w @ w.T), "x"), x)
+        return lax.all_gather(summed, "x", tiled=True)
+
+    def function(x: jax.Array, w: jax.Array) -> jax.Array:
+        whole = jax.shard_map(rows, mesh=mesh, in_specs=(P("x"), P()), out_specs=P(), check_vma=False)(jnp.sin(x), w)
+        return jnp.tanh(whole @ w)
+
+    made = made_of(function, (f32(32, 16), f32(16, 24)))
+    choose = random.Random(0)
+    for _ in range(ASSIGNMENTS):
+        assignment = drawn(made.model, choose)
+        assert cost(made.model.problem, assignment) + made.model.constant == pytest.approx(seconds(made, assignment), rel=1e-9)
 
 
 def test_three_axes() -> None:
