@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh
 
@@ -19,6 +18,7 @@ from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, op_of, s
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Scope, lowered
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
+from shardy_py.frontends.mesh_context import traced_on
 from shardy_py.ir import Value
 from shardy_py.passes.dataflow import NAMED_COMPUTATION, WHILE
 from shardy_py.plan.record import PlanRecord
@@ -134,7 +134,7 @@ def constrained(closed: ClosedJaxpr, shardings: Mapping[int, TensorSharding], tw
                 inside.variables[site.variable] = sharding
             else:
                 inside.operands[site.reader] = sharding
-    with jax.sharding.use_abstract_mesh(twin):
+    with traced_on(twin):
         copied = Copier(NamedShardings(twin), lambda eqn, scope: None).copy(closed.jaxpr, pins, None)
     return Constrained(closed.jaxpr, copied, ClosedJaxpr(copied.jaxpr, closed.consts))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
 
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.partitioning import Partitioning
@@ -14,6 +13,7 @@ from shardy_py.api.request import Settings, request
 from shardy_py.api.signature import Layout
 from shardy_py.api.tracing import trace
 from shardy_py.backends.shard_map import fits_inside
+from shardy_py.frontends.mesh_context import no_mesh
 
 
 def run_inside(settings: Settings, view: MeshView, layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -31,7 +31,7 @@ def run_inside(settings: Settings, view: MeshView, layout: Layout, args: tuple[A
     if settings.lowering == "jit" or not sizes or dict(context.shape) != view.sizes:
         return settings.fun(*args, **kwargs)
     slots = layout.slots(args, kwargs)
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with no_mesh():
         planned = make_plan(trace(request(settings, view, layout, slots, runs=True)))
     plan = planned.plan
     inputs, outputs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))

@@ -24,6 +24,7 @@ from shardy_py.api.errors import MeshError
 from shardy_py.dialect import Mesh
 from shardy_py.dialect.format import sizes_text
 from shardy_py.frontends.context import context_devices, devices_started, explicit_sharding, is_tracing
+from shardy_py.frontends.mesh_context import traced_on
 
 MESH_NAME = "mesh"
 
@@ -92,7 +93,7 @@ class MeshView:
     def context(self) -> AbstractContextManager[object]:
         """A context like `jax.set_mesh`; under a trace, with the Auto twin."""
         mesh = self.runnable()
-        return jax.set_mesh(mesh) if isinstance(mesh, JaxMesh) and not is_tracing() else jax.sharding.use_abstract_mesh(self.twin)
+        return jax.set_mesh(mesh) if isinstance(mesh, JaxMesh) and not is_tracing() else traced_on(self.twin)
 
     def holding(self, arrays: Iterable[object]) -> MeshView:
         """The view for these arguments: a mapping names no devices and no axis types, so that those of the arguments' mesh count."""

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from shardy_py.api.logical_axes import AxisNames, axis_names, in_flax_context
 from shardy_py.api.meshes import planning
@@ -20,6 +20,7 @@ from shardy_py.api.specs import as_planned, broadcast_specs
 from shardy_py.backends.callback_errors import CallbackErrors, watched
 from shardy_py.frontends.context import explicit_sharding
 from shardy_py.frontends.leaves import Leaves, trace_leaves
+from shardy_py.frontends.mesh_context import no_mesh, traced_on
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.record import PlanRecord
 
@@ -98,13 +99,13 @@ def trace(request: PlanRequest) -> TracedCall:
     args, kwargs = layout.dynamic_arguments(request.slots)
     with no_collection(), planning(request.view):
         try:
-            with jax.sharding.use_abstract_mesh(request.view.twin):
+            with traced_on(request.view.twin):
                 jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
         except ValueError as error:
             if "context mesh" not in str(error).lower():
                 raise
             # A shard_map over a mesh object that is not quite the twin; without a context mesh there is nothing to disagree with.
-            with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            with no_mesh():
                 jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
     jaxpr, callback_errors = watched(jaxpr)
     return TracedCall(request, jaxpr, result, tuple(out_specs), tuple(out_names), callback_errors)

@@ -25,6 +25,7 @@ from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, Replacem
 from shardy_py.backends.xla_workarounds import Target, workaround
 from shardy_py.frontends.jaxpr import Imported, Scope
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
+from shardy_py.frontends.mesh_context import traced_on
 
 PER_REGION = (1, 1, 2, 4, 16, None, None)
 """Numbers of values to pin in each region of differing ones, per propagation of the copy; None pins all."""
@@ -108,7 +109,7 @@ def left_to_xla(closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, plat
 
 
 def _copied(copier: Copier, closed: ClosedJaxpr, pins: Pins, planned: Imported, twin: AbstractMesh) -> Copied:
-    with jax.sharding.use_abstract_mesh(twin):
+    with traced_on(twin):
         return copier.copy(closed.jaxpr, pins, planned.scope)
 
 

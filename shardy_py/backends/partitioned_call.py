@@ -19,12 +19,13 @@ from jax.core import eval_jaxpr
 from jax.experimental import jet
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, jaxpr_as_fun, new_jaxpr_eqn
 from jax.interpreters import ad, batching, mlir, partial_eval
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.backends.inlining import without_calls
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.frontends.context import is_staged, no_context_devices
 from shardy_py.frontends.jaxpr_cache import with_jaxpr
+from shardy_py.frontends.mesh_context import no_mesh
 from shardy_py.frontends.transforms import (
     batch_jaxpr,
     checked_jaxpr,
@@ -119,7 +120,7 @@ def _naming(devices: Mesh | None) -> ClosedJaxpr | None:
     if devices is None:
         return None
     replicated = NamedSharding(devices.update(axis_types=(AxisType.Auto,) * len(devices.axis_names)), PartitionSpec())
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with no_mesh():
         traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))(jax.ShapeDtypeStruct((), "float32"))
     # With the axis types of the arguments: where there are callbacks, JAX wants one mesh everywhere. Explicit axes can't be constrained.
     (constraint,) = traced.jaxpr.eqns
@@ -445,7 +446,7 @@ def _sparse(env: Any, *values: Any, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_see
     sparse = sys.modules["jax.experimental.sparse"]
     leaves, tree = jax.tree.flatten(sparse.transform.spvalues_to_arrays(env, values))
     run = sparse.sparsify(jaxpr_as_fun(jaxpr))
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with no_mesh():
         derived, shape = jax.make_jaxpr(lambda *leaves: run(*tree.unflatten(leaves)), return_shape=True)(*leaves)
     ins = [seed for seed, part in zip(in_seeds, tree.children(), strict=True) for seed in _seeds_of_parts(seed, part)]
     outs = [seed for seed, x in zip(out_seeds, shape, strict=True) for seed in _seeds_of_parts(seed, jax.tree.structure(x))]

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
-from jax.sharding import AbstractMesh
 
 from shardy_py.backends.local.local_rule import is_key
 from shardy_py.backends.named_shardings import NamedShardings, num_shards
@@ -21,6 +20,7 @@ from shardy_py.backends.partitioned_call import Partition, partitioned_call
 from shardy_py.backends.rewriting import Replacement, constraint_params
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import types_enabled
+from shardy_py.frontends.mesh_context import no_mesh
 
 Shape = tuple[int, ...]
 
@@ -89,7 +89,7 @@ def _call_jaxpr(eqn: JaxprEqn, inputs: Sequence[Shape], outputs: Sequence[Shape]
     avals = [v.aval for v in invars if _is_passed(v)]
     arguments = [jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type) for aval, shape in zip(avals, inputs, strict=True)]
     dtypes = (str(aval.dtype) for aval in avals)
-    with eqn.ctx.manager, types_enabled(dtypes), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with eqn.ctx.manager, types_enabled(dtypes), no_mesh():
         return jax.make_jaxpr(run)(*arguments)
 
 

@@ -17,6 +17,7 @@ from shardy_py.backends.flat import with_variables
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.rewriting import Copier, Pins, Replacement, constraint_params
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
+from shardy_py.frontends.mesh_context import traced_on
 
 LEFT_OUT = frozenset(
     {
@@ -83,7 +84,7 @@ class Reference:
     def stripped(self, jaxpr: Jaxpr) -> Jaxpr:
         """The jaxpr without annotations."""
         copier = Copier(NamedShardings(self.mesh.abstract_mesh), lambda eqn, scope: self._replacement(eqn, jaxpr))
-        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+        with traced_on(self.mesh.abstract_mesh):
             return copier.copy(jaxpr, Pins(), None).jaxpr
 
     def _replacement(self, eqn: JaxprEqn, like: Jaxpr) -> Replacement | None:

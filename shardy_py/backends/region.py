@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from shardy_py.frontends.context import local_type
+from shardy_py.frontends.mesh_context import no_mesh
 from shardy_py.frontends.transforms import axes_bound, hoisted, shard_map_equation, traced_locally
 
 
@@ -39,7 +39,7 @@ def region(
     sizes = {name: mesh.shape[name] for name in axes}
     own = AbstractMesh(tuple(sizes.values()), tuple(sizes))  # without axes that are manual already, where the region stands in another
     arguments = [local_type(aval, _part(aval, own, spec)) for aval, spec in zip(inputs, in_specs, strict=True)]
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), axes_bound(sizes):
+    with no_mesh(), axes_bound(sizes):
         traced = traced_locally(local, arguments)
     for aval, whole, spec in zip(traced.out_avals, outputs, out_specs, strict=True):
         assert aval.shape == _part(whole, own, spec), f"a result is {aval} on a device, and {whole} of spec {spec} in all"

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from shardy_py.frontends.context import local_type
+from shardy_py.frontends.mesh_context import no_mesh
 from shardy_py.frontends.transforms import axes_bound, shard_map_equation, traced_locally
 
 MOST = 128
@@ -181,6 +181,6 @@ def _reshape(operand: Any, result: Any) -> JaxprEqn:
 
 @functools.lru_cache(maxsize=1024)
 def _like_reshape(aval: Any, shape: tuple[int, ...]) -> JaxprEqn:
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with no_mesh():
         (eqn,) = traced_locally(lambda x: [lax.reshape(x, shape)], [aval]).jaxpr.eqns
     return eqn

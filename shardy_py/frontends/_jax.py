@@ -48,6 +48,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import stablehlo as stablehlo
 
+from shardy_py.frontends.mesh_context import no_mesh, traced_on
 from shardy_py.ir import TensorType
 
 _new_context = getattr(_mlir, "_create_ir_context", _mlir.make_ir_context)
@@ -208,7 +209,7 @@ def axes_bound(sizes: Mapping[str, int]) -> AbstractContextManager[Any]:
 def _shard_map_example() -> JaxprEqn:
     mesh = AbstractMesh((2,), ("axis",), axis_types=(AxisType.Auto,))
     run = jax.shard_map(lambda x: x, mesh=mesh, in_specs=PartitionSpec("axis"), out_specs=PartitionSpec("axis"), check_vma=False)
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with no_mesh():
         return jax.make_jaxpr(run)(jax.ShapeDtypeStruct((2,), np.float32)).jaxpr.eqns[0]
 
 
@@ -381,7 +382,7 @@ def _array_type(shape: tuple[int, ...], dtype: Any, weak_type: bool, memory_spac
 def under_settings(eqn: JaxprEqn) -> Iterator[None]:
     """A context with the settings that an equation was traced under, on the current mesh."""
     mesh = jax.sharding.get_abstract_mesh()
-    with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
+    with eqn.ctx.manager, traced_on(mesh):
         yield
 
 

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
-from jax.sharding import AbstractMesh
 
 from shardy_py.frontends._jax import scan_counts as scan_counts
 from shardy_py.frontends._jax import trace_context, traced_scan
 from shardy_py.frontends._jax import with_more_consts as with_more_consts
 from shardy_py.frontends.jaxprs import open_jaxpr
+from shardy_py.frontends.mesh_context import no_mesh
 
 
 class Loop(NamedTuple):
@@ -59,7 +59,7 @@ _LOOP_BODY = [["jit", name, "jit", "add"] for name in ("closed_call", "eval_jaxp
 @functools.lru_cache(maxsize=256)
 def _scan_style(context: Hashable) -> ScanStyle | None:
     x = jax.ShapeDtypeStruct((2, 3), "float32")
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with no_mesh():
         jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, y: (c + x[0], y * c), x[0], x))(x)
         (eqn,) = (e for e in jaxpr.eqns if e.primitive.name == "scan")
         loop = scan_as_loop(eqn).jaxpr

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 from jax.extend.core import Primitive
-from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from shardy_py.frontends._jax import lower_jaxpr, trace_context
 from shardy_py.frontends.legalize_chlo import legalize_chlo
+from shardy_py.frontends.mesh_context import no_mesh
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Function, Program
 
@@ -64,7 +65,7 @@ def _fragment(
 
     arguments = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type) for shape, dtype, weak_type in types]
     manual = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Manual) if mesh else ()
-    with use_abstract_mesh(AbstractMesh((), ())):
+    with no_mesh():
         if mesh is not None and manual:
             around = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
             mapped = jax.shard_map(bind, mesh=around, in_specs=P(), out_specs=P(), axis_names=set(manual), check_vma=False)

@@ -16,7 +16,6 @@ import jax
 from jax.experimental import jet
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters import ad, partial_eval
-from jax.sharding import AbstractMesh
 
 from shardy_py.frontends import _jax
 from shardy_py.frontends._jax import abstract_argument as abstract_argument
@@ -28,6 +27,7 @@ from shardy_py.frontends._jax import shard_map_equation as shard_map_equation
 from shardy_py.frontends._jax import traced_locally as traced_locally
 from shardy_py.frontends.jaxpr_cache import with_jaxpr
 from shardy_py.frontends.jaxprs import open_jaxpr
+from shardy_py.frontends.mesh_context import no_mesh
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,7 +36,7 @@ R = TypeVar("R")
 def _of_no_mesh(transformation: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(transformation)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        with no_mesh():
             return transformation(*args, **kwargs)
 
     return call

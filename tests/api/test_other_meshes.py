@@ -139,3 +139,15 @@ def test_parts_of_axes(axis, expected):
     assert found is not None
     assert [str(a).strip('"') if a.is_full else str(a) for a in found] == expected
     assert regrouped_axes([AxisRef("i", 1, 3)], sp.Mesh((("i", 6),)), sp.Mesh((("x", 2), ("y", 3)))) is None
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_a_mesh_of_another_size_is_planned_for_under_set_mesh(lowering):
+    def step(w, x):
+        return jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+
+    planned = sp.auto_shard(step, mesh={"data": 16, "model": 4}, in_shardings=(P(None, "model"), P("data")), lowering=lowering)
+    shapes = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((32, 8), jnp.float32)
+    with jax.set_mesh(main()):
+        around = planned.plan(*shapes).as_text()
+    assert around == planned.plan(*shapes).as_text()

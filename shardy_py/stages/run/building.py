@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
 from shardy_py.frontends.leaves import Leaves, trace_leaves
+from shardy_py.frontends.mesh_context import traced_on
 from shardy_py.planner.options import Planner
 from shardy_py.stages.jaxprs import dtype_of, is_extended_dtype, shape_of, struct_of
 from shardy_py.stages.partitions.result import Partition
@@ -333,7 +334,7 @@ def _partitioned(options: Options, signature: Signature) -> Callable[..., Any]:
 
 
 def _trace(fun: Callable[..., Any], signature: Signature, structs: Sequence[Any], context: Any) -> tuple[Flat, Leaves]:
-    with jax.sharding.use_abstract_mesh(context):
+    with traced_on(context):
         jaxpr, result = trace_leaves(lambda *leaves: fun(*signature.tree.unflatten(leaves)), *structs)
     return flatten(jaxpr, signature.batch), result
 
