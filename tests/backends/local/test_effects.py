@@ -212,14 +212,14 @@ class Log:
         """An ordered callback that doubles."""
 
         def call(v: Any) -> Any:
-            self.ordered.append(f"{name} {float(np.asarray(v).flat[0]):g}")
+            self.ordered.append(f"{name} {float(np.asarray(v).flat[0]):.4g}")
             return np.asarray(v) * 2
 
         return io_callback(call, jax.ShapeDtypeStruct(x.shape, x.dtype), x, ordered=True)
 
     def then(self, name: str, x: Any) -> None:
         """An unordered one."""
-        jax.debug.callback(lambda v: self.others.append(f"{name} {float(np.asarray(v).flat[0]):g}"), x)
+        jax.debug.callback(lambda v: self.others.append(f"{name} {float(np.asarray(v).flat[0]):.4g}"), x)
 
 
 def _in_a_row(log: Log, x: Any) -> Any:
