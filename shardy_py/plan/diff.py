@@ -104,7 +104,7 @@ class CollectiveChange:
     bytes_after: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PlanDiff(Report):
     """The differences between two plans; false where there are none.
 

@@ -1,4 +1,4 @@
-"""What results of analyses have in common: a text, and data for programs."""
+"""Results of analyses have a text, and data for programs."""
 
 from __future__ import annotations
 

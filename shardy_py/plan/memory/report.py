@@ -123,7 +123,7 @@ class Queries(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MemoryAnalysis(Report):
     """Bytes on one device, under the names of `jax.stages.Compiled.memory_analysis()`.
 
