@@ -157,8 +157,10 @@ class _Joiner:
         for argument, sharding in zip(main.arguments, annotations.inputs, strict=True):
             self.add(argument, argument.type.shape, sharding)
             self.fixed.add(argument)
-        for number, (type_, sharding) in enumerate(zip(main.result_types, annotations.outputs, strict=True)):
-            self.add(number, type_.shape, sharding)
+        values = main.body.terminator.operands
+        for number, (value, type_, sharding) in enumerate(zip(values, main.result_types, annotations.outputs, strict=True)):
+            stated = _stated_by_shard_map(value) if sharding is None else None
+            self.add(number, type_.shape, sharding or stated, pinned=stated is not None)
 
     def add(self, value: Value | int, shape: Sequence[int], sharding: TensorSharding | None = None, pinned: bool = False) -> None:
         """Numbers the dimensions of a value.
@@ -363,6 +365,17 @@ class _Joiner:
                 if size % math.prod(axis.size for axis in axes) == 0:
                     chosen.append(tuple(part for axis in axes for part in parts(AxisRef(axis.name), self.mesh)))
         return tuple(dict.fromkeys(chosen))
+
+
+def _stated_by_shard_map(result: Value) -> TensorSharding | None:
+    """The `out_specs` of a result of the function that a `shard_map` makes; None of others.
+
+    The user wrote them. With `check_vma=False` copies along other axes may even differ, and JAX returns those of these specs.
+    """
+    op = result.defining_op
+    if op is None or op.name != MANUAL_COMPUTATION:
+        return None
+    return op.attributes["out_shardings"][op.results.index(result)]
 
 
 class _Scalars(dict[Value | int, tuple[int, ...]]):

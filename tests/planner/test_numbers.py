@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from tests.comparing import difference
@@ -62,3 +64,19 @@ def test_shared_programs(name: str) -> None:
         results = jax.tree.leaves(planned.lower(*arguments).compile(compiler_options=QUICK)(*arguments))
         for result, wanted in zip(results, expected, strict=True):
             assert not difference(np.asarray(result), np.asarray(wanted))
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_results_of_a_shard_map_lie_as_its_specs_say(lowering: str) -> None:
+    """Unchecked copies may differ along other axes: those that JAX returns are the result."""
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+    def function(x: jax.Array) -> jax.Array:
+        def local(x: jax.Array) -> jax.Array:
+            return x * (1 + jax.lax.axis_index("y"))
+
+        return jax.shard_map(local, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)(jnp.sin(x))
+
+    x = jnp.arange(64.0).reshape(8, 8)
+    planned = sp.auto_shard(function, mesh=mesh, planner=sp.Planner(hardware=SLOW_CHIPS[0]), lowering=lowering)
+    np.testing.assert_allclose(planned(x), jax.jit(function)(x), rtol=1e-6)
