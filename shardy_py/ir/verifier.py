@@ -1,6 +1,6 @@
 """Whether a program is well formed: the graph its ops make, their types, their shardings, and the rules of SDY ops.
 
-Broken rules of MLIR, StableHLO and SDY are named in their words. Shapes are not inferred again: that an `add` adds
+Broken rules of MLIR, StableHLO and SDY are named in their words. Shapes are not inferred here: that an `add` adds
 tensors of one shape is for the front end to see to.
 """
 

@@ -18,7 +18,7 @@ from shardy_py.partition.layouts import Layout
 from shardy_py.partition.op import spec_of
 from shardy_py.partition.price import Machine
 from shardy_py.partition.tables import Candidates, PriceTable, price_table
-from shardy_py.passes.dataflow import MANUAL_COMPUTATION
+from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION
 from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.cost_walk import Run, walk
 from shardy_py.plan.partitioner import partition
@@ -167,10 +167,13 @@ class OpTables:
 
 
 def _manual_seconds(program: Program, runs: Sequence[Run], machine: Machine) -> float:
-    """Seconds of the ops and of the user's collectives inside of `shard_map`s."""
+    """Seconds of the ops and of the user's collectives inside of `shard_map`s.
+
+    Of ops in a branch of a cond around the `shard_map` they are left out, so that the bound holds whichever branch takes longest.
+    """
     if all(op.name != MANUAL_COMPUTATION for op in program.walk()):
         return 0.0
-    total = math.fsum(roofline_seconds(run.work, run.bytes, machine.hardware) * run.trips for run in runs if _is_manual(run.op))
+    total = math.fsum(roofline_seconds(run.work, run.bytes, machine.hardware) * run.trips for run in runs if _always_runs(run.op))
     for transfer in partition(program, lambda value: "").transfers:
         if transfer.step is not None and _is_manual(transfer.step):
             each = transfer.on_accelerator
@@ -181,6 +184,12 @@ def _manual_seconds(program: Program, runs: Sequence[Run], machine: Machine) -> 
 
 def _is_manual(op: Op) -> bool:
     return any(each.name == MANUAL_COMPUTATION for each in op.outward())
+
+
+def _always_runs(op: Op) -> bool:
+    """Whether an op is inside of a `shard_map` that is in no branch of a cond."""
+    around = [each.name for each in op.outward()]
+    return MANUAL_COMPUTATION in around and CASE not in around[around.index(MANUAL_COMPUTATION) :]
 
 
 def _priced(table: PriceTable, candidates: Candidates, made_by_op: Sequence[bool]) -> Priced:
