@@ -93,8 +93,8 @@ class Agreement:
                 self.peers.agreed.add(digest(text))
             self._settled_within = True
 
-    def _text(self, called: str) -> str:
-        return f"called {called}\n{statement(self._planned.plan, self._planned.traced, self._devices)}"
+    def _text(self, role: str) -> str:
+        return f"called {role}\n{statement(self._planned.plan, self._planned.traced, self._devices)}"
 
     @property
     def _timeout(self) -> float | None:
@@ -117,14 +117,14 @@ class Agreement:
         groups = verdict.groups[:8]
         if any(own == group[0] for group in groups):
             self.peers.send(f"{program}/{first}/{own}", preview(leaves[first]))
-        said = [f"{listed(group)}: {self.peers.receive(f'{program}/{first}/{group[0]}') or 'unknown'}" for group in groups]
+        previews = [f"{listed(group)}: {self.peers.receive(f'{program}/{first}/{group[0]}') or 'unknown'}" for group in groups]
         paths = [all_leaves[leaf].path for leaf in verdict.leaves]
         others = f" and {len(paths) - 6} more" if len(paths) > 6 else ""
         return ValueMismatchError(
             f"{', '.join(paths[:6])}{others} {'has' if len(paths) == 1 else 'have'} other values in {listed(groups[1])} than in "
             f"{listed(groups[0])}",
             where=f"{all_leaves[first]}, argument of the {where}, in process {own}",
-            why=f"{'; '.join(said)}; an argument that is no global array is taken for one value that every process has, and each would go "
+            why=f"{'; '.join(previews)}; an argument that is no global array counts as one value that every process has, and each would go "
             "on with its own",
             fix="make it equal everywhere: the same seed, the same file, or jax.experimental.multihost_utils.broadcast_one_to_all(value); "
             "if every process has a part of it, jax.make_array_from_process_local_data(sharding, part)",

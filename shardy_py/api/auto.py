@@ -24,7 +24,7 @@ from shardy_py.api.mesh_shapes import best_shape, check_devices
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
 from shardy_py.api.name_rules import NameRules, check_rules
 from shardy_py.api.options import Options
-from shardy_py.api.peers import failures_told, tell_end
+from shardy_py.api.peers import report_failures, tell_end
 from shardy_py.api.planning import Planned, make_plan
 from shardy_py.api.request import JitKeywords, PlanRequest, Settings, request
 from shardy_py.api.running import Entry, check_buffers, make_entry
@@ -180,7 +180,7 @@ class AutoSharded(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the function as planned; plans and compiles on the first call of a signature."""
         last = self._last
-        tried = None
+        attempt = None
         if last is not None and not kwargs and last.layout.positional == len(args) and not last.layout.keywords and self._is_for_here(last):
             if not last.is_reported and not is_tracing():
                 last.report()
@@ -188,22 +188,22 @@ class AutoSharded(Generic[P, R]):
                 return last(args)
             except (SignatureChanged, ValueError, TypeError) as error:
                 self._misses += 1
-                tried = (last, error)
-        return self._slow(args, kwargs, tried)
+                attempt = (last, error)
+        return self._slow(args, kwargs, attempt)
 
     def _is_for_here(self, entry: Entry) -> bool:
         """Whether an entry is of the mesh that is set, where that decides."""
         return self._decoration.mesh is not None or entry.planned.traced.request.view is view_of(None)
 
-    def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None) -> Any:
+    def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[Entry, Exception] | None) -> Any:
         if nnx_modules.present(args, kwargs):
             return nnx_modules.call(self._settings, self._run, args, kwargs)
-        return self._run(self._settings, args, kwargs, tried)
+        return self._run(self._settings, args, kwargs, attempt)
 
-    def _run(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None) -> Any:
+    def _run(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[Entry, Exception] | None) -> Any:
         view = self._view(settings, args, kwargs, runs=True)
-        with failures_told(view, location_of(settings.fun)):
-            return self._run_on(view, settings, args, kwargs, tried)
+        with report_failures(view, location_of(settings.fun)):
+            return self._run_on(view, settings, args, kwargs, attempt)
 
     def _view(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], *, runs: bool = False) -> MeshView:
         """The mesh; where only the number of devices is stated, its shape is chosen for the first call that is planned, and kept."""
@@ -217,7 +217,7 @@ class AutoSharded(Generic[P, R]):
         return view_of(self._shape)
 
     def _run_on(
-        self, view: MeshView, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], tried: tuple[Entry, Exception] | None
+        self, view: MeshView, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[Entry, Exception] | None
     ) -> Any:
         if _is_manual(view, getattr(settings.fun, "__name__", "the function")):
             # Inside a shard_map over this mesh only the axes that it leaves over can be sharded.
@@ -236,12 +236,12 @@ class AutoSharded(Generic[P, R]):
                 alike = self._alike.setdefault(plan_request.signature, [])
                 serving = next((entry for entry in alike if entry.serves(plan_request.shardings)), None)
                 entry = self._new_entry(plan_request) if serving is None else serving
-                if entry.may_be_kept:
+                if entry.is_cacheable:
                     self._entries[key] = entry
                     if serving is None:
                         alike.append(entry)
-            elif tried is not None and tried[0] is entry and not isinstance(tried[1], SignatureChanged):
-                raise tried[1]
+            elif attempt is not None and attempt[0] is entry and not isinstance(attempt[1], SignatureChanged):
+                raise attempt[1]
         if not is_tracing():  # what is only transformed, such as differentiated, is not run as it was planned
             entry.report()
         result = entry(slots)
@@ -254,7 +254,7 @@ class AutoSharded(Generic[P, R]):
 
     def _remember(self, entry: Entry, layout: Layout) -> None:
         """Lets the next call try this entry first; not while signatures alternate, for a wrong try costs more than a key."""
-        if not entry.may_be_kept or layout.keywords or entry.closed_over:
+        if not entry.is_cacheable or layout.keywords or entry.closed_over:
             return
         if self._misses < 4:
             self._last = entry
@@ -332,7 +332,7 @@ class AutoSharded(Generic[P, R]):
         slots = layout.slots(args, kwargs)
         check_buffers(layout, slots, settings.fun)
         view = self._view(settings, args, kwargs, runs=True)
-        with failures_told(view, location_of(settings.fun)):
+        with report_failures(view, location_of(settings.fun)):
             planned = make_plan(trace(request(settings, view, layout, slots, runs=True)), runs=True)
             return verify(planned, slots, Request(rtol, atol, every_op, plain_xla))
 

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 from shardy_py.api.companions import companion_sharding, parameters_of
 from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.name_rules import Annotated, is_taken, overruled, rule_paths
+from shardy_py.api.name_rules import Annotated, applies, overruled, rule_paths
 from shardy_py.api.options import Options
 from shardy_py.api.specs import to_fitting_sharding
 from shardy_py.api.trees import Leaf
@@ -185,7 +185,7 @@ def apply_axis_names(
     rules: Sequence[LogicalRule] | None,
     leaves: Sequence[Leaf],
     names: Sequence[AxisNames | None],
-    said: Annotated,
+    annotated: Annotated,
     view: MeshView,
     options: Options,
     location: str,
@@ -196,7 +196,7 @@ def apply_axis_names(
         rules: Checked rules; None where there are none.
         leaves: The leaves of the arguments, or of the result.
         names: The names that each has for its dimensions.
-        said: The other annotations.
+        annotated: The other annotations.
         view: The mesh.
         options: The treatment of axes that do not divide their dimension, and of arguments that lie otherwise.
         location: `file:line` of the user's function.
@@ -208,9 +208,9 @@ def apply_axis_names(
         SpecError: There are no axes for a name, they do not fit the array, or something else that the user says contradicts them.
     """
     if rules is None:
-        return _without_rules(leaves, names, said, location)
+        return _without_rules(leaves, names, annotated, location)
     check_axes_exist(rules, view, location)
-    out, sources, findings = list(said.shardings), list(said.sources), list(said.findings)
+    out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
     parameters = parameters_of(leaves, rule_paths(leaves)) if any(names) else []
     for i, (leaf, named) in enumerate(zip(leaves, names, strict=True)):
         if named is None:
@@ -221,27 +221,28 @@ def apply_axis_names(
             continue  # optimizers put an array of one element where they keep nothing of a parameter
         source = f"{ARGUMENT} of {named}"
         spec = spec_of(named, rules, view, owner, location)
-        wanted, dropped = to_fitting_sharding(spec, view, owner, source, options.indivisible, location)
-        if owner is not leaf and wanted is not None:
-            wanted, dropped = companion_sharding(leaf.shape, owner.shape, wanted, view.dialect_mesh), []
-        if is_taken(wanted, source, out[i], sources[i], options, f"{leaf}, {location}"):
-            out[i], sources[i] = wanted, source
+        sharding, dropped = to_fitting_sharding(spec, view, owner, source, options.indivisible, location)
+        if owner is not leaf and sharding is not None:
+            sharding, dropped = companion_sharding(leaf.shape, owner.shape, sharding, view.dialect_mesh), []
+        if applies(sharding, source, out[i], sources[i], options, f"{leaf}, {location}"):
+            out[i], sources[i] = sharding, source
             findings += dropped
         else:
-            findings += overruled(wanted, source, out[i], leaf, view, location)
+            findings += overruled(sharding, source, out[i], leaf, view, location)
     return Annotated(out, sources, findings)
 
 
-def _without_rules(leaves: Sequence[Leaf], names: Sequence[AxisNames | None], said: Annotated, location: str) -> Annotated:
-    silent = [(leaf, named) for leaf, named, sharding in zip(leaves, names, said.shardings, strict=True) if named and sharding is None]
+def _without_rules(leaves: Sequence[Leaf], names: Sequence[AxisNames | None], annotated: Annotated, location: str) -> Annotated:
+    silent = [(leaf, named) for leaf, named, sharding in zip(leaves, names, annotated.shardings, strict=True) if named and sharding is None]
     if not silent:
-        return said
+        return annotated
     leaf, named = silent[0]
     more = f", and so do {len(silent) - 1} more" if len(silent) > 1 else ""
     message = f"{leaf.path} calls its dimensions {named}{more}; without {ARGUMENT}, nothing is cut by these names"
     fix = f"pass {ARGUMENT}=[({_first_name(named)!r}, 'an axis of the mesh'), ...], [] where they are axes of the mesh themselves"
     return dataclasses.replace(
-        said, findings=(*said.findings, Finding("unmatched-rule", message, leaf.path, location.partition(" (")[0], "info", fix=fix))
+        annotated,
+        findings=(*annotated.findings, Finding("unmatched-rule", message, leaf.path, location.partition(" (")[0], "info", fix=fix)),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardy_py.api.errors import MeshError
 from shardy_py.api.meshes import view_of
-from shardy_py.api.peers import failures_told
+from shardy_py.api.peers import report_failures
 from shardy_py.api.planning import make_plan
 from shardy_py.api.request import Settings, request
 from shardy_py.api.signature import Layout
@@ -53,8 +53,8 @@ def best_shape(devices: int, settings: Settings, layout: Layout, slots: Sequence
         PlannerInfeasible: No plan of any shape fits its memory budget.
     """
     candidates = shapes(devices)
-    told = failures_told(view_of(named(candidates[0])), location_of(settings.fun)) if runs else nullcontext()
-    with told, observed(getattr(settings.fun, "__name__", "the function"), settings.options.progress):
+    failures = report_failures(view_of(named(candidates[0])), location_of(settings.fun)) if runs else nullcontext()
+    with failures, observed(getattr(settings.fun, "__name__", "the function"), settings.options.progress):
         return _best(candidates, settings, layout, slots, runs)
 
 

@@ -30,7 +30,7 @@ from shardy_py.plan.patterns import check_length, matches, slash_path
 NameRules = Sequence[tuple[str, object]]
 
 OWN = "the sharding of the argument"
-"""The source of shardings of arguments without one of the user's."""
+"""The source of shardings of arguments that the user has not annotated."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Annotated:
 
     Attributes:
         shardings: The sharding of each.
-        sources: Where each comes from: `in_shardings`, a rule, the argument; empty where there is none.
-        findings: Remarks on it.
+        sources: The source of each: `in_shardings`, a rule, the argument; empty where there is none.
+        findings: Remarks on them.
     """
 
     shardings: Sequence[TensorSharding | None]
@@ -109,7 +109,7 @@ def _nearest(pattern: str, paths: Sequence[str]) -> str:
 def apply_rules(
     rules: Sequence[tuple[str, object]],
     leaves: Sequence[Leaf],
-    said: Annotated,
+    annotated: Annotated,
     view: MeshView,
     options: Options,
     location: str,
@@ -119,41 +119,41 @@ def apply_rules(
     Args:
         rules: Checked rules.
         leaves: The leaves of the arguments.
-        said: The annotations of each leaf besides rules.
+        annotated: The annotations of each leaf besides rules.
         view: The mesh.
         options: The treatment of axes that do not divide their dimension, and of arguments that lie otherwise.
         location: `file:line` of the user's function.
 
     Returns:
-        Shardings, what says them, and findings: leaves of rank 2 and more that no rule matches, those of layers as one.
+        Shardings, their sources, and findings: leaves of rank 2 and more that no rule matches, those of layers as one.
 
     Raises:
-        SpecError: A rule does not fit its leaf, or contradicts something else that the user says.
+        SpecError: A rule does not fit its leaf, or contradicts another annotation.
     """
     if not rules:
-        return said
-    out, sources, findings = list(said.shardings), list(said.sources), list(said.findings)
+        return annotated
+    out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
     unmatched: dict[str, list[str]] = {}
     place = location.partition(" (")[0]  # without the name of the function
     paths = rule_paths(leaves)
     parameters = parameters_of(leaves, paths)
     for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True)):
-        hit, have = _first_rule(rules, path), out[i]
+        hit, own = _first_rule(rules, path), out[i]
         if hit is None:
-            if have is None and len(leaf.shape) > 1:
+            if own is None and len(leaf.shape) > 1:
                 unmatched.setdefault(without_numbers(leaf.path), []).append(leaf.path)
             continue
         pattern, spec = rules[hit]
         source = f"rules[{hit}] ({pattern!r})"
         parameter = _parameter(pattern, parameters[i], leaves, paths)
-        wanted, dropped = _by_rule(spec, leaf, parameter, view, source, options, location)
-        if wanted is None and spec is not None and have is None and math.prod(leaf.shape) > 1:
+        by_rule, dropped = _by_rule(spec, leaf, parameter, view, source, options, location)
+        if by_rule is None and spec is not None and own is None and math.prod(leaf.shape) > 1:
             findings.append(_other_dimensions(pattern, parameter, leaf, place))
-        if is_taken(wanted, source, have, sources[i], options, f"{leaf}, {location}"):
-            out[i], sources[i] = wanted, source
+        if applies(by_rule, source, own, sources[i], options, f"{leaf}, {location}"):
+            out[i], sources[i] = by_rule, source
             findings += dropped
         else:
-            findings += overruled(wanted, source, have, leaf, view, location)
+            findings += overruled(by_rule, source, own, leaf, view, location)
     for alike in unmatched.values():
         path, shardings = paths_as_one(alike), "its sharding" if len(alike) == 1 else "their shardings"
         message = f"no rule matches {paths_as_one([*map(slash_path, alike)])!r}; propagation decides {shardings}"
@@ -161,88 +161,88 @@ def apply_rules(
     return Annotated(out, sources, findings)
 
 
-def is_taken(wanted: TensorSharding | None, source: str, have: TensorSharding | None, other: str, options: Options, where: str) -> bool:
-    """Whether a leaf of the arguments gets what a rule says.
+def applies(by_rule: TensorSharding | None, source: str, own: TensorSharding | None, other: str, options: Options, where: str) -> bool:
+    """Whether a rule decides the sharding of a leaf of the arguments.
 
     Args:
-        wanted: The sharding of the rule.
+        by_rule: The sharding of the rule.
         source: The rule.
-        have: The other annotation.
-        other: Where that comes from.
-        options: Whether arguments that lie otherwise are moved.
+        own: The sharding that the leaf has without the rule.
+        other: The source of `own`.
+        options: Whether arguments with another sharding are moved.
         where: The leaf, for messages.
 
     Raises:
-        SpecError: The user says two things of one leaf.
+        SpecError: Two annotations of one leaf disagree.
     """
-    if wanted is None or have is wanted:
+    if by_rule is None or own is by_rule:
         return False
-    if have is not None and other != OWN:
+    if own is not None and other != OWN:
         raise SpecError(
             f"{source} and {other} disagree",
             where=where,
-            why=f"{source} says {sharding_text(wanted)}, {other} says {sharding_text(have)}",
+            why=f"{source} says {sharding_text(by_rule)}, {other} says {sharding_text(own)}",
             fix="leave the leaf to one of them: None in in_shardings, or the same sharding in both",
         )
-    return have is None or options.misplaced == "move"
+    return own is None or options.misplaced == "move"
 
 
-def refines(stated: TensorSharding, actual: TensorSharding, mesh: Mesh) -> bool:
-    """Whether `actual` keeps closed dimensions and only adds to open ones; an axis of one device cuts nothing, so that it does not count.
+def refines(annotation: TensorSharding, actual: TensorSharding, mesh: Mesh) -> bool:
+    """Whether `actual` keeps closed dimensions and only adds axes to open ones; axes of size 1 do not count.
 
     Args:
-        stated: A sharding that the user says.
-        actual: Of the argument.
+        annotation: A sharding of the user.
+        actual: The sharding of the argument.
         mesh: Their mesh.
     """
 
     def cutting(dim: DimensionSharding) -> tuple[AxisRef, ...]:
         return tuple(axis for axis in dim.axes if axis.size_in(mesh) > 1)
 
-    pairs = [(wanted.is_closed, cutting(wanted), cutting(present)) for wanted, present in zip(stated.dims, actual.dims)]
-    return all(present == wanted if closed else present[: len(wanted)] == wanted for closed, wanted, present in pairs)
+    pairs = [(required.is_closed, cutting(required), cutting(present)) for required, present in zip(annotation.dims, actual.dims)]
+    return all(present == required if closed else present[: len(required)] == required for closed, required, present in pairs)
 
 
 def overruled(
-    wanted: TensorSharding | None, source: str, have: TensorSharding | None, leaf: Leaf, view: MeshView, location: str
+    by_rule: TensorSharding | None, source: str, own: TensorSharding | None, leaf: Leaf, view: MeshView, location: str
 ) -> Iterator[Finding]:
-    """The finding that a leaf lies otherwise than a rule says, which its own sharding overrules.
+    """The finding that a leaf's own sharding overrules a rule.
 
     Args:
-        wanted: The sharding of the rule.
+        by_rule: The sharding of the rule.
         source: The rule.
-        have: The leaf's own sharding.
+        own: The leaf's own sharding.
         leaf: The leaf.
         view: The mesh.
         location: `file:line` of the user's function.
     """
-    if wanted is None or have is None or refines(wanted, have, view.dialect_mesh):
+    if by_rule is None or own is None or refines(by_rule, own, view.dialect_mesh):
         return
-    message = f"{source} says {sharding_text(wanted)}; the argument is committed to {sharding_text(have)}, which counts"
+    message = f"{source} says {sharding_text(by_rule)}; the argument is committed to {sharding_text(own)}, which counts"
     fix = 'have it moved in each call, options=sp.Options(misplaced="move"), or put it there once, plan.place(args) of a plan of structs'
     yield Finding("overruled-rule", message, leaf.path, location.partition(" (")[0], "warning", fix=fix)
 
 
 def apply_to_results(
-    rules: Sequence[tuple[str, object]], results: Sequence[Leaf], said: Annotated, view: MeshView, options: Options, location: str
+    rules: Sequence[tuple[str, object]], results: Sequence[Leaf], annotated: Annotated, view: MeshView, options: Options, location: str
 ) -> Annotated:
-    """Adds the shardings of rules to what else is said of results.
+    """Adds the shardings of rules to the other annotations of results.
 
     Args:
         rules: Checked rules.
         results: The leaves of the result.
-        said: The annotations of `out_shardings` and the like.
+        annotated: The annotations of `out_shardings` and the like.
         view: The mesh.
         options: The treatment of axes that do not divide their dimension.
         location: `file:line` of the user's function.
 
     Returns:
-        Shardings, what says each, and findings: leaves that have too few dimensions for their rule.
+        Shardings, the source of each, and findings: leaves that have too few dimensions for their rule.
 
     Raises:
         SpecError: A rule does not fit its leaf.
     """
-    out, sources, findings = list(said.shardings), list(said.sources), list(said.findings)
+    out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
     paths = rule_paths(results)
     parameters = parameters_of(results, paths) if rules else []
     for i, (leaf, path) in enumerate(zip(results, paths, strict=True)):

@@ -18,13 +18,13 @@ class State:
         place: The function, and where it is.
         ahead: Whether it waits because the program is lowered, and will perhaps not run.
         runs: Number of programs it has started.
-        failures: Number of calls that have failed before they ran, since all agreed last.
+        failures: Number of calls that have failed before they ran, since all last agreed.
         reasons: The errors of the latest of them.
-        calls: Whether there was another call after the latest failure.
-        told: Processes whose failures it was told of, with their number, since all agreed last.
-        alone: Programs that it lowered and went on with while some did not come.
-        left: Programs for which it waits no longer, with the ticket.
-        heard: Processes of which it was told that they had left, with their ticket.
+        calls: Whether another call has followed the latest failure.
+        known_failures: Processes whose failures have been reported to it, with their number, since all agreed last.
+        alone: Programs that it has lowered, and used without some processes.
+        left: Programs that it no longer waits for, with the ticket.
+        known_departures: Processes whose departure has been reported to it, with their ticket.
         ended: The error that ended it; empty for an end without error, None while it lives.
     """
 
@@ -37,10 +37,10 @@ class State:
     failures: int = 0
     reasons: tuple[str, ...] = ()
     calls: bool = False
-    told: Mapping[str, int] = field(default_factory=dict)
+    known_failures: Mapping[str, int] = field(default_factory=dict)
     alone: tuple[str, ...] = ()
     left: Mapping[str, int] = field(default_factory=dict)
-    heard: Mapping[str, int] = field(default_factory=dict)
+    known_departures: Mapping[str, int] = field(default_factory=dict)
     ended: str | None = None
 
 
@@ -101,10 +101,10 @@ def decide(processes: Sequence[int], states: Mapping[int, State], values_of: Cal
             own = waiting[p]
             if own.ahead:
                 continue  # who lowers only, need not hear of those who do not
-            reason = _left(program, own, absent) or _ended(absent) or _failed(p, own, absent, gone_on=True)
+            reason = _left(program, own, absent) or _ended(absent) or _failed(p, own, absent, has_moved_on=True)
             if reason is not None:
                 certain[p] = reason
-            elif (reason := _failed(p, own, absent, gone_on=False) or _elsewhere(own, absent)) is not None:
+            elif (reason := _failed(p, own, absent, has_moved_on=False) or _elsewhere(own, absent)) is not None:
                 likely[p] = reason
     different = _different({p: state for p, state in waiting.items() if p not in certain})
     # Where all are here, nobody else can come; else late ones are waited for, so that they hear of it too.
@@ -134,7 +134,7 @@ def _compared(here: Mapping[int, State], values_of: Callable[[int], Values], alo
 
 
 def _left(program: str, own: State, absent: Mapping[int, State]) -> Verdict | None:
-    left = (p for p, state in absent.items() if state.left.get(program, 0) > own.heard.get(str(p), 0))
+    left = (p for p, state in absent.items() if state.left.get(program, 0) > own.known_departures.get(str(p), 0))
     return next((Verdict("left", process=p) for p in left), None)
 
 
@@ -142,12 +142,12 @@ def _ended(absent: Mapping[int, State]) -> Verdict | None:
     return next((Verdict("ended", process=p, reason=state.ended) for p, state in absent.items() if state.ended is not None), None)
 
 
-def _failed(process: int, own: State, absent: Mapping[int, State], *, gone_on: bool) -> Verdict | None:
+def _failed(process: int, own: State, absent: Mapping[int, State], *, has_moved_on: bool) -> Verdict | None:
     """The verdict on a process whose call has failed, and which waits with another program since, or has not called again."""
     for p, state in absent.items():
         # A call that failed in both processes, as with wrong arguments, is no news to either, nor is one that they were told of.
-        news = state.failures + state.told.get(str(process), 0) - own.failures - own.told.get(str(p), 0)
-        if news > 0 and (_clash(own, state) if gone_on else not (state.program or state.calls)):
+        news = state.failures + state.known_failures.get(str(process), 0) - own.failures - own.known_failures.get(str(p), 0)
+        if news > 0 and (_clash(own, state) if has_moved_on else not (state.program or state.calls)):
             return Verdict("failed", process=p, reason=state.reasons[-min(news, len(state.reasons))])
     return None
 

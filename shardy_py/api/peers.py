@@ -76,11 +76,11 @@ def _say_end(ending: threading.Event) -> None:
     client = coordination_client()
     if client is not None:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        say_ended(client, coordination_number(), "" if error is None else _told(error))
+        say_ended(client, coordination_number(), "" if error is None else _error_text(error))
 
 
 @contextmanager
-def failures_told(view: MeshView, where: str) -> Iterator[None]:
+def report_failures(view: MeshView, where: str) -> Iterator[None]:
     """Tells the other processes of a mesh if what is inside fails.
 
     Args:
@@ -103,10 +103,10 @@ def failures_told(view: MeshView, where: str) -> Iterator[None]:
         raise
     except BaseException as error:
         with contextlib.suppress(RuntimeError):
-            peers.failed(f"{_told(error)}\n  in its call of {where}")
+            peers.failed(f"{_error_text(error)}\n  in its call of {where}")
         raise
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}"
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} ..."

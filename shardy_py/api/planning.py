@@ -22,7 +22,7 @@ from shardy_py.api.placing import placed_arguments
 from shardy_py.api.propagating import decided, physical_sharding, propagated
 from shardy_py.api.request import leaf_shardings
 from shardy_py.api.searching import searched
-from shardy_py.api.specs import called, to_fitting_sharding
+from shardy_py.api.specs import call_specs, to_fitting_sharding
 from shardy_py.api.stored_trees import axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
@@ -50,7 +50,7 @@ from shardy_py.planner.pins import Variable
 from shardy_py.planner.pricing import Prices
 from shardy_py.planner.search import Candidate, Searcher, assigned, fits, objective
 from shardy_py.planner.space import Annotations, Resolution
-from shardy_py.planner.templates import Stated
+from shardy_py.planner.templates import UserTemplate
 
 
 @dataclass(frozen=True)
@@ -161,17 +161,17 @@ def described_results(traced: TracedCall) -> Results:
     settings, view, location = request.settings, request.view, request.location
     rules, options = settings.rules, settings.options
     leaves = result_leaves(traced)
-    specs = called(traced.out_specs, leaves, traced.result.values)
+    specs = call_specs(traced.out_specs, leaves, traced.result.values)
     pairs = [
         to_fitting_sharding(spec, view, leaf, "out_shardings", options.indivisible, location)
         for spec, leaf in zip(specs, leaves, strict=True)
     ]
     dropped = [finding for _, findings in pairs for finding in findings]
-    said = Annotated([sharding for sharding, _ in pairs], ["out_shardings" if sharding else "" for sharding, _ in pairs], dropped)
-    said = apply_axis_names(settings.logical_axis_rules, leaves, traced.out_names, said, view, options, location)
-    said = apply_to_results(rules, leaves, said, view, options, location)
+    annotated = Annotated([sharding for sharding, _ in pairs], ["out_shardings" if sharding else "" for sharding, _ in pairs], dropped)
+    annotated = apply_axis_names(settings.logical_axis_rules, leaves, traced.out_names, annotated, view, options, location)
+    annotated = apply_to_results(rules, leaves, annotated, view, options, location)
     unused = unused_rules(rules, request.leaves, leaves, location)
-    return Results(leaves, list(said.shardings), list(said.sources), (*request.findings, *said.findings, *unused))
+    return Results(leaves, list(annotated.shardings), list(annotated.sources), (*request.findings, *annotated.findings, *unused))
 
 
 def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
@@ -206,7 +206,7 @@ def _run_cheaper(planning: _Planning, searcher: Searcher, best: Candidate, searc
     if lowering == "jit":
         return planning.planned(search, by_xla=True)
     if lowering == "shard_map":
-        return planning.found(best.run, search)
+        return planning.search_result(best.run, search)
     planned = planning.planned(search)
     plan = planned.plan
     if plan.active_partitioner is None:
@@ -247,11 +247,11 @@ class _Planning:
         if by_xla or settings.lowering == "jit":
             return Planned(self.plan(search), self.imported, self.traced, None)
         if search is not None and settings.planner is not None:
-            return self.found(self.region(search), search)
+            return self.search_result(self.region(search), search)
         partitioning = Partitioning(self.imported, self.traced)
         return Planned(self.plan(search, partitioning), self.imported, self.traced, partitioning)
 
-    def found(self, region: PlanRecord, search: Search) -> Planned:
+    def search_result(self, region: PlanRecord, search: Search) -> Planned:
         """A plan of `region` as the result of a search."""
         assert isinstance(region, Plan)
         assert isinstance(region.partitioner, Partitioning)
@@ -307,11 +307,13 @@ class _Planning:
         region = self.region if self.policy == "planner" else None
         donated = tuple((d.input, d.output) for d in base.donation if d.output is not None)
         self.alike = (*donated, *handed_on(base.program, base.inputs, base.outputs, base.donation))
-        stated = tuple(Stated(name, self.stated(name, specs)) for name, specs in planner.templates.items())
+        user_templates = tuple(UserTemplate(name, self.template_shardings(name, specs)) for name, specs in planner.templates.items())
         policy = self.policy
-        return Searcher(base, self.annotations(), planner, self.plan, self.replan, MESH_NAME, began, stated, policy=policy, region=region)
+        return Searcher(
+            base, self.annotations(), planner, self.plan, self.replan, MESH_NAME, began, user_templates, policy=policy, region=region
+        )
 
-    def stated(self, name: str, in_shardings: Any) -> tuple[TensorSharding | None, ...]:
+    def template_shardings(self, name: str, in_shardings: Any) -> tuple[TensorSharding | None, ...]:
         """The shardings of the arguments in a template of the user's."""
         shardings = leaf_shardings(self.traced.request, in_shardings, f"Planner(templates=...)[{name!r}]")
         return tuple(physical_sharding(s, v.aval) for s, v in zip(shardings, self.traced.jaxpr.jaxpr.invars, strict=True))

@@ -133,7 +133,7 @@ class Rendezvous:
             self._say(replace(state, values=digest(text) if text else "", calls=True))
             self._forget(self._mailbox(before.ticket))
             try:
-                verdict = self._told(ticket, place, timeout) or self._given_up(ticket)
+                verdict = self._await_verdict(ticket, place, timeout) or self._give_up(ticket)
             except BaseException:  # Ctrl-C, or the store is gone
                 self._say(self._leaving())
                 raise
@@ -141,7 +141,7 @@ class Rendezvous:
                 self._say(self._going_on(program, verdict))
             return verdict
 
-    def _given_up(self, ticket: int) -> Verdict:
+    def _give_up(self, ticket: int) -> Verdict:
         missing = self._missing(self._states())
         self._say(self._leaving())
         text = self._get(self._mailbox(ticket), 0.0)  # the others go by what this process was told, if it was by now
@@ -160,19 +160,19 @@ class Rendezvous:
         if verdict.kind == "agreed" and verdict.missing:  # who has gone on alone may ask for the program later
             return replace(state, alone=(*state.alone, program))
         if verdict.kind == "agreed":
-            return replace(state, failures=0, reasons=(), told={})
+            return replace(state, failures=0, reasons=(), known_failures={})
         blamed = str(verdict.process)
         if verdict.kind == "failed":
-            return replace(state, told={**state.told, blamed: state.told.get(blamed, 0) + 1})
+            return replace(state, known_failures={**state.known_failures, blamed: state.known_failures.get(blamed, 0) + 1})
         if verdict.kind == "left":
             left = self._states().get(verdict.process, ABSENT).left
-            return replace(state, heard={**state.heard, blamed: left.get(program, 0)})
+            return replace(state, known_departures={**state.known_departures, blamed: left.get(program, 0)})
         return state
 
     def _mailbox(self, ticket: int) -> str:
-        return f"{self._root}/told/{self.own}/{ticket}"
+        return f"{self._root}/verdicts/{self.own}/{ticket}"
 
-    def _told(self, ticket: int, place: str, timeout: float | None) -> Verdict | None:
+    def _await_verdict(self, ticket: int, place: str, timeout: float | None) -> Verdict | None:
         """The verdict, for which the first of those that wait looks itself; None where it does not come in time."""
         begin = noticed = time.monotonic()
         pause, longest = (_SHORTEST, _LONGEST) if self.own == self._processes[0] else (_FOLLOWER, 3 * _FOLLOWER)
@@ -215,9 +215,9 @@ class Rendezvous:
         return self.own == min(p for p, state in {**self._states(), self.own: self._state}.items() if state.program)
 
     def _tell(self, verdicts: Mapping[int, Verdict], states: Mapping[int, State]) -> None:
-        boxes = {p: f"{self._root}/told/{p}/{states[p].ticket}" for p in verdicts}
+        boxes = {p: f"{self._root}/verdicts/{p}/{states[p].ticket}" for p in verdicts}
         others = {v.process for v in verdicts.values() if states.get(v.process, ABSENT).program} - set(boxes)
-        looked_at = [*boxes.values(), *(f"{self._root}/told/{p}/{states[p].ticket}" for p in others)]
+        looked_at = [*boxes.values(), *(f"{self._root}/verdicts/{p}/{states[p].ticket}" for p in others)]
         if any(verdict.kind != "agreed" for verdict in verdicts.values()) and any(self._get(box, 0.0) for box in looked_at):
             return  # somebody was told already and has not looked yet: its entry says nothing any more
         for p, verdict in verdicts.items():

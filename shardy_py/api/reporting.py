@@ -22,10 +22,10 @@ from shardy_py.plan.movements import format_bytes
 
 LOGGER = logging.getLogger("shardy_py")
 
-KINDS_SHOWN = 3
+MAX_KINDS = 3
 """Kinds of findings in a warning; it takes two lines more."""
 
-_SAID = frozenset({"refused-donation"})
+_WARNED_ELSEWHERE = frozenset({"refused-donation"})
 """Kinds that have a warning of their own."""
 
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
@@ -58,7 +58,7 @@ def _grave(plan: Plan) -> list[Finding]:
     """Warnings, without those that are about few bytes, and without ops that nothing is known of in small programs."""
     values = (*plan.inputs, *plan.outputs)
     small = sum(local_bytes(v.type, v.sharding, plan.program.meshes) for v in values) < NOTABLE
-    left_out = _SAID | {"no-rule"} if small else _SAID
+    left_out = _WARNED_ELSEWHERE | {"no-rule"} if small else _WARNED_ELSEWHERE
     return [f for f in plan.findings if f.severity != "info" and f.kind not in left_out and (not f.bytes or f.bytes >= NOTABLE)]
 
 
@@ -79,8 +79,8 @@ def warning_text(findings: Sequence[Finding], location: str) -> str:
     kinds: dict[str, list[Finding]] = {}
     for finding in sorted(findings, key=lambda f: f.bytes > 0):
         kinds.setdefault(finding.kind, []).append(finding)
-    lines = [f"  {kind}: {_line(group)}" for kind, group in itertools.islice(kinds.items(), KINDS_SHOWN)]
-    more = len(kinds) - KINDS_SHOWN
+    lines = [f"  {kind}: {_line(group)}" for kind, group in itertools.islice(kinds.items(), MAX_KINDS)]
+    more = len(kinds) - MAX_KINDS
     others = f"{more} more kinds; " if more > 1 else "1 more kind; " if more == 1 else ""
     count = f"{len(findings)} finding{'s' if len(findings) > 1 else ''}"
     tail = f'{others}plan.check() lists them with what to do; sp.Options(check="off") keeps this from being said'

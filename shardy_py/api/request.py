@@ -1,4 +1,4 @@
-"""PlanRequest: one call's arguments, described: paths, types, and what is known of their shardings."""
+"""PlanRequest: the description of one call's arguments by paths, types, and annotated shardings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from shardy_py.api.meshes import MeshView, same_axes
 from shardy_py.api.name_rules import OWN, Annotated, apply_rules, refines
 from shardy_py.api.options import Options
 from shardy_py.api.signature import Layout, abstract, configuration, static_key
-from shardy_py.api.specs import as_planned, broadcast_specs, called, is_spec_function, is_spec_leaf, to_fitting_sharding, to_tensor_sharding
+from shardy_py.api.specs import (
+    as_planned,
+    broadcast_specs,
+    call_specs,
+    is_spec_function,
+    is_spec_leaf,
+    to_fitting_sharding,
+    to_tensor_sharding,
+)
 from shardy_py.api.trees import Leaf, location_of
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import explicit_sharding, is_tracing
@@ -57,7 +65,7 @@ class Settings:
 
         Args:
             view: The mesh.
-            runs: Whether the plan runs here. A plan to look at must not depend on what this machine is, and has started.
+            runs: Whether the plan runs here. A plan to look at must not depend on this machine's devices, or on whether they have started.
         """
         if self.planner is None or self.options.platform is not None or isinstance(view.user_mesh, Mesh):
             return self
@@ -77,9 +85,9 @@ class PlanRequest:
         slots: The arguments; dynamic ones as `Leaves` of `ShapeDtypeStruct`s.
         in_tree: Structure of `(args, kwargs)` without static arguments.
         leaves: Path, shape and type of each leaf.
-        shardings: The sharding of each leaf as far as it is stated.
+        shardings: The sharding of each leaf; None where neither an annotation nor the argument has one.
         findings: Remarks of the name rules.
-        sources: Where the sharding of each leaf comes from: `in_shardings`, a rule, or the argument; empty where there is none.
+        sources: The source of each leaf's sharding: `in_shardings`, a rule, or the argument; empty where there is none.
         key: Equal for calls that one plan serves.
     """
 
@@ -164,15 +172,15 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
     location = location_of(settings.fun)
     view = view.holding(values)
     options = settings.options
-    said = _argument_shardings(settings, view, layout, labels, args, kwargs, values, leaves, structs, location)
+    annotated = _argument_shardings(settings, view, layout, labels, args, kwargs, values, leaves, structs, location)
     names = axis_names((args, kwargs))
-    said = apply_axis_names(settings.logical_axis_rules, leaves, names, said, view, options, location)
-    said = apply_rules(settings.rules, leaves, said, view, options, location)
-    shardings = said.shardings
+    annotated = apply_axis_names(settings.logical_axis_rules, leaves, names, annotated, view, options, location)
+    annotated = apply_rules(settings.rules, leaves, annotated, view, options, location)
+    shardings = annotated.shardings
     types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
     key = (layout, in_tree, types, tuple(shardings), statics, view, configuration())
-    described = tuple(abstract_slots), in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(said.findings)
-    return PlanRequest(settings.on(view, runs=runs), view, layout, *described, tuple(said.sources), key)
+    described = tuple(abstract_slots), in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(annotated.findings)
+    return PlanRequest(settings.on(view, runs=runs), view, layout, *described, tuple(annotated.sources), key)
 
 
 def _argument_shardings(
@@ -188,19 +196,19 @@ def _argument_shardings(
     location: str,
 ) -> Annotated:
     """The sharding of each leaf from `in_shardings` and the arguments."""
-    specs = called(_specs(settings.in_shardings, layout, labels, args, kwargs, location), leaves, structs)
+    specs = call_specs(_specs(settings.in_shardings, layout, labels, args, kwargs, location), leaves, structs)
     out: list[TensorSharding | None] = []
     findings: list[Finding] = []
     for value, spec, leaf in zip(values, specs, leaves):
-        stated, dropped = to_fitting_sharding(spec, view, leaf, "in_shardings", settings.options.indivisible, location)
-        out.append(_merged(stated, value, view, leaf, settings.options, location))
+        sharding, dropped = to_fitting_sharding(spec, view, leaf, "in_shardings", settings.options.indivisible, location)
+        out.append(_merged(sharding, value, view, leaf, settings.options, location))
         findings += dropped
     sources = ["" if sharding is None else OWN if spec is None else "in_shardings" for sharding, spec in zip(out, specs)]
     return Annotated(out, sources, findings)
 
 
 def leaf_shardings(request: PlanRequest, in_shardings: Any, source: str) -> tuple[TensorSharding | None, ...]:
-    """The sharding of each leaf of a call that other input shardings than its own state.
+    """The sharding of each leaf of a call under other input shardings than its own.
 
     Args:
         request: The call.
@@ -211,7 +219,7 @@ def leaf_shardings(request: PlanRequest, in_shardings: Any, source: str) -> tupl
         SpecError: A spec does not fit its value.
     """
     args, kwargs = jax.tree.unflatten(request.in_tree, request.structs)
-    specs = called(
+    specs = call_specs(
         _specs(in_shardings, request.layout, list(request.names), args, kwargs, request.location), request.leaves, request.structs
     )
     return tuple(
@@ -266,14 +274,14 @@ def _by_parameter(specs: Any, layout: Layout, labels: list[str], kwargs: dict[st
 
 
 def _merged(
-    stated: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf, options: Options, location: str
+    annotation: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf, options: Options, location: str
 ) -> TensorSharding | None:
-    """The sharding of a leaf by its spec and by its own sharding, which counts where it is committed to the mesh."""
+    """The sharding of a leaf by its spec and by its own sharding, which counts if the leaf is committed to the mesh."""
     moves = options.misplaced == "move" and isinstance(value, jax.Array) and not isinstance(value, Tracer)
-    if moves and stated is not None:
-        return stated
+    if moves and annotation is not None:
+        return annotation
     own = getattr(value, "sharding", None) if isinstance(value, jax.ShapeDtypeStruct) or _is_committed(value) else None
-    if isinstance(value, Tracer) and stated is None:
+    if isinstance(value, Tracer) and annotation is None:
         own = explicit_sharding(value)
     if isinstance(own, SingleDeviceSharding) and isinstance(value, jax.Array) and math.prod(view.twin.axis_sizes) > 1 and not moves:
         raise SpecError(
@@ -284,10 +292,10 @@ def _merged(
             f" uncommitted arrays, or {_MOVE}",
         )
     if not isinstance(own, NamedSharding) or own.mesh.empty:
-        return stated
+        return annotation
     if not same_axes(view, own.mesh):
-        if stated is not None and own.is_fully_replicated:
-            return stated
+        if annotation is not None and own.is_fully_replicated:
+            return annotation
         if moves:
             return None
         raise SpecError(
@@ -303,15 +311,15 @@ def _merged(
             why="the axes of the function's mesh are Auto, and JAX does not mix the two; jax.make_mesh makes Explicit axes by default",
             fix="pass the argument's mesh as mesh=, or make it with axis_types=(AxisType.Auto,) * number of axes",
         )
-    has = to_tensor_sharding(own, view, leaf, "the argument's own sharding", location=location)
-    if stated is None or has is None or stated is has:
-        return has
-    if refines(stated, has, view.dialect_mesh):
-        return stated if refines(has, stated, view.dialect_mesh) else has
+    own_sharding = to_tensor_sharding(own, view, leaf, "the argument's own sharding", location=location)
+    if annotation is None or own_sharding is None or annotation is own_sharding:
+        return own_sharding
+    if refines(annotation, own_sharding, view.dialect_mesh):
+        return annotation if refines(own_sharding, annotation, view.dialect_mesh) else own_sharding
     raise SpecError(
         "the argument has another sharding than in_shardings says",
         where=f"{leaf}, argument of {location}",
-        why=f"in_shardings says {sharding_text(stated)}, the argument has {sharding_text(has)}",
+        why=f"in_shardings says {sharding_text(annotation)}, the argument has {sharding_text(own_sharding)}",
         fix="where a function of yours makes it, give its sharding there too, in out_shardings or rules (constants, such as zeros, come out"
         f" whole otherwise); or {_MOVE}; or pass None for it in in_shardings, or move it with jax.device_put",
     )

@@ -99,7 +99,7 @@ class Entry:
         placing: Puts leaves where they belong.
         layout: The slots.
         guard: Looks at buffers before dispatch.
-        may_be_kept: Whether later calls may use it; not where the function closes over values of an outer trace.
+        is_cacheable: Whether later calls may use it; not where the function closes over values of an outer trace.
         closed_over: Whether the function is a closure made for one call.
     """
 
@@ -111,7 +111,7 @@ class Entry:
     layout: Layout
     guard: Guard
     errors: BufferErrors
-    may_be_kept: bool
+    is_cacheable: bool
     closed_over: bool = False
 
     @property

@@ -96,8 +96,8 @@ def to_fitting_sharding(
         f"dimension {d} of size {n} is no multiple of {dim.shards(view.dialect_mesh)} ({_sizes(dim, view)})" for d, n, dim in cut
     )
     fix = ", ".join(f"make dimension {d} {nearest(n, dim.shards(view.dialect_mesh))}" for d, n, dim in cut)
-    said = f"{source} says {sharding_text(sharding)}, and it is cut by {sharding_text(fitting)}: {message}"
-    return fitting, [Finding("indivisible", said, leaf.path, location.partition(" (")[0], graded(size), size, fix)]
+    remark = f"{source} says {sharding_text(sharding)}, and it is cut by {sharding_text(fitting)}: {message}"
+    return fitting, [Finding("indivisible", remark, leaf.path, location.partition(" (")[0], graded(size), size, fix)]
 
 
 def _dividing(mesh: Mesh, size: int, dim: DimensionSharding) -> DimensionSharding:
@@ -294,8 +294,8 @@ def as_planned(values: Sequence[PlannedValue], source: str) -> Callable[[str, ob
     return spec
 
 
-def called(specs: Sequence[object], leaves: Sequence[Leaf], structs: Sequence[jax.ShapeDtypeStruct]) -> list[object]:
-    """One spec per leaf, of which those that are functions are called.
+def call_specs(specs: Sequence[object], leaves: Sequence[Leaf], structs: Sequence[jax.ShapeDtypeStruct]) -> list[object]:
+    """One spec per leaf, with those that are functions replaced by their results.
 
     Args:
         specs: One per leaf.

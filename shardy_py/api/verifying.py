@@ -70,16 +70,16 @@ def verify(planned: Planned, slots: Sequence[Any], options: Request) -> Verifica
     if idle is not None:
         return Verification(request.name, request.location, request.view.describe(), RunComparison(()), None, idle)
     inputs = _inputs(planned, slots)
-    got = [fetched_or_error(x) for x in jax.tree.leaves(make_entry(planned)(slots))]
+    results = [fetched_or_error(x) for x in jax.tree.leaves(make_entry(planned)(slots))]
     with covering():  # the processes of the mesh have agreed on the whole
-        run, beside = _runs(planned, inputs, got, mesh, options)
+        run, beside = _runs(planned, inputs, results, mesh, options)
     return Verification(request.name, request.location, request.view.describe(), run, beside)
 
 
 def _runs(
-    planned: Planned, inputs: list[Any], got: Sequence[Any], mesh: JaxMesh, options: Request
+    planned: Planned, inputs: list[Any], results: Sequence[Any], mesh: JaxMesh, options: Request
 ) -> tuple[RunComparison, RunComparison | None]:
-    """The planned run, and that by XLA alone where it is asked for, beside the unsharded run."""
+    """The planned run beside the unsharded one, and on request the run by XLA alone."""
     traced = planned.traced
     mesh = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     reference = Reference(mesh)
@@ -87,7 +87,7 @@ def _runs(
     expected = [fetch(x) for x in unsharded(inputs)]
     flat = _flat(planned)
     comparer = _Comparer(planned, reference, unsharded, inputs, expected, flat, options)
-    run = comparer.compare(got, planned_run(planned), flat)
+    run = comparer.compare(results, planned_run(planned), flat)
     beside = None
     if options.plain_xla:
         annotated = _annotated(planned, flat)
@@ -95,7 +95,7 @@ def _runs(
         try:
             other = [fetched_or_error(x) for x in alone(replace(annotated, closed=traced.jaxpr), ())(inputs)]
             # What is equal to the last bit comes from the same program, but for ops that the outputs do not depend on.
-            beside = run if _identical(got, other) else comparer.compare(other, alone, annotated, described=False)
+            beside = run if _identical(results, other) else comparer.compare(other, alone, annotated, described=False)
         except Exception as error:  # whatever XLA raises where it finds no program
             beside = RunComparison((), problem=first_line(error))
     return run, beside
@@ -119,20 +119,20 @@ class _Comparer:
     flat: Flat
     options: Request
 
-    def compare(self, got: Sequence[Any], run: Run, flat: Flat, *, described: bool = True) -> RunComparison:
-        """Compares outputs, then ops where outputs differ or ops were asked for.
+    def compare(self, results: Sequence[Any], run: Run, flat: Flat, *, described: bool = True) -> RunComparison:
+        """Compares outputs, then ops where outputs differ or the options request ops.
 
         Args:
-            got: The result of the function.
+            results: The results of the function.
             run: Runs parts of it.
             flat: The function.
-            described: Look for the op by which rounding grew, too.
+            described: Whether to look for the op at which rounding grew, too.
         """
         paths = [leaf.path for leaf in result_leaves(self.planned.traced)]
         options = self.options
         comparisons = [
             compare(path, want, has, rtol=_tolerance(options.rtol, wide, want), atol=options.atol)
-            for path, want, has, wide in zip(paths, self.expected, got, tolerances(self.flat))
+            for path, want, has, wide in zip(paths, self.expected, results, tolerances(self.flat))
         ]
         agree = all(c.agrees for c in comparisons)
         total = observed_bytes(flat)
@@ -233,11 +233,11 @@ def planned_run(planned: Planned) -> Run:
     request = traced.request
     named = NamedShardings(request.view.runnable())
 
-    def run(flat: Flat, seen: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        closed = flat.giving(seen)
-        wanted = [*flat.out_shardings, *map(flat.sharding, seen)]
+    def run(flat: Flat, observed: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        closed = flat.giving(observed)
+        out_shardings = [*flat.out_shardings, *map(flat.sharding, observed)]
         inputs = [_value("input", i, v, s, plan.mesh) for i, (v, s) in enumerate(zip(closed.jaxpr.invars, flat.in_shardings))]
-        outputs = [_value("output", i, v, s, plan.mesh) for i, (v, s) in enumerate(zip(closed.jaxpr.outvars, wanted))]
+        outputs = [_value("output", i, v, s, plan.mesh) for i, (v, s) in enumerate(zip(closed.jaxpr.outvars, out_shardings))]
         structs = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars)  # pyright: ignore[reportAttributeAccessIssue]
         results = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.outvars]  # pyright: ignore[reportAttributeAccessIssue]
         layout = Layout(len(structs), (), tuple(v.path for v in inputs), (), ())
@@ -282,12 +282,12 @@ def plain_run(mesh: JaxMesh) -> Run:
     def of(sharding: TensorSharding | None, v: Any) -> Any:
         return None if sharding is None else named(_usable(sharding, v.aval.shape, sizes), len(v.aval.shape))
 
-    def run(flat: Flat, seen: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        closed = flat.giving(seen)
+    def run(flat: Flat, observed: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        closed = flat.giving(observed)
         ins = [of(s, v) for s, v in zip(flat.in_shardings, flat.jaxpr.invars)]
         outs = [of(s, v) for s, v in zip(flat.out_shardings, flat.jaxpr.outvars)]
         call = jax.jit(
-            lambda xs: eval_jaxpr(closed.jaxpr, closed.consts, *xs), in_shardings=(ins,), out_shardings=[*outs, *(None for _ in seen)]
+            lambda xs: eval_jaxpr(closed.jaxpr, closed.consts, *xs), in_shardings=(ins,), out_shardings=[*outs, *(None for _ in observed)]
         )
 
         def outside(xs: Sequence[Any]) -> Sequence[Any]:

@@ -28,8 +28,8 @@ from shardy_py.planner.space import Annotations
 SHARE = 0.1
 """The part of the time limit that one price may take."""
 
-Anew = Callable[[Annotations], Searcher]
-"""Makes a search with other annotations, on a program of its own."""
+MakeSearcher = Callable[[Annotations], Searcher]
+"""Makes a search with other annotations, on a separate program."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +40,14 @@ class Prices:
         searcher: The search; its program is that of the plan, and stays as it is.
         best: Its result.
         bound: Its lower bound.
-        anew: Makes searches with other annotations.
+        searcher_with: Makes searches with other annotations.
         seeds: Plans the function from fewer shardings, by propagation.
     """
 
     searcher: Searcher
     best: Candidate
     bound: float
-    anew: Anew
+    searcher_with: MakeSearcher
     seeds: Seeds
 
     def as_in_shardings(self) -> str:
@@ -146,10 +146,10 @@ class Prices:
 
     def _annotated(self, number: int, layout: Layout) -> tuple[Solution, PlanRecord | None, float]:
         """The same where an argument shares its classes with others: annotated, it does not."""
-        searcher, stated = self.searcher, self.searcher.annotations
+        searcher, annotations = self.searcher, self.searcher.annotations
         sharding = TensorSharding(searcher.mesh_name, [DimensionSharding(sort_and_merge(axes, searcher.space.mesh)) for axes in layout])
-        inputs = (*stated.inputs[:number], sharding, *stated.inputs[number + 1 :])
-        other = self.anew(replace(stated, inputs=inputs))
+        inputs = (*annotations.inputs[:number], sharding, *annotations.inputs[number + 1 :])
+        other = self.searcher_with(replace(annotations, inputs=inputs))
         other.prepare(searcher.space.resolution)
         solution = solve(other.limited(), gap=searcher.planner.gap, seconds=self._seconds)
         plan = None if math.isinf(solution.cost) else other.candidate("", solution.assignment).run
@@ -166,20 +166,20 @@ class Prices:
     def price_of_annotations(self) -> tuple[Price, ...]:
         """Per annotated input and result, the seconds that it costs: those of the plan less those of one without it."""
         searcher = self.searcher
-        stated = searcher.annotations
+        annotations = searcher.annotations
         prices: list[Price] = []
         described = (
-            *((v.path, s, True, i) for i, (v, s) in enumerate(zip(searcher.base.inputs, stated.inputs))),
-            *((v.path, s, False, i) for i, (v, s) in enumerate(zip(searcher.base.outputs, stated.outputs))),
+            *((v.path, s, True, i) for i, (v, s) in enumerate(zip(searcher.base.inputs, annotations.inputs))),
+            *((v.path, s, False, i) for i, (v, s) in enumerate(zip(searcher.base.outputs, annotations.outputs))),
         )
         for path, sharding, is_input, number in described:
             if sharding is not None:
                 dropped = (
-                    replace(stated, inputs=_without(stated.inputs, number))
+                    replace(annotations, inputs=_without(annotations.inputs, number))
                     if is_input
-                    else replace(stated, outputs=_without(stated.outputs, number))
+                    else replace(annotations, outputs=_without(annotations.outputs, number))
                 )
-                other = self.anew(dropped)
+                other = self.searcher_with(dropped)
                 other.prepare(searcher.space.resolution)
                 solution = solve(other.limited(), gap=searcher.planner.gap, seconds=self._seconds)
                 seconds = other.model.seconds(solution.assignment)

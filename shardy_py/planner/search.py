@@ -37,7 +37,7 @@ from shardy_py.planner.op_tables import OpTables, TooLarge
 from shardy_py.planner.options import Planner
 from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted, weight
 from shardy_py.planner.space import Annotations, Resolution, Space, resolutions, space_of, spaces_of
-from shardy_py.planner.templates import Stated, Template, stated_template, templates
+from shardy_py.planner.templates import Template, UserTemplate, in_space, templates
 
 ROUNDS = 6
 """Searches under a budget, each with the limits of the fullest steps of all plans before."""
@@ -120,10 +120,10 @@ class Searcher:
         annotations: These.
         planner: The options.
         collect: Makes plans.
-        replan: Makes the plan of an assignment anew, for an alternative.
+        replan: Makes the plan of an assignment on a program of its own, for an alternative.
         mesh_name: The mesh as the program names it.
         began: The time at which planning began.
-        stated: Templates of the user's.
+        user_templates: Templates of the user.
         timings: Seconds of each step.
         policy: The policy that plans run by, one of `POLICIES`.
         region: Makes the plan of the program's shardings as a region of local arrays; None where XLA's partitioner runs plans.
@@ -138,7 +138,7 @@ class Searcher:
     replan: Replan
     mesh_name: str
     began: float
-    stated: tuple[Stated, ...] = ()
+    user_templates: tuple[UserTemplate, ...] = ()
     timings: dict[str, float] = field(default_factory=dict[str, float])
     policy: str = "xla"
     region: Collect | None = None
@@ -246,9 +246,9 @@ class Searcher:
         paths = [value.path for value in self.base.inputs]
         finest = self.space.resolution == resolutions(self.base.mesh)[0]
         templates: list[Template] = []
-        for stated in self.stated:
+        for template in self.user_templates:
             try:
-                templates.append(stated_template(stated, self.program, self.space, paths))
+                templates.append(in_space(template, self.program, self.space, paths))
             except UserError:
                 if finest:
                     raise
@@ -422,7 +422,7 @@ class Searcher:
     def branched(self, limits: Sequence[Limit], starts: Sequence[Sequence[int]]) -> tuple[Solution, float]:
         """The best solution, and the lower bound of a step, where of each cond the branch counts that takes longest in it.
 
-        A problem counts one branch, so that its bound holds whichever that is. Branches are chosen anew by each solution.
+        A problem counts one branch, so that its bound holds whichever that is. Each solution chooses its branches.
 
         Args:
             limits: As of `limited`.
@@ -578,7 +578,7 @@ class Searcher:
             )
         if self.is_late:
             space["time limit"] = "ended the search: on a machine that is less busy it may end with another plan"
-        left_out = {stated.name for stated in self.stated} - {template.name for template in self.own_templates}
+        left_out = {template.name for template in self.user_templates} - {template.name for template in self.own_templates}
         if left_out:
             space["templates left out"] = f"{', '.join(sorted(left_out))}, which need more to be told apart"
         return Search(

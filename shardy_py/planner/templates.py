@@ -35,23 +35,23 @@ class Template:
 
 
 @dataclass(frozen=True, eq=False)
-class Stated:
+class UserTemplate:
     """A template of the user's.
 
     Attributes:
         name: Its name.
-        shardings: Of each argument of the function, as far as it is stated.
+        shardings: Of each argument of the function; None where the template leaves it open.
     """
 
     name: str
     shardings: tuple[TensorSharding | None, ...]
 
 
-def stated_template(stated: Stated, program: Program, space: Space, paths: Sequence[str]) -> Template:
-    """A template of the user's in a search space.
+def in_space(template: UserTemplate, program: Program, space: Space, paths: Sequence[str]) -> Template:
+    """Strategies of a user's template in a search space.
 
     Args:
-        stated: The template.
+        template: The template.
         program: The program.
         space: Its search space.
         paths: Names of the arguments.
@@ -60,7 +60,7 @@ def stated_template(stated: Stated, program: Program, space: Space, paths: Seque
         UserError: The space has no such plans.
     """
     strategies: dict[int, int] = {}
-    for argument, sharding, path in zip(program.main.arguments, stated.shardings, paths, strict=True):
+    for argument, sharding, path in zip(program.main.arguments, template.shardings, paths, strict=True):
         if sharding is None:
             continue
         layout = layout_of(sharding, argument.type.rank, space.mesh)
@@ -70,11 +70,11 @@ def stated_template(stated: Stated, program: Program, space: Space, paths: Seque
             choices = space.strategies[c]
             if axes not in choices or strategies.setdefault(c, choices.index(axes)) != choices.index(axes):
                 raise UserError(
-                    f"template {stated.name!r} shards {path} as {sharding_text(sharding)}, and this search has no such plan",
+                    f"template {template.name!r} shards {path} as {sharding_text(sharding)}, and this search has no such plan",
                     where="Planner(templates=...)",
                     why=f"an annotation or another argument of the template pins dimension {dim}, or the axes do not divide it",
                 )
-    return Template(stated.name, {c: s for c, s in strategies.items() if len(space.strategies[c]) > 1})
+    return Template(template.name, {c: s for c, s in strategies.items() if len(space.strategies[c]) > 1})
 
 
 @dataclass(frozen=True)

@@ -81,16 +81,16 @@ def test_a_failure_is_told_unless_this_process_failed_alike() -> None:
     assert decided(at("a"), FAILED, at("a", failures=1)) == ({0: FAILURE}, False)
     twice = State(failures=2, reasons=("KeyError: 'part'", "TypeError: no array"), runs=5)
     assert decided(at("a"), twice)[0][0] == FAILURE  # in the order of the failures
-    assert decided(at("a", told={"1": 1}), twice)[0][0].reason == "TypeError: no array"
-    assert decided(at("a", told={"1": 2}), twice) == ({}, False)
+    assert decided(at("a", known_failures={"1": 1}), twice)[0][0].reason == "TypeError: no array"
+    assert decided(at("a", known_failures={"1": 2}), twice) == ({}, False)
 
 
 def test_who_failed_and_goes_on_waits_for_those_who_hear_of_it() -> None:
     """They come with its next program once they were told, and are told at once."""
     gone_on = at("b", failures=1, reasons=FAILED.reasons, calls=True)
     assert decided(at("a"), gone_on) == ({0: FAILURE}, True)
-    assert decided(at("b", told={"1": 1}), gone_on)[0] == {0: AGREED, 1: AGREED}
-    later = at("c", failures=1, reasons=("TypeError: no array",), told={"1": 1})
+    assert decided(at("b", known_failures={"1": 1}), gone_on)[0] == {0: AGREED, 1: AGREED}
+    later = at("c", failures=1, reasons=("TypeError: no array",), known_failures={"1": 1})
     assert decided(later, gone_on)[0] == {1: Verdict("failed", process=0, reason="TypeError: no array")}
 
 
@@ -109,6 +109,6 @@ def test_a_process_that_runs_another_program_will_not_come() -> None:
 def test_who_has_left_is_told_once() -> None:
     left = State(ticket=4, left={"a": 3})
     assert decided(at("a"), left) == ({0: Verdict("left", process=1)}, True)
-    assert decided(at("a", heard={"1": 3}), left) == ({}, False)
+    assert decided(at("a", known_departures={"1": 3}), left) == ({}, False)
     assert decided(at("b"), left) == ({}, False)
     assert decided(at("a"), at("a", left={"b": 3})) == ({0: AGREED, 1: AGREED}, True)
