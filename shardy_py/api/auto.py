@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import threading
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -20,7 +20,7 @@ from shardy_py.api.errors import ArgumentTypeError, MeshError, SpecError
 from shardy_py.api.inside import run_inside
 from shardy_py.api.logical_axes import LogicalAxisRules, check_logical_rules
 from shardy_py.api.lowering import LOWERINGS
-from shardy_py.api.mesh_shapes import best_shape, check_devices
+from shardy_py.api.mesh_shapes import check_devices, searched_shapes
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
 from shardy_py.api.name_rules import NameRules, check_rules
 from shardy_py.api.options import Options
@@ -40,6 +40,7 @@ from shardy_py.backends.per_device import per_device
 from shardy_py.dialect.format import sizes_text
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import api_boundary, is_tracing
+from shardy_py.planner.meshes import ShapeSearch, named
 from shardy_py.planner.options import Planner
 
 P = ParamSpec("P")
@@ -170,7 +171,7 @@ class AutoSharded(Generic[P, R]):
         self._entries: dict[tuple[Any, ...], Entry] = {}
         self._alike: dict[tuple[Any, ...], list[Entry]] = {}
         self._last: Entry | None = None
-        self._shape: Mapping[str, int] | None = None
+        self._shapes: ShapeSearch | None = None
         self._keyed_hits = 0
         self._misses = 0
         self._lock = threading.RLock()
@@ -201,20 +202,23 @@ class AutoSharded(Generic[P, R]):
         return self._run(self._settings, args, kwargs, attempt)
 
     def _run(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[Entry, Exception] | None) -> Any:
-        view = self._view(settings, args, kwargs, runs=True)
+        settings, view = self._on_mesh(settings, args, kwargs, runs=True)
         with report_failures(view, location_of(settings.fun)):
             return self._run_on(view, settings, args, kwargs, attempt)
 
-    def _view(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], *, runs: bool = False) -> MeshView:
-        """The mesh; where only the number of devices is stated, its shape is chosen for the first call that is planned, and kept."""
+    def _on_mesh(
+        self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], *, runs: bool = False
+    ) -> tuple[Settings, MeshView]:
+        """Settings and mesh; of a number of devices the shape is chosen for the first call that is planned, and kept."""
         mesh = self._decoration.mesh
         if not isinstance(mesh, int):
-            return view_of(mesh)
+            return settings, view_of(mesh)
         with self._lock:
-            if self._shape is None:
+            if self._shapes is None:
                 layout = self._arguments.layout(len(args), kwargs)
-                self._shape = best_shape(mesh, settings, layout, layout.slots(args, kwargs), runs=runs and not is_tracing())
-        return view_of(self._shape)
+                self._shapes = searched_shapes(mesh, settings, layout, layout.slots(args, kwargs), runs=runs and not is_tracing())
+        assert self._shapes.best is not None
+        return dataclasses.replace(settings, shapes=self._shapes), view_of(named(self._shapes.best))
 
     def _run_on(
         self, view: MeshView, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[Entry, Exception] | None
@@ -276,7 +280,8 @@ class AutoSharded(Generic[P, R]):
         """
         settings, args, kwargs = nnx_modules.as_pure(self._settings, args, kwargs)
         layout = self._arguments.layout(len(args), kwargs)
-        plan_request = request(settings, self._view(settings, args, kwargs), layout, layout.slots(args, kwargs))
+        settings, view = self._on_mesh(settings, args, kwargs)
+        plan_request = request(settings, view, layout, layout.slots(args, kwargs))
         return Traced(trace(plan_request), self._arguments, settings)
 
     @api_boundary
@@ -331,7 +336,7 @@ class AutoSharded(Generic[P, R]):
         layout = self._arguments.layout(len(args), kwargs)
         slots = layout.slots(args, kwargs)
         check_buffers(layout, slots, settings.fun)
-        view = self._view(settings, args, kwargs, runs=True)
+        settings, view = self._on_mesh(settings, args, kwargs, runs=True)
         with report_failures(view, location_of(settings.fun)):
             planned = make_plan(trace(request(settings, view, layout, slots, runs=True)), runs=True)
             return verify(planned, slots, Request(rtol, atol, every_op, plain_xla))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from shardy_py.api.tracing import trace
 from shardy_py.api.trees import location_of
 from shardy_py.plan.progress import observed
 from shardy_py.planner.errors import PlannerInfeasible
-from shardy_py.planner.meshes import named, shapes
+from shardy_py.planner.meshes import ShapeSearch, named, shapes
 from shardy_py.planner.options import Planner
 
 
@@ -39,8 +38,8 @@ def check_devices(devices: int, planner: Planner | None) -> None:
         )
 
 
-def best_shape(devices: int, settings: Settings, layout: Layout, slots: Sequence[Any], *, runs: bool = False) -> Mapping[str, int]:
-    """The shape whose plan is the cheapest: all are searched, each in its share of the time.
+def searched_shapes(devices: int, settings: Settings, layout: Layout, slots: Sequence[Any], *, runs: bool = False) -> ShapeSearch:
+    """The steps of all shapes: each is searched in its share of the time.
 
     Args:
         devices: The number of devices.
@@ -55,25 +54,24 @@ def best_shape(devices: int, settings: Settings, layout: Layout, slots: Sequence
     candidates = shapes(devices)
     failures = report_failures(view_of(named(candidates[0])), location_of(settings.fun)) if runs else nullcontext()
     with failures, observed(getattr(settings.fun, "__name__", "the function"), settings.options.progress):
-        return _best(candidates, settings, layout, slots, runs)
+        return _searched(candidates, settings, layout, slots, runs)
 
 
-def _best(candidates: Sequence[tuple[int, ...]], settings: Settings, layout: Layout, slots: Sequence[Any], runs: bool) -> Mapping[str, int]:
+def _searched(candidates: Sequence[tuple[int, ...]], settings: Settings, layout: Layout, slots: Sequence[Any], runs: bool) -> ShapeSearch:
     assert settings.planner is not None
-    best, least, failure = None, math.inf, None
+    failures: list[PlannerInfeasible] = []
+    steps: dict[tuple[int, ...], tuple[float, float] | None] = {}
     share = settings.planner.time_limit_s / len(candidates)
     for shape in candidates:
         searching = replace(settings, planner=replace(settings.planner, time_limit_s=share), lowering="jit")
-        mesh = named(shape)
         try:
-            plan = make_plan(trace(request(searching, view_of(mesh), layout, slots, runs=runs)), runs=runs).plan
+            plan = make_plan(trace(request(searching, view_of(named(shape)), layout, slots, runs=runs)), runs=runs).plan
         except PlannerInfeasible as error:
-            failure = error if failure is None or error.minimum_bytes < failure.minimum_bytes else failure
+            failures.append(error)
+            steps[shape] = None
             continue
         assert plan.search is not None
-        if plan.search.objective_seconds < least:
-            best, least = mesh, plan.search.objective_seconds
-    if best is None:
-        assert failure is not None
-        raise failure
-    return best
+        steps[shape] = plan.search.objective_seconds, plan.search.lower_bound_seconds
+    if len(failures) == len(candidates):
+        raise min(failures, key=lambda error: error.minimum_bytes)
+    return ShapeSearch(steps)

@@ -197,6 +197,8 @@ def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
         best, search = searched(searcher, traced, runs=runs)
         searcher.assign(best.assignment)
         prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with, PropagatedSeeds(planning, best.plan))
+        if settings.shapes is not None:
+            search = settings.shapes.of_all_shapes(search, planner.gap, planning.policy == "xla")
         return _run_cheaper(planning, searcher, best, replace(search, pricer=prices))
 
 

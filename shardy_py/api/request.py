@@ -34,6 +34,7 @@ from shardy_py.frontends.leaves import Leaves, Outline
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord
+from shardy_py.planner.meshes import ShapeSearch
 from shardy_py.planner.options import Planner
 
 
@@ -48,7 +49,10 @@ class JitKeywords:
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of the decorator."""
+    """The arguments of the decorator.
+
+    `shapes` is the search for the shape of the mesh, where the user states the number of devices only.
+    """
 
     fun: Callable[..., Any]
     in_shardings: Any
@@ -59,6 +63,7 @@ class Settings:
     jit: JitKeywords = JitKeywords()
     logical_axis_rules: tuple[LogicalRule, ...] | None = None
     planner: Planner | None = None
+    shapes: ShapeSearch | None = None
 
     def on(self, view: MeshView, *, runs: bool) -> Settings:
         """The same for the platform of a mesh: one without devices has those of the planner's hardware, or of this machine where it runs.

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from shardy_py.dialect.format import sizes_text
+from shardy_py.plan.cost_analysis import seconds_text
+from shardy_py.plan.search import Search
 
 MOST_AXES = 2
 """Axes of a mesh whose shape is searched; three take minutes, and no case is known in which they paid without a third kind of links."""
@@ -41,3 +47,37 @@ def named(shape: tuple[int, ...]) -> dict[str, int]:
         {'axis0': 16, 'axis1': 4}
     """
     return {f"axis{i}": size for i, size in enumerate(shape)}
+
+
+@dataclass(frozen=True)
+class ShapeSearch:
+    """The search for the shape of a mesh: the step of each shape, as XLA's partitioner runs it.
+
+    Attributes:
+        steps: Per shape, the seconds of its plan and their lower bound; None where no plan that fits is known.
+    """
+
+    steps: Mapping[tuple[int, ...], tuple[float, float] | None]
+
+    @property
+    def best(self) -> tuple[int, ...] | None:
+        """The shape whose plan is the cheapest, the first of equals; None if none has one."""
+        planned = {shape: step for shape, step in self.steps.items() if step is not None}
+        return min(planned, key=lambda shape: planned[shape][0], default=None)
+
+    def of_all_shapes(self, search: Search, gap: float, is_of_xla: bool) -> Search:
+        """A search of the best shape as one of all shapes, whose lower bound is the least of theirs.
+
+        Args:
+            search: The search.
+            gap: The user's.
+            is_of_xla: Whether its bound is of plans that XLA's partitioner runs, as those of the other shapes are.
+        """
+        others = {shape: step for shape, step in self.steps.items() if shape != self.best}
+        texts = [f"({sizes_text(named(shape))}) {'none fits' if step is None else seconds_text(step[0])}" for shape, step in others.items()]
+        space = {**search.space, "other mesh shapes": ", ".join(texts) or "none"}
+        if not is_of_xla:
+            return replace(search, space={**space, "bound": "of the mesh shape that XLA's partitioner would run fastest"})
+        bound = min(search.lower_bound_seconds, *(step[1] for step in others.values() if step is not None), math.inf)
+        whole = replace(search, lower_bound_seconds=bound, space=space)
+        return replace(whole, status="time_limit") if search.status == "optimal" and whole.gap > gap else whole

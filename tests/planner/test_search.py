@@ -16,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.plan.checks.table import KINDS, WEIGHED
+from shardy_py.plan.search import Search
+from shardy_py.planner.meshes import ShapeSearch
 from shardy_py.rules.traits import CONSTRAINTS
 from tests.planner.test_model import PROGRAMS, f32, i32
 
@@ -297,8 +299,25 @@ def test_the_shape_of_a_mesh_is_chosen() -> None:
     assert plan.search is not None
     assert one.search is not None
     assert plan.search.objective_seconds <= one.search.objective_seconds * (1 + 1e-6)
+    assert plan.search.lower_bound_seconds <= one.search.objective_seconds * (1 + 1e-6)
+    assert "(axis0=8) " in plan.search.space["other mesh shapes"]
     loss = planned(*jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), STEP))[1]
     assert np.isfinite(loss)
+
+
+def test_the_bound_is_of_all_mesh_shapes() -> None:
+    """Another shape may have plans below the bound of the best one, where its search ended with a gap."""
+    one = Search("v5e", 1.0, 0.995, 0, None, "optimal")
+    shapes = ShapeSearch({(8,): (1.01, 0.5), (2, 4): (1.0, 0.995), (4, 2): None})
+    assert shapes.best == (2, 4)
+    every = shapes.of_all_shapes(one, gap=0.01, is_of_xla=True)
+    assert every.lower_bound_seconds == 0.5
+    assert every.status == "time_limit"
+    assert every.space["other mesh shapes"] == "(axis0=8) 1.01 s, (axis0=4, axis1=2) none fits"
+    assert shapes.of_all_shapes(one, gap=0.6, is_of_xla=True).status == "optimal"
+    region = shapes.of_all_shapes(one, gap=0.01, is_of_xla=False)
+    assert region.lower_bound_seconds == one.lower_bound_seconds
+    assert "XLA's partitioner" in region.space["bound"]
 
 
 def test_plans_of_meshes_without_devices_are_for_the_hardware() -> None:
