@@ -26,6 +26,7 @@ from shardy_py.api.planning import Planned
 from shardy_py.api.propagating import decided, propagated
 from shardy_py.api.reporting import report
 from shardy_py.api.signature import Layout, configuration
+from shardy_py.api.tangents import Tangents, is_differentiated_here
 from shardy_py.api.trees import argument_paths, location_of
 from shardy_py.backends.donation import Guard
 from shardy_py.backends.executable import Signature, executable
@@ -97,6 +98,7 @@ class Entry:
         jitted: Takes slots.
         dispatch: Runs it for calls; see `dispatch.Dispatch`.
         placing: Puts leaves where they belong.
+        tangents: Those of the arguments and those of the results; None on Explicit axes, where types say where they lie.
         layout: The slots.
         guard: Looks at buffers before dispatch.
         is_cacheable: Whether later calls may use it; not where the function closes over values of an outer trace.
@@ -108,6 +110,7 @@ class Entry:
     jitted: Rearranged
     dispatch: Dispatch
     placing: Placing
+    tangents: tuple[Tangents, Tangents] | None
     layout: Layout
     guard: Guard
     errors: BufferErrors
@@ -145,7 +148,11 @@ class Entry:
         agreement = self.dispatch.agreement
         if agreement is not None and not agreement.settled:
             self._settle(agreement, slots, leaves, statics)
-        return self.dispatch.run(leaves, statics)
+        if self.tangents is None or not is_differentiated_here():
+            return self.dispatch.run(leaves, statics)
+        of_arguments, of_results = self.tangents
+        results, tree = jax.tree.flatten(self.dispatch.run(of_arguments.placed(leaves), statics))
+        return tree.unflatten(of_results.placed(results))
 
     @property
     def is_reported(self) -> bool:
@@ -230,6 +237,7 @@ def make_entry(planned: Planned, *, abstract: bool = False, in_order: bool = Fal
     agreement = None if abstract or not isinstance(mesh, Mesh) else agreement_of(planned, mesh)
     types, statics = request.key[2], request.key[4]
     in_shardings = tuple(named(v.sharding, len(v.shape)) for v in plan.inputs)
+    out_shardings = [named(None if 0 in v.shape and EMPTY_COMES_WHOLE else v.sharding, len(v.shape)) for v in plan.outputs]
     order = arrangement(plan.donation, plan.program, plan.outputs)
     jitted = executable(
         request.name,
@@ -241,7 +249,7 @@ def make_entry(planned: Planned, *, abstract: bool = False, in_order: bool = Fal
         mesh=mesh,
         explicit=view.explicit,
         in_shardings=in_shardings,
-        out_shardings=[named(None if 0 in v.shape and EMPTY_COMES_WHOLE else v.sharding, len(v.shape)) for v in plan.outputs],
+        out_shardings=out_shardings,
         static_slots=layout.static,
         arrangement=Arrangement(order.slots) if in_order else order,
         configuration=configuration,
@@ -251,7 +259,8 @@ def make_entry(planned: Planned, *, abstract: bool = False, in_order: bool = Fal
     guard, errors = Guard(bool(layout.donated)), BufferErrors(request.settings.fun)
     dispatch = direct(jitted) if abstract else dispatched(jitted, mesh, agreement, traced.callback_errors)
     placing = Placing(request, mesh, in_shardings)
-    return Entry(planned, pins, jitted, dispatch, placing, layout, guard, errors, not traced.closes_over_tracers)
+    tangents = None if view.explicit or devices is None else (Tangents(in_shardings), Tangents(out_shardings))
+    return Entry(planned, pins, jitted, dispatch, placing, tangents, layout, guard, errors, not traced.closes_over_tracers)
 
 
 def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., Sequence[Any]]]:

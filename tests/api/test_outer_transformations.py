@@ -317,3 +317,31 @@ def test_infinities_are_looked_for_too(lowering: str, mesh: Mesh) -> None:
         step(np.ones((16, 8), "float32"))
         with pytest.raises(FloatingPointError, match="div"):
             step(np.zeros((16, 8), "float32"))
+
+
+# Tangents and cotangents.
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_tangents_and_cotangents_may_lie_anywhere_on_the_mesh(lowering: Any, mesh: Mesh) -> None:
+    """What is multiplied with a result, and a direction of derivation, may be committed otherwise than the plan has the values."""
+
+    def layer(x: Any, w: Any) -> Any:
+        return jnp.tanh(x @ w), x.sum()
+
+    step = sp.auto_shard(layer, mesh=mesh, in_shardings=(P("data"), P(None, "model")), lowering=lowering)
+    weight, label, direction = (
+        jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in ((W, P(None, "model")), (X[:, :4], P("model")), (W, P()))
+    )
+
+    def loss(step: Any, w: Any) -> Any:
+        return (step(X, w)[0] * label).sum()
+
+    for w in (W, weight):
+        same(jax.grad(functools.partial(loss, step))(w), jax.grad(functools.partial(loss, layer))(W))
+    products = [jax.jvp(jax.grad(functools.partial(loss, fun)), (w,), (direction,)) for fun, w in ((step, weight), (layer, W))]
+    same(*products)
+    mapped = [jax.vmap(jax.grad(functools.partial(loss, fun)))(jnp.stack([W, -W])) for fun in (step, layer)]
+    same(*mapped)
+    with jax.set_mesh(mesh):  # under which jax.numpy.ones, where cotangents begin, lies whole on every device
+        same(jax.grad(lambda w: step(X, w)[0].sum())(weight), jax.grad(lambda w: layer(X, w)[0].sum())(W))

@@ -23,7 +23,8 @@ from shardy_py.ir import Block, Op, TensorType, Type, Value
 
 def scan(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """Written down or traced; the scopes of the body are the equation's children."""
-    style = None if importer.typed or eqn.params["unroll"] != 1 else scan_style()
+    written = not importer.typed and eqn.params["unroll"] == 1 and eqn.params["length"] > 0  # JAX writes no loop that never runs
+    style = scan_style() if written else None
     n_consts, n_carry = scan_counts(eqn)
     stacked = (*eqn.invars[n_consts + n_carry :], *eqn.outvars[n_carry:])
     if style is None or any(is_extended(v.aval) for v in stacked):

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.facade import Plan
@@ -210,3 +212,12 @@ def test_a_file_is_small() -> None:
     ops = sum(1 for _ in plan.program.walk())
     assert ops > 500
     assert len(plan.to_json()) < 200 * ops
+
+
+def test_a_loop_that_never_runs() -> None:
+    step = sp.auto_shard(
+        lambda xs: jax.lax.scan(lambda c, x: (c + x.sum(), x * 2), 0.0, xs), mesh={"data": 2}, in_shardings=P(None, "data")
+    )
+    plan = step.plan(jax.ShapeDtypeStruct((0, 8), jnp.float32))
+    assert "while" not in {op.name.partition(".")[2] for op in plan.program.walk()}
+    assert sp.Plan.from_json(plan.to_json()).to_json() == plan.to_json()
