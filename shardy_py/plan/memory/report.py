@@ -132,7 +132,7 @@ class MemoryAnalysis(Report):
 
     Attributes:
         name: The function's name.
-        argument_size_in_bytes: Of the arguments, those included that nothing uses: the caller holds them, though jaxlib does not count them.
+        argument_size_in_bytes: Of the arguments, with those that nothing uses: the caller holds them, though jaxlib leaves them out.
         output_size_in_bytes: Of the results.
         alias_size_in_bytes: Of results that lie in donated arguments.
         temp_size_in_bytes: Of temporaries, at the step at which they need most.
