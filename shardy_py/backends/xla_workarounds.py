@@ -39,6 +39,7 @@ from shardy_py.backends.rewriting import Replacement, constraint_params, op_of
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
 from shardy_py.partition.mispartitioned import OPS, as_sharded, is_mispartitioned
+from shardy_py.partition.variables import variable_of
 
 ShardingOf = Callable[[Any], TensorSharding | None]
 
@@ -72,10 +73,13 @@ def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacemen
     """
     name = eqn.primitive.name
 
-    def sharding_of(v: Any) -> TensorSharding | None:
-        return None if scope is None or isinstance(v, Literal) or v not in scope.env else scope.env[v].sharding
-
     op = op_of(eqn, scope, OPS[name]) if scope is not None and name in OPS else None
+    read = {} if op is None else {variable_of(operand): operand for operand in op.operands}  # constants have a copy for every reader
+
+    def sharding_of(v: Any) -> TensorSharding | None:
+        value = None if scope is None or isinstance(v, Literal) else scope.env.get(v)
+        return None if value is None else read.get(value, value).sharding
+
     if op is not None and is_mispartitioned(op, as_sharded(target.meshes)):
         region = in_region(eqn, sharding_of, target.named, target.partition)
         if region is not None:

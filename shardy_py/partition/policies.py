@@ -9,7 +9,7 @@ from shardy_py.dialect import Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes
 from shardy_py.ir import Op, Type
 from shardy_py.partition.layouts import Layout, layout_of
-from shardy_py.partition.op import OpSpec
+from shardy_py.partition.op import CHEAP, OpSpec
 from shardy_py.partition.region_policy import region_moves, region_strategy
 from shardy_py.partition.routes import Move, settled
 from shardy_py.partition.shardy_policy import shardy_moves, shardy_strategy
@@ -106,10 +106,22 @@ def strategy_of(policy: str, op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) 
         layouts: Of operands, then of results.
         mesh: The mesh.
     """
+    operands, results = tuple(layouts[: len(op.operands)]), tuple(layouts[len(op.operands) :])
     if op.name in FORWARDING:
-        results = tuple(layouts[len(op.operands) :])
         return Strategy(results, results)
+    if runs_as_laid(policy, op):
+        return Strategy(operands, results)
     return policy_named(policy).strategy(op, layouts, mesh)
+
+
+def runs_as_laid(policy: str, op: OpSpec) -> bool:
+    """Whether an op runs on the pieces that devices have: a constant, or a callback without results that XLA's partitioner is left to.
+
+    Args:
+        policy: One of `POLICIES`.
+        op: The op.
+    """
+    return op.name in CHEAP or (policy == "xla" and not op.results)
 
 
 def policy_named(name: str) -> Policy:

@@ -22,7 +22,7 @@ from shardy_py.partition.factor_axes import Exact, Factors, factor_axes
 from shardy_py.partition.layouts import Layout, joined, local_shape, to_factors
 from shardy_py.partition.mispartitioned import AT_RISK
 from shardy_py.partition.op import OpSpec
-from shardy_py.partition.policies import AS_XLA, FORWARDING, strategy_of
+from shardy_py.partition.policies import AS_XLA, FORWARDING, runs_as_laid, strategy_of
 from shardy_py.partition.price import NO_COMMUNICATION, Machine, piece_bytes
 from shardy_py.partition.routes import Move, settled
 from shardy_py.partition.strategy import SHIFTS, WHOLE, shifts
@@ -316,7 +316,7 @@ class _Decider:
     def decide(self, policy: str, index: Array) -> _Runs:
         """Strategies for joint layouts: on arrays where the policy can, else one by one."""
         op, count = self.op, index.shape[1]
-        if policy not in AS_XLA or op.name in FORWARDING:
+        if policy not in AS_XLA or op.name in FORWARDING or runs_as_laid(policy, op):
             return self.one_by_one(policy, index)
         at_risk = self.at_risk(index) if op.name in AT_RISK and op.rule is not None else np.zeros(count, bool)
         runs = _Runs(np.zeros((len(op.types), count), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64))

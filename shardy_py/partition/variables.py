@@ -7,21 +7,30 @@ from shardy_py.ir import Value
 from shardy_py.rules.traits import CONSTANTS
 
 
-def variable_sharding(value: Value) -> TensorSharding | None:
-    """The sharding that a plan has for the variable that a value comes from.
+def variable_of(value: Value) -> Value:
+    """The value of the variable that a value is of.
 
-    A constant is one op per use, the last of which is the variable's, so that a constraint on the variable is that of its last use.
+    A constant is one op per use, the last of which is the variable's.
 
     Args:
-        value: Of a program with final shardings.
+        value: Of a program after all passes.
     """
     op = value.defining_op
     if op is None or op.name not in CONSTANTS or op.block is None:
-        return value.sharding
+        return value
     ops = op.block.ops
     last = op
     for other in ops[ops.index(op) + 1 :]:
         if other.name != op.name or other.location is not op.location or other.result.type != value.type:
             break
         last = other
-    return last.result.sharding
+    return last.result
+
+
+def variable_sharding(value: Value) -> TensorSharding | None:
+    """The sharding that a plan has for the variable that a value is of, which a constraint on the variable has.
+
+    Args:
+        value: Of a program with final shardings.
+    """
+    return variable_of(value).sharding

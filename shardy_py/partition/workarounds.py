@@ -20,7 +20,6 @@ from shardy_py.partition.mispartitioned import AT_RISK, as_sharded, is_mispartit
 from shardy_py.partition.op import OpSpec, spec_of
 from shardy_py.partition.routes import Move, moves, settled
 from shardy_py.partition.strategy import Strategy
-from shardy_py.partition.variables import variable_sharding
 from shardy_py.partition.windows import Window, halo, is_cumulative, windows_of_convolution, windows_of_padding, windows_of_reduction
 from shardy_py.rules.traits import CONSTANTS
 
@@ -41,18 +40,16 @@ def workaround_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Strategy | 
         return None
     values = (*op.operands, *op.results)
     layouts = [layout_of(v.sharding, v.type.rank, mesh) for v in values]
-    variables = [layout_of(variable_sharding(v), v.type.rank, mesh) for v in values]
-    return workaround(spec_of(op), layouts, mesh, variables)
+    return workaround(spec_of(op), layouts, mesh)
 
 
-def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh, variables: Sequence[Layout] | None = None) -> Strategy | None:
+def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy | None:
     """The strategy of an op that runs in a region, or that XLA has a handler for; None of others.
 
     Args:
         op: The op.
         layouts: Of operands, then of results.
         mesh: The mesh.
-        variables: As `layouts`, with constants in the layouts of their variables.
     """
     if op.name not in WORKAROUNDS:
         return None
@@ -60,12 +57,10 @@ def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh, variables: Seq
     if not is_at_risk(op, cuts):
         handler = HANDLERS.get(op.name)
         return None if handler is None else handler(op, layouts, mesh)
-    return None if op.rule is None else with_halos(op, op.rule, layouts, mesh, variables)
+    return None if op.rule is None else with_halos(op, op.rule, layouts, mesh)
 
 
-def with_halos(
-    op: OpSpec, rule: OpShardingRule, layouts: Sequence[Layout], mesh: Mesh, variables: Sequence[Layout] | None = None
-) -> Strategy:
+def with_halos(op: OpSpec, rule: OpShardingRule, layouts: Sequence[Layout], mesh: Mesh) -> Strategy:
     """The strategy of an op in a region, along windows and shifts too, that moves the fewest bytes.
 
     Args:
@@ -73,10 +68,9 @@ def with_halos(
         rule: Its rule.
         layouts: Of operands, then of results.
         mesh: The mesh.
-        variables: As `layouts`, with constants in the layouts of their variables.
     """
     count, shapes = len(op.operands), [type_.shape for type_ in op.types]
-    own = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(rule.mappings, variables or layouts, strict=True)]
+    own = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(rule.mappings, layouts, strict=True)]
     strategies: list[Strategy] = []
     ranks: list[tuple[int, int]] = []
     for axes in proposed_axes(op, rule, own, Exact(mesh)):

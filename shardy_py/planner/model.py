@@ -285,7 +285,7 @@ class _Builder:
             self.results(op, scope)
         elif name in HANDING_ON:
             self.forward(op, op.operands, op.results, scope)
-        elif not op.regions and op.results:
+        elif not op.regions and (op.results or op in self.op_tables.counted):
             self.results(op, scope)
             self.plain(op, scope)
 
@@ -355,10 +355,10 @@ class _Builder:
         local, joint = self.joint([self.space.classes[v] for v in (*op.operands, *op.results)])
         priced = self.op_tables.priced(op, lambda value: self.origin.get(value, value), joint)
         price = priced.table
-        once = scope.hoist_scope(op.results[0])
+        once = scope.hoist_scope(op.results[0]) if op.results else scope
         sent = price.communication_seconds
         put_off = (1 - self.reduced_shares.get(op, 1.0)) * price.reduction_seconds
-        costs = (sent - put_off + self.handed_out(op)) * (once.trips or 1)
+        costs = (sent - put_off) * (once.trips or 1) + self.handed_out(op) * (scope.trips or 1)  # a callback runs on every trip
         key, draft = self.draft(local, joint)
         if is_counted:
             seconds = (price.seconds - sent) * scope.runs

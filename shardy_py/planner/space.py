@@ -17,6 +17,7 @@ from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.partition.layouts import Layout, layout_of, parts
+from shardy_py.partition.op import CHEAP
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
 from shardy_py.planner.alike import representatives
 from shardy_py.rules import rule_for
@@ -219,6 +220,11 @@ class _Joiner:
         for dim in range(one.type.rank):
             self.join((one, dim), (other, dim))
 
+    def made_for(self, one: Value, other: Value | int) -> None:
+        """Joins a constant with what it becomes: it is made as it is read."""
+        if one.defining_op is not None and one.defining_op.name in CHEAP:
+            self.alike(one, other)
+
     def block(self, block: Block) -> None:
         """Joins along the ops of a block."""
         for op in block.ops[:-1]:
@@ -280,10 +286,13 @@ class _Joiner:
                 self.alike(region.arguments[i], result)
             if ends[i] is body.arguments[i]:
                 self.alike(op.operands[i], result)
+            self.made_for(op.operands[i], result)
         for region in op.regions:
             self.block(region)
             for end in region.terminator.operands:
                 self.of(end)
+        for end, result in zip(ends, op.results):
+            self.made_for(end, result)
 
     def call(self, op: Op) -> None:
         """A call: values go in and come out as they are."""
@@ -320,8 +329,9 @@ class _Joiner:
     def ends(self) -> None:
         """Joins arguments of the function with the results that take their place."""
         end = self.program.main.body.terminator
-        for value in end.operands:
+        for number, value in enumerate(end.operands):
             self.of(value)
+            self.made_for(value, number)
         for argument, result in self.annotations.alike:
             self.alike(self.program.main.arguments[argument], result)
 

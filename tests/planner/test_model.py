@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -30,6 +32,9 @@ from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.op_tables import OpTables
 from shardy_py.planner.problem import cost, entries, weight
 from shardy_py.planner.space import Annotations, space_of
+from tests.random_numbers import SLOW_CHIPS
+from tests.sweep.configurations import GENERATORS, configuration_of
+from tests.sweep.surroundings import unconstrained
 
 MESHES = {"one axis": {"x": 4}, "two axes": {"x": 2, "y": 4}, "three axes": {"x": 2, "y": 2, "z": 2}}
 ASSIGNMENTS = 6
@@ -93,6 +98,20 @@ def calls(x: jax.Array, y: jax.Array) -> Any:
     return jax.grad(lambda a, y: jnp.sum(again(a, y) ** 2), (0, 1))(a, y), c
 
 
+def shared_constants(x: jax.Array, k: jax.Array) -> Any:
+    """Both gradients read the same ones, each in its own layout."""
+    return jax.grad(lambda x, k: jnp.sum(images(x, k)) + jnp.sum(lax.conv(x, k.T, (1, 1), "SAME")), (0, 1))(x, k)
+
+
+def callbacks_in_loops(x: jax.Array) -> Any:
+    def trip(_: int, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        order, y = carried
+        jax.debug.callback(lambda x: None, x)
+        return order[::-1], y + jax.pure_callback(lambda x: x, x, x)
+
+    return lax.fori_loop(0, 3, trip, (jnp.arange(len(x)), x))
+
+
 WEIGHTS = {"in": f32(16, 32), "bias": f32(32), "out": f32(32, 16)}
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]] = {
     "training step": (mlp, (WEIGHTS, WEIGHTS, f32(64, 16)), (0, 1)),
@@ -103,6 +122,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]]
     "on one device": (on_one_device, (f32(32, 16), f32(16, 16)), ()),
     "branches": (branches, (jax.ShapeDtypeStruct((), jnp.bool_), f32(32, 16), f32(16, 16)), ()),
     "calls": (calls, (f32(32, 16), f32(16, 16)), ()),
+    "shared constants": (shared_constants, (f32(8, 8, 8, 8), f32(8, 8, 8, 8)), ()),
+    "callbacks in loops": (callbacks_in_loops, (f32(16, 32),), ()),
 }
 
 
@@ -121,13 +142,19 @@ def case(name: str, mesh: str, donate: bool = True) -> Case:
 
 
 def made_of(
-    function: Callable[..., Any], args: tuple[Any, ...], donated: tuple[int, ...] = (), *, mesh: str = "one axis", donate: bool = True
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    donated: tuple[int, ...] = (),
+    *,
+    mesh: str = "one axis",
+    donate: bool = True,
+    on: str | sp.Hardware = "h100",
 ) -> Case:
     plan = sp.auto_shard(function, mesh=MESHES[mesh], lowering="jit", donate_argnums=donated if donate else ()).plan(*args)
     alike = tuple((d.input, d.output) for d in plan.donation if d.output is not None)
     program, _, copies = as_xla_inlines(plan.program)
     space = space_of(program, plan.mesh, Annotations((None,) * len(plan.inputs), (None,) * len(plan.outputs), alike))
-    return Case(plan, program, copies, model_of(OpTables(program, Machine(plan.mesh, hardware("h100"))), space))
+    return Case(plan, program, copies, model_of(OpTables(program, Machine(plan.mesh, hardware(on))), space))
 
 
 def drawn(model: Model, choose: random.Random) -> list[int]:
@@ -152,8 +179,8 @@ def finished(case: Case, assignment: Sequence[int]) -> sp.Plan:
     return dataclasses.replace(plan, inputs=inputs, outputs=outputs, search=CHOSEN)
 
 
-def seconds(case: Case, assignment: Sequence[int]) -> float:
-    step = finished(case, assignment).cost_analysis("h100").step_seconds
+def seconds(case: Case, assignment: Sequence[int], on: str | sp.Hardware = "h100") -> float:
+    step = finished(case, assignment).cost_analysis(on).step_seconds
     assert step is not None
     return step.high
 
@@ -169,6 +196,21 @@ def test_an_assignment_costs_what_its_plan_costs(name: str, mesh: str) -> None:
         seen.add(step := seconds(made, assignment))
         assert cost(model.problem, assignment) + model.constant == pytest.approx(step, rel=1e-9)
     assert len(seen) > 1
+
+
+@pytest.mark.slow
+def test_every_primitive_costs_what_its_plan_costs() -> None:
+    """On chips on which a byte of traffic takes as long as many that are sent, and the reverse."""
+    for number, name in enumerate(sorted(GENERATORS)):
+        configuration = configuration_of(name, 0)
+        args = tuple(jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in configuration.arguments)
+        with jax.enable_x64(configuration.x64):
+            made = made_of(functools.partial(configuration.function, unconstrained), args, mesh="two axes", on=SLOW_CHIPS[number % 2])
+            choose = random.Random(name)
+            for _ in range(3):
+                assignment = drawn(made.model, choose)
+                step = seconds(made, assignment, SLOW_CHIPS[number % 2])
+                assert made.model.seconds(assignment) == pytest.approx(step, rel=1e-9), name
 
 
 def switched(at: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
