@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -97,6 +98,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "text in place of a spec": (lambda: plan(in_shardings=(None, "data")), ["'data'", "P("]),
     "result that does not divide": (lambda: plan(fun=lambda p, x: x[:3], out_shardings=P("data")), ["result", "size 3"]),
     "result of another structure": (lambda: plan(out_shardings=(P(), P())), ["out_shardings"]),
+    "several specs for one result": (lambda: plan(out_shardings=(P("data"), None)), ["result", "one array, float32[8,128]", "P(...)"]),
     "no mesh": (lambda: sp.auto_shard(layer).plan(PARAMS, X), ["mesh", "jax.set_mesh"]),
     "mesh of another form": (lambda: plan(mesh=[2, 4]), ["mesh", "list"]),
     "axis of size 0": (lambda: plan(mesh={"data": 0}), ["'data'", "0"]),
@@ -107,6 +109,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], list[str]]] = {
     ),
     "argument that lies elsewhere": (elsewhere, ["in_shardings says P('data'", "jax.device_put"]),
     "argument that is no array": (lambda: plan(PARAMS, "adam"), ["x is a str", "static_argnames"]),
+    "array of a type that JAX lacks": (lambda: plan(PARAMS, np.array(["adam"])), ["x is a numpy array of <U4", "astype"]),
     "function in a tree of arrays": (lambda: plan({**PARAMS, "act": jnp.tanh}, X), ["params['act']", "close over it"]),
     "static argument without a hash": (lambda: plan(PARAMS, [1], static_argnames="x"), ["'x'", "no hash"]),
     "argument that is not there": (lambda: plan(donate_argnums=5), ["5"]),
@@ -124,13 +127,18 @@ MISTAKES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "axis that the plan does not have": (lambda: plan().explain("params['w']", axis="modle"), ["modle", "model"]),
     "hardware that is not known": (lambda: plan().cost_analysis("h1000"), ["h1000", "h100"]),
     "finding that is not known": (lambda: plan().check(ignore="replicated"), ["replicated", "replicated-large"]),
+    "memory that is negative": (lambda: plan().memory_analysis(-1), ["-1 bytes", "16 << 30"]),
+    "compiler that is not known": (lambda: plan().memory_analysis(compiler="gcc"), ["gcc", "liveness"]),
+    "depth that is no number": (lambda: plan().collectives_by_module("all"), ["depth is 'all'", "0, 1, 2"]),  # pyright: ignore[reportArgumentType]
     "file that is no plan": (lambda: sp.Plan.from_json("{}"), ["plan"]),
 }
 WITHOUT_REASON = frozenset({"sharding rule that cannot be read", "sharding rule of other operands"})
 """Errors of texts, which show the line with a caret in place of a reason."""
 
 
-OF_A_PLAN = frozenset(name for name in MISTAKES if name.endswith(("plan does not have", "is not known", "is no plan")))
+OF_A_PLAN = frozenset(
+    name for name in MISTAKES if name.endswith(("plan does not have", "is not known", "is no plan", "is negative", "is no number"))
+)
 """A plan answers without JAX too, whose filter of tracebacks drops our frames elsewhere: here they stand below the user's."""
 
 

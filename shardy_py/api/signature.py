@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from shardy_py.api.errors import ArgumentTypeError, SpecError, StaticArgumentError
 from shardy_py.api.trees import location_of, parameter_names
@@ -236,13 +237,21 @@ def abstract(leaf: Any, path: str, fun: Callable[..., Any], argument: Any, label
     try:
         aval = jax.typeof(leaf)
     except TypeError:
-        raise ArgumentTypeError(
-            f"{path} is a {type(leaf).__name__}, no array",
-            where=f"{path}, argument of {location_of(fun)}",
-            why="arguments that are not static are traced, which takes arrays, numbers and pytrees of them",
-            fix=_without_other_leaves(argument, label, path),
-        ) from None
+        raise _no_array(leaf, path, fun, _without_other_leaves(argument, label, path)) from None
     return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
+
+
+def _no_array(leaf: Any, path: str, fun: Callable[..., Any], fix: str) -> ArgumentTypeError:
+    where = f"{path}, argument of {location_of(fun)}"
+    if isinstance(leaf, np.ndarray):
+        return ArgumentTypeError(
+            f"{path} is a numpy array of {leaf.dtype}, which JAX has no type for",
+            where=where,
+            why="arguments that are not static are traced, which takes arrays of numbers, truth values and PRNG keys",
+            fix="convert it, array.astype(...), or leave it out",
+        )
+    why = "arguments that are not static are traced, which takes arrays, numbers and pytrees of them"
+    return ArgumentTypeError(f"{path} is a {type(leaf).__name__}, no array", where=where, why=why, fix=fix)
 
 
 def configuration() -> tuple[Any, ...]:

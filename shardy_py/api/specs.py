@@ -172,9 +172,10 @@ def _from_partition_spec(spec: PartitionSpec, view: MeshView, rank: int) -> Tens
     entries = spec.partitions
     if len(entries) > rank:
         raise _Wrong(
-            f"{_spec_text(spec)} has {len(entries)} entries for a value of rank {rank}",
+            f"{_spec_text(spec)} has {len(entries)} {'entry' if len(entries) == 1 else 'entries'} for a value of rank {rank}",
             "a spec has at most one entry per dimension",
-            f"drop {len(entries) - rank} of them" + (", or use None to let propagation decide" if rank == 0 else ""),
+            ("drop it" if len(entries) == 1 else f"drop {len(entries) - rank} of them")
+            + (", or use None to let propagation decide" if rank == 0 else ""),
         )
     dims = []
     for entry in (*entries, *(None for _ in range(rank - len(entries)))):
@@ -243,7 +244,7 @@ def _indivisible(d: int, size: int, num_shards: int, dim: DimensionSharding, vie
     return _Wrong(
         f"dimension {d} of size {size} is not divisible by {num_shards}",
         f"it is sharded over {_sizes(dim, view)}, {num_shards} ways",
-        f"the nearest divisible sizes are {nearest(size, num_shards)}"
+        f"the nearest divisible size{' is' if size < num_shards else 's are'} {nearest(size, num_shards)}"
         + (f"; axes that divide {size}: {', '.join(map(repr, fits))}" if fits else ""),
     )
 
@@ -337,7 +338,7 @@ def _no_prefix(specs: object, tree: object, source: str, root: Callable[[str], s
     mine, theirs = one_level(spec), one_level(value)
     fix = "give one spec for the whole subtree, or the same keys as the value has"
     if theirs is None and isinstance(spec, tuple):
-        why = f"the spec is a tuple and the value is a leaf ({type(value).__name__})"
+        why = f"the spec is a tuple and the value is {_array_text(value)}"
         fix = "write P(...) instead of a plain tuple for the sharding of one array"
     elif type(spec) is not type(value):
         why = f"the specs have a {type(spec).__name__} where the value has a {type(value).__name__}"
@@ -353,6 +354,15 @@ def _no_prefix(specs: object, tree: object, source: str, root: Callable[[str], s
         why = "; ".join(parts) or "the two have different structure"
     whole = {"in_shardings": "the arguments", "out_shardings": "the result"}.get(source, root("") or "the value")
     return SpecError(f"{source} is no prefix of {whole}", where=where, why=why, fix=fix)
+
+
+def _array_text(value: object) -> str:
+    """An array by its type, anything else by its class."""
+    try:
+        aval = jax.typeof(value)
+    except TypeError:
+        return f"a single leaf of class {type(value).__name__}"
+    return f"one array, {aval.dtype}[{','.join(map(str, aval.shape))}]"
 
 
 def _first_difference(spec: object, value: object, path: str) -> tuple[str, object, object]:

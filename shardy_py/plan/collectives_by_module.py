@@ -66,8 +66,8 @@ def by_module(collectives: Iterable[Collective], depth: int | None = None) -> Co
     Raises:
         ShardyError: The depth is less than 0.
     """
-    if depth is not None and depth < 0:
-        raise ShardyError(f"depth is {depth}", where="Plan.collectives_by_module", why="it counts levels", fix="0, 1, 2, ... or None")
+    if depth is not None and (not isinstance(depth, int) or depth < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ShardyError(f"depth is {depth!r}", where="Plan.collectives_by_module", why="it counts levels", fix="0, 1, 2, ... or None")
     passes: dict[tuple[str, ...], tuple[list[Collective], list[Collective]]] = {(): ([], [])}
     for collective in collectives:
         path = tuple(collective.module.split("/")) if collective.module else ()

@@ -46,8 +46,8 @@ def plan_text(
 ) -> str:
     """See `Plan.as_text`."""
     for name, number in (("depth", depth), ("limit", limit)):
-        if number is not None and number < 1:
-            raise ShardyError(f"{name} is {number}", where="Plan.as_text", why="it counts lines or levels", fix="at least 1, or None")
+        if number is not None and (not isinstance(number, int) or number < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ShardyError(f"{name} is {number!r}", where="Plan.as_text", why="it counts lines or levels", fix="at least 1, or None")
     axes = sizes_text(plan.mesh.shape)
     shown = Filter(where, plan)
     lines = [f"plan of {plan.name} on mesh {axes}"]

@@ -137,7 +137,12 @@ def _room(which: str | Hardware | int | None) -> tuple[str, int | None]:
         return "", None
     if isinstance(which, int) and not isinstance(which, bool):
         if which <= 0:
-            raise HardwareError(f"memory is {which!r} bytes", why="sizes are positive", fix="pass bytes, such as 16 << 30, or a name")
+            raise HardwareError(
+                f"memory is {which!r} bytes",
+                where="memory_analysis",
+                why="sizes are positive",
+                fix="pass bytes, such as 16 << 30, or a name",
+            )
         return "", which
     machine = hardware(which)  # pyright: ignore[reportArgumentType]  # which raises for anything else
     return machine.name, machine.hbm_bytes

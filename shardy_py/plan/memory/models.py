@@ -99,5 +99,7 @@ def model(name: str) -> MemoryModel:
     """
     match = MODELS.get(name)
     if match is None:
-        raise CompilerError(f"unknown compiler {name!r}", why=f"known are {', '.join(MODELS)}", fix="use one of these names")
+        raise CompilerError(
+            f"unknown compiler {name!r}", where="memory_analysis", why=f"known are {', '.join(MODELS)}", fix="use one of these names"
+        )
     return match
