@@ -68,14 +68,22 @@ class Settings:
     def on(self, view: MeshView, *, runs: bool) -> Settings:
         """The same for the platform of a mesh: one without devices has those of the planner's hardware, or of this machine where it runs.
 
+        Where `in_shardings` are a plan, it has those that the plan is for: else it would have other figures than the plan.
+
         Args:
             view: The mesh.
-            runs: Whether the plan runs here. A plan to look at must not depend on this machine's devices, or on whether they have started.
+            runs: Whether the plan runs here. A plan to look at must not depend on what this machine is, and has started.
         """
-        if self.planner is None or self.options.platform is not None or isinstance(view.user_mesh, Mesh):
+        if self.planner is not None:
+            named = self.planner.machine.platform
+        elif isinstance(self.in_shardings, PlanRecord):
+            named = self.in_shardings.platform
+        else:
+            return self
+        if self.options.platform is not None or isinstance(view.user_mesh, Mesh):
             return self
         here = (view.expected if is_tracing() else view.runnable()) if runs and view.from_mapping else view.user_mesh
-        platform = self.options.platform_of(here) if isinstance(here, Mesh) else self.planner.machine.platform
+        platform = self.options.platform_of(here) if isinstance(here, Mesh) else named
         return replace(self, options=replace(self.options, platform=platform))
 
 

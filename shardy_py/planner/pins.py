@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shardy_py.dialect import TensorSharding
-from shardy_py.ir import Block, Op, Program, Value
-from shardy_py.passes.dataflow import NAMED_COMPUTATION
+from shardy_py.ir import Op, Value
+from shardy_py.passes.import_.constant_or_scalar_splitter import copied_values
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import Constraint
 from shardy_py.plan.values import in_backward_pass, location_of, name_of
@@ -81,7 +81,7 @@ def constraints_of(searcher: Searcher, best: Candidate, seeds: Seeds) -> tuple[C
     """
     program, names = searcher.base.program, searcher.base.names
     variables, places = seeds.variables(), list[Place]()
-    values = _constants(program)
+    values = copied_values(program)  # a pin on one copy says nothing of the others
     for number, variable in enumerate(variables):
         if variable is not None and variable.holder not in values:
             values.add(variable.holder)
@@ -110,25 +110,6 @@ def _place(number: int, variable: Variable, searcher: Searcher) -> Place:
     kind = searcher.space.classes.get(searcher.copies.get(holder, holder), (-1 - number,))
     in_source = bool(location_of(program, variable.op)) and not variable.is_unnamed and not in_backward_pass(program, variable.op)
     return Place(number, sharding.closed_like(), kind, in_source)
-
-
-def _constants(program: Program) -> set[Value]:
-    """The values that every reader has a copy of its own of: what is computed from constants and scalars alone."""
-    constants: set[Value] = set()
-
-    def read(block: Block) -> None:
-        for op in block.ops:
-            is_constant = all(operand in constants or not operand.type.rank for operand in op.operands)
-            if op.name == NAMED_COMPUTATION:
-                (body,) = op.regions
-                constants.update(argument for argument, operand in zip(body.arguments, op.operands) if operand in constants)
-            for region in op.regions:
-                read(region)
-            if is_constant and (not op.regions or op.name == NAMED_COMPUTATION):
-                constants.update(op.results)
-
-    read(program.main.body)
-    return constants
 
 
 @dataclass(frozen=True, eq=False)

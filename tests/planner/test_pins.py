@@ -37,6 +37,12 @@ def counted(x: jax.Array, w: jax.Array) -> Any:
     return lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, jnp.tanh(c[1] @ w)), (0, x))
 
 
+def noise() -> jax.Array:
+    """Of constants alone, and yet no constant expression: its values are not copied for each reader."""
+    x = jax.random.normal(jax.random.key(1), (4096, 4096))
+    return x @ x.T
+
+
 WEIGHTS = {"in": f32(2048, 8192), "bias": f32(8192), "out": f32(8192, 2048)}
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]] = {
     "training step": (mlp, (WEIGHTS, WEIGHTS, f32(4096, 2048)), (0, 1)),
@@ -45,6 +51,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]]
     "while": (counted, (f32(8192, 4096), f32(4096, 4096)), ()),
     "tied table": (tied, (f32(65536, 512), jax.ShapeDtypeStruct((16, 512), jnp.int32)), (0,)),
     "indexing": (indexing, (f32(65536, 512), jax.ShapeDtypeStruct((512,), jnp.int32), f32(512, 512)), ()),
+    "noise": (noise, (), ()),
 }
 
 
@@ -96,6 +103,7 @@ def test_the_constraints_of_a_stored_plan_give_it_back(name: str, planned: Calla
     again = this.over(stored)
     assert again.input_shardings == this.plan.input_shardings
     assert again.output_shardings == this.plan.output_shardings
+    assert again.platform == this.plan.platform == "cuda"
     assert seconds(again) <= seconds(this.plan) * 1.002
     assert again.memory_analysis("h100").peak_memory_in_bytes <= (search.budget_bytes or 0)
 

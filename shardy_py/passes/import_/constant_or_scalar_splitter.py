@@ -75,6 +75,33 @@ class ConstantOrScalarSplitter(Pass):
             splitter.split(function.body)
 
 
+def copied_values(program: Program) -> set[Value]:
+    """The values of which each user has, or would get, a copy of its own: constant expressions, and broadcasts of scalars.
+
+    Args:
+        program: The program, whether it is split yet or not.
+    """
+    splitter = _Splitter(program, in_order=True)
+    expressions, broadcasts = set[Value](), set[Value]()
+
+    def read(block: Block) -> None:
+        for op in block.ops:
+            kind = _KINDS.get(op.name)
+            if op.name == NAMED_COMPUTATION:
+                (body,) = op.regions
+                expressions.update(argument for argument, operand in zip(body.arguments, op.operands) if operand in expressions)
+            for region in op.regions:
+                read(region)
+            if kind is not None and all(operand in expressions for operand in op.operands):
+                if kind <= _BROADCAST or splitter.is_preserving(op):
+                    expressions.update(op.results)
+            elif kind == _BROADCAST and not op.operands[0].type.rank:
+                broadcasts.update(op.results)
+
+    read(program.main.body)
+    return expressions | broadcasts
+
+
 class _Splitter:
     def __init__(self, program: Program, in_order: bool) -> None:
         self.program = program
