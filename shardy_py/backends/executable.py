@@ -9,7 +9,7 @@ from keyword import iskeyword
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import treedef_tuple
 
 from shardy_py.backends.leaf_order import ByLeaf, BySlot, Outputs, Rearranged
@@ -88,7 +88,8 @@ def executable(
     """
     run: Callable[..., Any] = replay
     if explicit:
-        run = jax.sharding.auto_axes(replay, axes=mesh.axis_names, out_sharding=list(out_shardings))
+        axes = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit)
+        run = jax.sharding.auto_axes(replay, axes=axes, out_sharding=[_over(axes, sharding) for sharding in out_shardings])
     by_leaf = arrangement.leaves is not None
     inputs = (
         BySlot(signature.outlines, static_slots, SignatureChanged)
@@ -126,3 +127,9 @@ def executable(
         **keywords,
     )
     return Rearranged(jitted, inputs, outputs, signature.in_tree)
+
+
+def _over(axes: Sequence[str], sharding: NamedSharding) -> NamedSharding:
+    """The part of a sharding that types say on a mesh of which only these axes are Explicit."""
+    entries = [entry if isinstance(entry, tuple) else () if entry is None else (entry,) for entry in sharding.spec]
+    return NamedSharding(sharding.mesh, PartitionSpec(*[tuple(name for name in entry if name in axes) or None for entry in entries]))

@@ -168,6 +168,8 @@ class Copier:
 
         def copied(number: int, body: Jaxpr) -> Jaxpr:
             copy = children[index, number] = self.copy(body, pins.children.get((index, number), Pins()), scopes[number])
+            if eqn.primitive.name == "cond" and len(eqn.outvars) == 1 and _ends_in_constraint(copy.jaxpr, 0):
+                copy.jaxpr = _behind_barrier(copy.jaxpr)
             return copy.jaxpr
 
         return with_bodies(eqn, copied)
@@ -187,6 +189,26 @@ class Copier:
         copies, results = inlined(traced.jaxpr, operands, lambda _: eqn.source_info)
         eqns += copies
         renamed.update(zip(eqn.outvars, results))
+
+
+def _ends_in_constraint(jaxpr: Jaxpr, number: int) -> bool:
+    """Whether a result is a constrained value, also where a call returns it."""
+    result = jaxpr.outvars[number]
+    for eqn in reversed(jaxpr.eqns):
+        at = next((i for i, v in enumerate(eqn.outvars) if v is result), None)
+        if at is not None:
+            calls = [body for _, _, body in bodies(eqn)] if eqn.primitive.name in CALLS else []
+            return eqn.primitive is lax.sharding_constraint_p or any(_ends_in_constraint(open_jaxpr(body), at) for body in calls)
+    return False
+
+
+def _behind_barrier(branch: Jaxpr) -> Jaxpr:
+    """A branch with its only result behind a barrier: XLA refuses a conditional whose branches end in different constraints."""
+    (result,) = branch.outvars
+    hidden, last = Var(result.aval), branch.eqns[-1]
+    source = {"source_info": last.source_info, "ctx": last.ctx}
+    barrier = new_jaxpr_eqn([result], [hidden], lax.optimization_barrier_p, {}, no_effects, **source)
+    return branch.replace(eqns=[*branch.eqns, barrier], outvars=[hidden])
 
 
 def constraint_params(named: NamedSharding) -> dict[str, Any]:

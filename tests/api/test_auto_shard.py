@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import pickle
 from typing import Any
 
@@ -84,6 +85,18 @@ def test_runs_on_an_explicit_mesh(auto_shard, explicit, context):
         np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(step(params, jax.device_put(x, NamedSharding(explicit, P("data")))), want, rtol=1e-4, atol=1e-4)
     assert step.plan_count == 1
+
+
+def test_runs_on_a_mesh_of_which_one_axis_is_explicit(auto_shard, explicit):
+    params, x = arguments()
+    want = mlp(params, x)
+    for kinds in itertools.permutations((AxisType.Explicit, AxisType.Auto)):
+        mixed = explicit.update(axis_types=kinds)
+        step = auto_shard(mlp, mesh=mixed, in_shardings=SPECS)
+        for batch in (x, jax.device_put(x, NamedSharding(mixed, P("data")))):
+            np.testing.assert_allclose(step(params, batch), want, rtol=1e-4, atol=1e-4)
+        with jax.set_mesh(mixed):
+            np.testing.assert_allclose(jax.jit(step)(params, x), want, rtol=1e-4, atol=1e-4)
 
 
 def test_bare_decorator_takes_the_mesh_of_the_context(auto_shard, auto):

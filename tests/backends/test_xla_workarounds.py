@@ -96,6 +96,21 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_branches_that_end_in_different_constraints(lowering, sign, mesh):
+    def constrained(x, spec):
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    def fun(x):
+        return lax.cond(x[0, 0] > 0, lambda x: constrained(x, P("x")), jax.jit(lambda x: constrained(-x, P(None, "y"))), x)
+
+    x = sign * np.abs(random(8, 8))
+    step = sp.auto_shard(fun, mesh=mesh, in_shardings=P("x"), lowering=lowering)
+    np.testing.assert_array_equal(step(x), np.abs(x))
+    np.testing.assert_array_equal(jax.grad(lambda x: step(x).sum())(x), np.sign(x))
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_jit_is_wrong_and_ours_is_right(case, mesh):
     f, args, spec, out = WRONG[case]
