@@ -78,12 +78,12 @@ def companion_sharding(shape: Sequence[int], parameter: Sequence[int], sharding:
         if tuple(shape[extra:]) != tuple(parameter):
             return None
         return sharding.with_dims((*(DimensionSharding(),) * extra, *sharding.dims))
-    kept = {
+    candidates = {
         tuple(sharding.dims[d] for d in dims)
         for dims in itertools.combinations(range(len(parameter)), len(shape))
         if tuple(parameter[d] for d in dims) == tuple(shape)
     }
-    if len(kept) != 1:
+    if len(candidates) != 1:
         return None
-    (dims,) = kept
+    (dims,) = candidates
     return sharding.with_dims(dims) if all(size % dim.shards(mesh) == 0 for size, dim in zip(shape, dims, strict=True)) else None

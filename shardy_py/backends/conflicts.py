@@ -60,7 +60,7 @@ def _pin(
                 if all(shape := _shape(v)) and shape:
                     sharding = scope.env[v].sharding
                     if sharding is None or not sharding.mesh_in(meshes).is_maximal:
-                        pins.variables[v] = wanted(scope, v)
+                        pins.variables[v] = pinned_sharding(scope, v)
         if eqn.primitive.name in ENTERED:
             for k, inner in enumerate(scopes_of(scope, index, bodies(eqn))):
                 if inner is not None:
@@ -90,8 +90,8 @@ def only_results(eqn: JaxprEqn, body: Jaxpr) -> frozenset[Var]:
     return frozenset(v for v in body.outvars if isinstance(v, Var))
 
 
-def wanted(scope: Scope, v: Var) -> TensorSharding:
-    """The sharding that a variable is constrained to."""
+def pinned_sharding(scope: Scope, v: Var) -> TensorSharding:
+    """The sharding that a pinned variable is constrained to."""
     sharding = scope.env[v].sharding
     rank = len(_shape(v))
     return TensorSharding.closed("mesh", rank) if sharding is None else sharding.with_dims(sharding.dims[:rank])

@@ -75,13 +75,13 @@ class Guard:
     def explain(self, leaves: Sequence[Any], donated: Sequence[bool], paths: Sequence[str], errors: Errors) -> None:
         """Raises for a bad leaf; returns where there is none after all."""
         seen: dict[int, tuple[str, bool]] = {}
-        for leaf, gone, path in zip(leaves, donated, paths, strict=True):
+        for leaf, is_donated, path in zip(leaves, donated, paths, strict=True):
             if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
                 continue
             if leaf.is_deleted():
                 raise errors.deleted(path, leaf)
-            first, before = seen.setdefault(id(leaf), (path, gone))
-            if first != path and (gone or before):
+            first, was_donated = seen.setdefault(id(leaf), (path, is_donated))
+            if first != path and (is_donated or was_donated):
                 raise errors.twice(path, first, leaf)
 
     def look_at_memory(self, leaves: Sequence[Any], donated: Sequence[bool], paths: Sequence[str], errors: Errors) -> None:
@@ -90,10 +90,10 @@ class Guard:
         It takes tens of microseconds per array, so it is for first calls, and those after one that did not pass.
         """
         seen: dict[tuple[Any, int], tuple[str, bool]] = {}
-        for leaf, gone, path in zip(leaves, donated, paths, strict=True):
+        for leaf, is_donated, path in zip(leaves, donated, paths, strict=True):
             for place in _places(leaf):
-                first, before = seen.setdefault(place, (path, gone))
-                if first != path and (gone or before):
+                first, was_donated = seen.setdefault(place, (path, is_donated))
+                if first != path and (is_donated or was_donated):
                     self.apart = False
                     raise errors.twice(path, first, leaf, same=False)
         self.apart = True

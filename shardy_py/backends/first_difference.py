@@ -80,7 +80,7 @@ class FirstDifference:
 
 def observed_bytes(flat: Flat) -> int:
     """Bytes of all intermediates together."""
-    return sum(_bytes(v) for i in flat.live() for v in flat.jaxpr.eqns[i].outvars if _is_seen(v))
+    return sum(_bytes(v) for i in flat.live() for v in flat.jaxpr.eqns[i].outvars if _is_observable(v))
 
 
 def tolerances(flat: Flat) -> list[float]:
@@ -120,15 +120,15 @@ class Search:
     def first_apart(self, flat: Flat, inputs: Sequence[Any]) -> FirstDifference | None:
         """The first op whose result differs from that of the unsharded run, whatever its operands were."""
         for portion in _portions(flat):
-            seen = _variables(flat, portion)
-            got = self._values(flat, seen, inputs)[1]
-            want = self.reference.of(flat.giving(seen))(inputs)[len(flat.jaxpr.outvars) :]
-            expected = {v: fetch(x) for v, x in zip(seen, want)}
+            observed = _variables(flat, portion)
+            actual = self._values(flat, observed, inputs)[1]
+            want = self.reference.of(flat.giving(observed))(inputs)[len(flat.jaxpr.outvars) :]
+            expected = {v: fetch(x) for v, x in zip(observed, want)}
             for i in portion:
                 eqn = flat.jaxpr.eqns[i]
                 for v in eqn.outvars:
                     if v in expected:
-                        comparison = compare(str(i), expected[v], got[v], rtol=self._rtol(eqn))
+                        comparison = compare(str(i), expected[v], actual[v], rtol=self._rtol(eqn))
                         if not comparison.agrees:
                             return _described(flat, eqn, i, v, comparison, (), alone=False)
         return None
@@ -144,13 +144,13 @@ class Search:
                 return difference, outs
         return None, outs
 
-    def _values(self, flat: Flat, seen: Sequence[Var], inputs: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
-        key = (id(flat.scope), tuple(seen))
+    def _values(self, flat: Flat, observed: Sequence[Var], inputs: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
+        key = (id(flat.scope), tuple(observed))
         if key not in self._compiled:
-            self._compiled[key] = flat, self.run(flat, seen)
+            self._compiled[key] = flat, self.run(flat, observed)
         results = [fetched_or_error(x) for x in self._compiled[key][1](inputs)]
         count = len(flat.jaxpr.outvars)
-        return results[:count], dict(zip(seen, results[count:]))
+        return results[:count], dict(zip(observed, results[count:]))
 
     def _wrong(self, flat: Flat, portion: Sequence[int], values: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
         judged = [i for i in portion if not flat.jaxpr.eqns[i].effects and flat.jaxpr.eqns[i].primitive.name not in LEFT_OUT]
@@ -172,12 +172,12 @@ class Search:
         self, eqn: JaxprEqn, alone: Any, operands: list[Any], expected: list[Any], values: dict[Any, Any]
     ) -> tuple[Var, Comparison] | None:
         rtol = self._rtol(eqn)
-        seen = [(n, v, values[v]) for n, v in enumerate(eqn.outvars) if v in values]
-        if all(compare("", expected[n], got, rtol=rtol).agrees for n, _, got in seen):
+        observed = [(n, v, values[v]) for n, v in enumerate(eqn.outvars) if v in values]
+        if all(compare("", expected[n], actual, rtol=rtol).agrees for n, _, actual in observed):
             return None
         allowed = self._allowances(eqn, alone, operands, expected, rtol)
-        for n, v, got in seen:
-            comparison = compare(f"result {n}", expected[n], got, rtol=rtol, allowance=allowed[n])
+        for n, v, actual in observed:
+            comparison = compare(f"result {n}", expected[n], actual, rtol=rtol, allowance=allowed[n])
             if not comparison.agrees:
                 return v, comparison
         return None
@@ -252,7 +252,7 @@ def _is_exact(x: Any) -> bool:
     return isinstance(x, jax.Array) or tolerance_of(x.dtype) == 0.0
 
 
-def _is_seen(v: Any) -> bool:
+def _is_observable(v: Any) -> bool:
     return hasattr(v.aval, "dtype") and hasattr(v.aval, "shape") and 0 not in v.aval.shape
 
 
@@ -271,7 +271,7 @@ def _portions(flat: Flat) -> Iterator[list[int]]:
     portion: list[int] = []
     size = 0
     for i in flat.live():
-        own = sum(_bytes(v) for v in flat.jaxpr.eqns[i].outvars if _is_seen(v))
+        own = sum(_bytes(v) for v in flat.jaxpr.eqns[i].outvars if _is_observable(v))
         if portion and size + own > PORTION:
             yield portion
             portion, size = [], 0
@@ -286,12 +286,12 @@ def _variables(flat: Flat, portion: Sequence[int]) -> list[Var]:
     arguments = {*flat.jaxpr.invars, *flat.jaxpr.constvars}
     used = {v for eqn in flat.jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
     used.update(v for v in flat.jaxpr.outvars if not isinstance(v, Literal))
-    seen: dict[Any, None] = {}
+    observed: dict[Any, None] = {}
     for i in portion:
         eqn = flat.jaxpr.eqns[i]
-        seen.update(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal) and v not in arguments))
-        seen.update(dict.fromkeys(v for v in eqn.outvars if v in used and _is_seen(v)))
-    return list(seen)
+        observed.update(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal) and v not in arguments))
+        observed.update(dict.fromkeys(v for v in eqn.outvars if v in used and _is_observable(v)))
+    return list(observed)
 
 
 def _described(
@@ -315,8 +315,8 @@ Steps = Iterator[Any]
 
 
 def _cond(reference: Reference, eqn: JaxprEqn, values: list[Any]) -> Any:
-    taken = min(max(int(values[0]), 0), len(eqn.params["branches"]) - 1)
-    yield "branches", taken, eqn.params["branches"][taken], values[1:], f"branch {taken}"
+    branch = min(max(int(values[0]), 0), len(eqn.params["branches"]) - 1)
+    yield "branches", branch, eqn.params["branches"][branch], values[1:], f"branch {branch}"
 
 
 def _scan(reference: Reference, eqn: JaxprEqn, values: list[Any]) -> Any:

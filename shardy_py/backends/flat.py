@@ -108,11 +108,11 @@ class _Row:
         for index, eqn in enumerate(jaxpr.eqns):
             place = locate(eqn.source_info)
             line = location if place is None else f"{place.file}:{place.line}"
-            taken = [use(v) for v in eqn.invars]
+            invars = [use(v) for v in eqn.invars]
             body = _callee(eqn, scope, index)
             if body is not None:
                 inner, values, child = body
-                now.update(zip(eqn.outvars, self.walk(inner, values, taken, child, line)))
+                now.update(zip(eqn.outvars, self.walk(inner, values, invars, child, line)))
                 continue
             outs = [Var(v.aval) for v in eqn.outvars]
             for v, copy in zip(eqn.outvars, outs):
@@ -120,7 +120,7 @@ class _Row:
                 self._plan(copy, v, scope)
             if index in scope.children:
                 self.children[len(self.eqns)] = scope.children[index]
-            self.eqns.append(eqn.replace(invars=taken, outvars=outs))
+            self.eqns.append(eqn.replace(invars=invars, outvars=outs))
             self.locations.append(line)
         return [use(v) for v in jaxpr.outvars]
 
@@ -135,8 +135,8 @@ def _callee(eqn: JaxprEqn, scope: Scope, index: int) -> tuple[Jaxpr, Sequence[An
     if eqn.primitive.name not in CALLS:
         return None
     inner_bodies, children = bodies(eqn), scope.children.get(index, ())
-    stated_shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    if len(inner_bodies) != 1 or len(children) != 1 or any(isinstance(s, jax.sharding.Sharding) for s in stated_shardings):
+    call_shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    if len(inner_bodies) != 1 or len(children) != 1 or any(isinstance(s, jax.sharding.Sharding) for s in call_shardings):
         return None
     body = inner_bodies[0][2]
     inner = open_jaxpr(body)

@@ -33,7 +33,7 @@ def provide() -> None:
     """
     if os.environ.get(SWITCH, "1") == "0":
         return
-    devices = _devices_asked_for()
+    devices = _requested_devices()
     if devices > 1 and not any(os.environ.get(name) for name in _NAMES) and too_few(devices) and not _started():
         os.environ[_NAMES[0]] = str(max(64, 4 * devices))
 
@@ -60,7 +60,7 @@ def _threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _devices_asked_for() -> int:
+def _requested_devices() -> int:
     """As JAX reads it: its own setting, else the flag of XLA."""
     jax = sys.modules.get("jax")
     configured = getattr(getattr(jax, "config", None), "jax_num_cpu_devices", None)

@@ -18,7 +18,7 @@ from absl import logging
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.sharding import AbstractMesh
 
-from shardy_py.backends.conflicts import only_results, pin_conflicts, pin_mispartitioned, wanted
+from shardy_py.backends.conflicts import only_results, pin_conflicts, pin_mispartitioned, pinned_sharding
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.partitioned_call import Partition
 from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, Replacement, constraint_params, scopes_of
@@ -145,7 +145,7 @@ def _pin_differences(
     for members in {id(members): members for members in regions.values()}.values():
         differs = True
         for v in members[:per_region]:
-            pins.variables[v] = wanted(plan, v)
+            pins.variables[v] = pinned_sharding(plan, v)
     return differs
 
 
@@ -181,10 +181,10 @@ def _differs(v: Any, plan: Scope, run: Scope, pins: Pins) -> bool:
     ran = run.env.get(v)
     if ran is None or not planned.uses or not ran.uses:
         return False
-    wanted, has = planned.sharding, ran.sharding
-    if wanted is has or wanted is None:
-        return wanted is None and has is not None and not has.is_fully_replicated
-    return not wanted.is_equivalent(has)
+    target, actual = planned.sharding, ran.sharding
+    if target is actual or target is None:
+        return target is None and actual is not None and not actual.is_fully_replicated
+    return not target.is_equivalent(actual)
 
 
 def _annotation(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh, annotations: Mapping[str, _Annotation]) -> Replacement | None:

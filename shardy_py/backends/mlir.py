@@ -115,8 +115,8 @@ class _Writer:
                 function.result_types, function.result_shardings, function.result_attributes, strict=True
             )
         ]
-        said = function.visibility != "public" or "sym_visibility" in function.attributes
-        visibility = f"{function.visibility} " if said else ""
+        shows_visibility = function.visibility != "public" or "sym_visibility" in function.attributes
+        visibility = f"{function.visibility} " if shows_visibility else ""
         head = f"func.func {visibility}{_symbol(function.name)}({', '.join(inputs)})"
         if results:
             head += f" -> ({', '.join(results)})"
@@ -181,16 +181,16 @@ class _Writer:
     def annotate(self, op: Op, entries: list[str]) -> None:
         """Adds the shardings of the results; those that are missing beside others are open."""
         shardings = tuple([result.sharding for result in op.results])
-        stated = next((sharding for sharding in shardings if sharding is not None), None)
-        if stated is None:
+        first = next((sharding for sharding in shardings if sharding is not None), None)
+        if first is None:
             return
         own = SHARDING_ATTRIBUTE.get(op.name)
         if own is not None:
-            entries.append(f"{own} = {stated}")
+            entries.append(f"{own} = {first}")
             return
         text = self.shardings.get(shardings)
         if text is None:
-            text = _per_value([TensorSharding.open(stated.mesh, v.type.rank) if s is None else s for v, s in zip(op.results, shardings)])
+            text = _per_value([TensorSharding.open(first.mesh, v.type.rank) if s is None else s for v, s in zip(op.results, shardings)])
             if None not in shardings:
                 self.shardings[shardings] = text
         entries.append(f"{_SHARDING} = {text}")

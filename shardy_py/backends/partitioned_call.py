@@ -328,10 +328,10 @@ def _partial_eval(
     early_seeds = _where(in_seeds, unknown, False)
     out_early = _where(out_seeds, late, False)
     first, places = _without_repeats(first, len(out_early))
-    kept = len(first.out_avals)
-    result_seeds = (*out_early, *(None for _ in range(kept - len(out_early))))
+    count = len(first.out_avals)
+    result_seeds = (*out_early, *(None for _ in range(count - len(out_early))))
     args, params = _call(early_args, first, early_seeds, result_seeds, rest)
-    computed = partitioned_call_p.bind(*args, **params) if kept or first.effects else []
+    computed = partitioned_call_p.bind(*args, **params) if count or first.effects else []
     _, result_seeds = _planned(params["jaxpr"], partition, params["in_seeds"], params["out_seeds"])
     results, seeds = [computed[p] for p in places], [result_seeds[p] for p in places]
     residuals, residual_seeds = iter(results[len(out_early) :]), iter(seeds[len(out_early) :])
@@ -352,17 +352,17 @@ def _partial_eval(
 @with_jaxpr
 def _without_repeats(jaxpr: ClosedJaxpr, results: int) -> tuple[ClosedJaxpr, tuple[int, ...]]:
     """The jaxpr without residuals that are results or other residuals as well, and the place of each; residuals follow the results."""
-    kept = list(jaxpr.jaxpr.outvars[:results])
-    place_of = {v: i for i, v in enumerate(kept) if not isinstance(v, Literal)}
+    distinct = list(jaxpr.jaxpr.outvars[:results])
+    place_of = {v: i for i, v in enumerate(distinct) if not isinstance(v, Literal)}
     places = list(range(results))
     for v in jaxpr.jaxpr.outvars[results:]:
-        place = len(kept) if isinstance(v, Literal) else place_of.setdefault(v, len(kept))
-        kept += [v] if place == len(kept) else []
+        place = len(distinct) if isinstance(v, Literal) else place_of.setdefault(v, len(distinct))
+        distinct += [v] if place == len(distinct) else []
         places.append(place)
-    if len(kept) == len(places):
+    if len(distinct) == len(places):
         return jaxpr, tuple(places)
     info = jaxpr.jaxpr.debug_info.with_unknown_names()
-    return ClosedJaxpr(jaxpr.jaxpr.replace(outvars=kept, debug_info=info), jaxpr.consts), tuple(places)
+    return ClosedJaxpr(jaxpr.jaxpr.replace(outvars=distinct, debug_info=info), jaxpr.consts), tuple(places)
 
 
 partial_eval.custom_partial_eval_rules[partitioned_call_p] = _partial_eval
@@ -371,8 +371,8 @@ partial_eval.custom_partial_eval_rules[partitioned_call_p] = _partial_eval
 def _divide(
     unknown_in: Sequence[bool],
     used_late: Sequence[bool],
-    known_out: Sequence[bool],
-    made_late: Sequence[bool],
+    known_results: Sequence[bool],
+    late_results: Sequence[bool],
     residuals: int,
     residuals_in: int,
     early: dict[str, Any],
@@ -380,12 +380,12 @@ def _divide(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters for the two calls into which `jax.checkpoint` divides one: what it saves, and what it computes again."""
     in_seeds, out_seeds = early["in_seeds"], early["out_seeds"]
-    early = dict(early, in_seeds=_where(in_seeds, unknown_in, False), out_seeds=_where(out_seeds, known_out) + (None,) * residuals)
+    early = dict(early, in_seeds=_where(in_seeds, unknown_in, False), out_seeds=_where(out_seeds, known_results) + (None,) * residuals)
     saved: Seeds = (None,) * residuals_in
     if residuals == residuals_in:
         _, planned = _planned(early["jaxpr"], early["partition"], early["in_seeds"], early["out_seeds"])
         saved = planned[len(planned) - residuals :]
-    return early, dict(late, in_seeds=(*saved, *_where(in_seeds, used_late)), out_seeds=_where(out_seeds, made_late))
+    return early, dict(late, in_seeds=(*saved, *_where(in_seeds, used_late)), out_seeds=_where(out_seeds, late_results))
 
 
 partial_eval.partial_eval_jaxpr_custom_rules[partitioned_call_p] = checkpoint_rule(_divide)
@@ -397,8 +397,8 @@ def _transpose(cotangents: Sequence[Any], *args: Any, jaxpr: ClosedJaxpr, in_see
     derived, has_cotangent = transpose_jaxpr(jaxpr, linear, nonzero)
     seeds = (*_where(in_seeds, linear, False), *_where(out_seeds, nonzero))
     operands = [*_where(args, linear, False), *_where(cotangents, nonzero)]
-    wanted = _where(_where(in_seeds, linear), has_cotangent)
-    results = iter(_bind(operands, derived, seeds, wanted, **rest) if any(has_cotangent) or derived.effects else [])
+    cotangent_seeds = _where(_where(in_seeds, linear), has_cotangent)
+    results = iter(_bind(operands, derived, seeds, cotangent_seeds, **rest) if any(has_cotangent) or derived.effects else [])
     is_result = iter(has_cotangent)
     return [
         None if not is_linear else next(results) if next(is_result) else ad.Zero(aval.to_ct_aval())
@@ -504,5 +504,5 @@ def _leave_out(used: list[bool], *rest: Any) -> tuple[list[bool], JaxprEqn | Non
 partial_eval.dce_rules[partitioned_call_p] = _leave_out
 
 
-def _where(values: Iterable[Any], flags: Iterable[bool], wanted: bool = True) -> tuple[Any, ...]:
-    return tuple(value for value, flag in zip(values, flags) if bool(flag) is wanted)
+def _where(values: Iterable[Any], flags: Iterable[bool], keep: bool = True) -> tuple[Any, ...]:
+    return tuple(value for value, flag in zip(values, flags) if bool(flag) is keep)

@@ -127,18 +127,18 @@ class Copier:
 
         def pin(variables: Sequence[Any], like: JaxprEqn) -> None:
             for v in variables:
-                wanted = pins.variables.get(v)
-                if wanted is not None:
+                sharding = pins.variables.get(v)
+                if sharding is not None:
                     constrained = Var(v.aval)
-                    eqns.append(self.constraint(renamed.get(v, v), constrained, wanted, like))
+                    eqns.append(self.constraint(renamed.get(v, v), constrained, sharding, like))
                     renamed[v] = constrained
 
         def operand(v: Any, index: int, number: int, like: JaxprEqn | None) -> Any:
-            wanted = pins.operands.get((index, number))
-            if wanted is None or like is None or isinstance(v, Literal):
+            sharding = pins.operands.get((index, number))
+            if sharding is None or like is None or isinstance(v, Literal):
                 return use(v)
             constrained = Var(v.aval)
-            eqns.append(self.constraint(use(v), constrained, wanted, like))
+            eqns.append(self.constraint(use(v), constrained, sharding, like))
             renamed[v] = constrained
             return constrained
 

@@ -174,22 +174,24 @@ def lay_out(axes: Mapping[str, int], hardware: Joined, user_links: Mapping[str, 
     levels: dict[str, list[Level]] = {axis: [] for axis in axes}
     free = hardware.fabric.reach
     for axis, size in reversed(list(axes.items())):
-        stated = user_links.get(axis)
+        user_choice = user_links.get(axis)
         if size == 1:
             continue
-        if isinstance(stated, Links):
-            if stated.dims and math.prod(stated.dims) != size:
-                raise LinkError(f"dims {stated.dims} have {math.prod(stated.dims)} devices, the axis {size}", where=f"links[{axis!r}]")
-            levels[axis].append(Level(stated, size))
+        if isinstance(user_choice, Links):
+            if user_choice.dims and math.prod(user_choice.dims) != size:
+                raise LinkError(
+                    f"dims {user_choice.dims} have {math.prod(user_choice.dims)} devices, the axis {size}", where=f"links[{axis!r}]"
+                )
+            levels[axis].append(Level(user_choice, size))
             continue
-        if stated is not None and stated not in (*FAST, *SLOW):
+        if user_choice is not None and user_choice not in (*FAST, *SLOW):
             raise LinkError(
-                f"unknown links {stated!r}",
+                f"unknown links {user_choice!r}",
                 where=f"links[{axis!r}]",
                 why=f"known are {', '.join(map(repr, (*FAST, *SLOW)))}",
                 fix="use one of these, or a shardy_py.Links",
             )
-        inside = size if stated in FAST else 1 if stated in SLOW else math.gcd(size, free) if free < size else size
+        inside = size if user_choice in FAST else 1 if user_choice in SLOW else math.gcd(size, free) if free < size else size
         free = max(1, free // inside)
         if inside > 1:
             fast[axis] = inside
@@ -242,16 +244,16 @@ def levels_of(axes: Sequence[tuple[str, int]], layout: AxisLinks, sizes: Mapping
         sizes: Sizes of the axes.
     """
     levels: list[Level] = []
-    for axis, taken in axes:
-        if taken == sizes.get(axis):
+    for axis, count in axes:
+        if count == sizes.get(axis):
             levels += layout[axis]
             continue
-        left = taken
+        remaining = count
         for level in layout.get(axis, ()):
-            inside = math.gcd(left, level.size)
+            inside = math.gcd(remaining, level.size)
             if inside > 1:
                 levels.append(Level(_part(level.links, level.size, inside), inside))
-            left //= inside
+            remaining //= inside
     return tuple(levels)
 
 

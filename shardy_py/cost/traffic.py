@@ -66,12 +66,12 @@ class Access(NamedTuple):
     Attributes:
         number: Index of the operand, or, counted on behind these, of the result.
         times: Number of times that its piece is read or written.
-        taken: Index of the result whose piece bounds the elements read, as of slices.
+        bound_by: Index of the result whose piece bounds the elements read, as in slices.
     """
 
     number: int
     times: int = 1
-    taken: int | None = None
+    bound_by: int | None = None
 
 
 def traffic(accesses: Iterable[Access], size: Callable[[int], int]) -> int:
@@ -84,8 +84,8 @@ def traffic(accesses: Iterable[Access], size: Callable[[int], int]) -> int:
     accessed = 0
     for access in accesses:
         piece = size(access.number)
-        if access.taken is not None:
-            piece = piece - larger(0, piece - size(access.taken))
+        if access.bound_by is not None:
+            piece = piece - larger(0, piece - size(access.bound_by))
         accessed = accessed + access.times * piece
     return accessed
 
@@ -149,11 +149,11 @@ class Fusion:
         numbers: dict[Value, int] = {}
         for i, operand in enumerate(op.operands):
             numbers.setdefault(self.origin(operand), i)
-        taken = count if name in _SLICES else None
+        bound_by = count if name in _SLICES else None
         reads: list[Access] = []
         for origin, i in numbers.items():
             if self.in_memory(origin):
-                reads.append(Access(i, taken=None if i else taken))
+                reads.append(Access(i, bound_by=None if i else bound_by))
             elif origin.defining_op is not None and origin.defining_op.name == "stablehlo.iota" and name not in FUSED | _READS_FUSED:
                 reads.append(Access(i, 2))  # made for this op, in the layout that it reads
         return (*reads, *(Access(i) for i, result in enumerate(op.results, count) if self.in_memory(result)))

@@ -486,8 +486,8 @@ def lowering_function(primitive: Any, params: Mapping[str, Any], platform: str) 
     if not {"fun", "multiple_results"} <= cells.keys():
         return None, False
     function = functools.partial(cells["fun"].cell_contents, **params)
-    called = not all(e.inline for e in (own, common) if e is not None)
-    return (function if cells["multiple_results"].cell_contents else _single(function)), called
+    has_own_function = not all(e.inline for e in (own, common) if e is not None)
+    return (function if cells["multiple_results"].cell_contents else _single(function)), has_own_function
 
 
 def _single(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -235,7 +235,7 @@ class EquationImporter(Importer):
         return results
 
     def _expanded_at(self, expansion: Expansion, arguments: Sequence[Value], eqn: JaxprEqn, block: Block) -> list[Value]:
-        if not expansion.called:
+        if not expansion.has_own_function:
             return self.body(expansion.jaxpr, arguments, block)[0]
         name = eqn.primitive.name
         body = Block([v.type for v in arguments])

@@ -24,12 +24,12 @@ class Expansion(NamedTuple):
 
     Attributes:
         jaxpr: The jaxpr.
-        called: Whether JAX puts it into a function of its own, named after the primitive.
+        has_own_function: Whether JAX puts it into a function of its own, named after the primitive.
         key: Equal for equations that share the function.
     """
 
     jaxpr: ClosedJaxpr
-    called: bool
+    has_own_function: bool
     key: Hashable
 
 
@@ -58,15 +58,15 @@ def _expand(eqn: JaxprEqn, platform: str, key: Hashable) -> Expansion | None:
     avals = [v.aval for v in eqn.invars]
     find = FUNCTIONS.get(eqn.primitive.name)
     if find is not None:
-        function, called = find(eqn), False
+        function, has_own_function = find(eqn), False
         avals = [_jax.physical_aval(a) for a in avals]
     else:
-        function, called = _jax.lowering_function(eqn.primitive, eqn.params, platform)
+        function, has_own_function = _jax.lowering_function(eqn.primitive, eqn.params, platform)
     if function is None:
         return None
     try:
         with eqn.ctx.manager:
-            return Expansion(_jax.traced(function, avals), called, key)
+            return Expansion(_jax.traced(function, avals), has_own_function, key)
     except Exception:  # whatever a rule raises: JAX raises it where the equation is used, and passes over one that is not
         return None
 

@@ -39,11 +39,11 @@ class ScanStyle(NamedTuple):
     """The style in which this version of JAX lowers scans that are not unrolled.
 
     Attributes:
-        called: Whether the body is a function of its own.
+        calls_body: Whether the body is a function of its own.
         counter: The element type of the counter.
     """
 
-    called: bool
+    calls_body: bool
     counter: str
 
 

@@ -157,8 +157,8 @@ class _Reader:
         function.attributes = {key: self.attribute(key, value) for key, value in attributes.items() if key not in _OWN_FUNCTION_ATTRIBUTES}
         if self.keep and visibility == "public" and "sym_visibility" in attributes:
             function.attributes["sym_visibility"] = visibility
-        stated = self.dictionaries(attributes.get("arg_attrs"), len(function.arguments))
-        for argument, own in zip(function.arguments, stated, strict=True):
+        argument_attributes = self.dictionaries(attributes.get("arg_attrs"), len(function.arguments))
+        for argument, own in zip(function.arguments, argument_attributes, strict=True):
             argument.sharding = own.pop(_SHARDING, None)
             function.argument_attributes[argument.index] = own
         for i, own in enumerate(self.dictionaries(attributes.get("res_attrs"), len(results))):

@@ -45,7 +45,7 @@ _ESCAPE = re.compile(rb"\\([0-9a-fA-F]{2}|.)", re.DOTALL)
 
 _ONE_DEVICE = r"<\s*\[\s*\]\s*,\s*device_ids"
 _MESHES_OF_ONE = re.compile(rf'@"?([\w.$-]+)"?\s*=\s*{_ONE_DEVICE}|mesh{_ONE_DEVICE}[^>]*>[^}}]*sym_name\s*=\s*"([^"]*)"')
-_STATED = re.compile(r"\b(?:in|out)_shardings\s*=")
+_SHARDING_LISTS = re.compile(r"\b(?:in|out)_shardings\s*=")
 _SHARDING = re.compile(rf'<\s*(?:mesh\s*{_ONE_DEVICE}|@"?([\w.$-]+))')
 
 
@@ -180,8 +180,8 @@ def _check_affine(text: str) -> None:
 
 def _check_manual_computations(text: str, aliases: Mapping[str, _Alias]) -> None:
     meshes = {match[1] or match[2] for match in _MESHES_OF_ONE.finditer(text)}
-    for stated in _STATED.finditer(text):
-        waiting, seen = [stated.end()], set[str]()
+    for match in _SHARDING_LISTS.finditer(text):
+        waiting, seen = [match.end()], set[str]()
         while waiting:
             for token, position in _attribute_at(text, waiting.pop()):
                 if token in aliases and token not in seen:

@@ -49,16 +49,16 @@ def sharding_of(value: Value) -> TensorSharding | None:
     """The sharding a value has where no data-flow edge holds it: its own, or that stated by the computation it comes from."""
     if isinstance(value.owner, Op):
         if value.owner.name in COMPUTATIONS:
-            stated = value.owner.attributes.get("out_shardings")
-            return stated[value.index] if stated else None
+            shardings = value.owner.attributes.get("out_shardings")
+            return shardings[value.index] if shardings else None
         return value.sharding
     parent = value.owner.parent
     if not isinstance(parent, Op):
         return value.sharding
     if parent.name == "stablehlo.while":
         return parent.results[value.index].sharding
-    stated = parent.attributes.get("in_shardings") if parent.name in COMPUTATIONS else None
-    return _free_part(stated[value.index], parent.attributes.get("manual_axes") or ()) if stated else None
+    shardings = parent.attributes.get("in_shardings") if parent.name in COMPUTATIONS else None
+    return _free_part(shardings[value.index], parent.attributes.get("manual_axes") or ()) if shardings else None
 
 
 def _free_part(sharding: TensorSharding, manual: Sequence[str]) -> TensorSharding:
@@ -162,9 +162,9 @@ def _named_computation(op: Op, context: Context) -> None:
             )
     _inferred(op, _yielded(body, "sdy.return"))
     for name, values in (("in_shardings", op.operands), ("out_shardings", op.results)):
-        stated = op.attributes.get(name)
-        if stated is not None:
-            verify_shardings(stated, _shapes(values), context.meshes, context.manual_axes, name)
+        shardings = op.attributes.get(name)
+        if shardings is not None:
+            verify_shardings(shardings, _shapes(values), context.meshes, context.manual_axes, name)
 
 
 def _shapes(values: Sequence[Value]) -> list[Shape | None]:

@@ -232,7 +232,7 @@ class _Printer:
 
     def extra(self, op: Op, written: frozenset[str] | None, *, sharding: bool = True) -> str:
         """Like `discardable`; with `written`, all attributes except these."""
-        stated = self.per_value(op) if sharding else ""
+        shardings = self.per_value(op) if sharding else ""
         entries = [
             (name, attribute_text(value))
             for name, value in op.attributes.items()
@@ -240,9 +240,9 @@ class _Printer:
         ]
         rule = str(op.rule) if op.rule is not None and (self.rules or op.rule.is_custom) else ""
         if not entries and not rule:
-            return f" {{sdy.sharding = {stated}}}" if stated else ""
-        if stated:
-            entries.append(("sdy.sharding", stated))
+            return f" {{sdy.sharding = {shardings}}}" if shardings else ""
+        if shardings:
+            entries.append(("sdy.sharding", shardings))
         if rule:
             entries.append(("sdy.sharding_rule", rule))
         return f" {entries_text(entries)}"

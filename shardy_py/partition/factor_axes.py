@@ -61,7 +61,7 @@ class AxisLists(Protocol[L]):
         """The parts that two lists begin with."""
         ...
 
-    def spare(self, size: int, taken: int) -> L:
+    def spare(self, size: int, used: int) -> L:
         """The first parts in mesh order outside of a set with `size` devices along them; the empty list where there are none."""
         ...
 
@@ -126,9 +126,9 @@ class Exact:
                 return first[:i]
         return first[: min(len(first), len(second))]
 
-    def spare(self, size: int, taken: int) -> Axes:
+    def spare(self, size: int, used: int) -> Axes:
         """See `AxisLists`."""
-        free = [part for part in self.parts if not self.bits[part] & taken]
+        free = [part for part in self.parts if not self.bits[part] & used]
         for count in range(1, len(free) + 1):
             if num_shards(free[:count], self.mesh) == size:
                 return tuple(free[:count])
@@ -212,21 +212,21 @@ def _indexed_axes(rule: OpShardingRule, operands: Sequence[Factors[L]], result: 
             if factor in rule.reduction:
                 axes[factor] = lists.until(axes[factor], summed)
                 summed = summed | lists.mask(axes[factor])
-    taken = summed
+    used = summed
     for factor in result:
         if factor in operand and factor not in indices and factor not in rule.need_replication:
             axes[factor] = lists.until(axes[factor], summed)
-            taken = taken | lists.mask(axes[factor])
+            used = used | lists.mask(axes[factor])
     for factor in indices:
         if factor in rule.need_replication:
             continue
         own = result.get(factor, lists.none)
         for tensor in updates:
             own = lists.where(lists.mask(own) != 0, own, tensor.get(factor, lists.none))
-        size, left = lists.size(own), lists.devices // lists.devices_of(taken)
-        free = lists.spare(size * (size <= left) + left * (size > left), taken)
-        axes[factor] = lists.where((lists.mask(own) & taken) != 0, free, own)
-        taken = taken | lists.mask(axes[factor])
+        size, left = lists.size(own), lists.devices // lists.devices_of(used)
+        free = lists.spare(size * (size <= left) + left * (size > left), used)
+        axes[factor] = lists.where((lists.mask(own) & used) != 0, free, own)
+        used = used | lists.mask(axes[factor])
         if factor in rule.reduction:
             summed = summed | lists.mask(axes[factor])
     return axes, summed
@@ -245,9 +245,9 @@ def _product_axes(
         clashes = (lists.mask(cut) & summed) != 0
         if lists.any(clashes):
             side = lhs.get(factor, rhs.get(factor, lists.none))
-            taken = summed | _union(result, [other for other in result if other != factor], lists)
-            side_fits = (lists.mask(side) != 0) & ((taken & lists.mask(side)) == 0)
-            free = lists.spare(lists.size(cut), taken | _union(lhs, lhs, lists) | _union(rhs, rhs, lists))
+            used = summed | _union(result, [other for other in result if other != factor], lists)
+            side_fits = (lists.mask(side) != 0) & ((used & lists.mask(side)) == 0)
+            free = lists.spare(lists.size(cut), used | _union(lhs, lhs, lists) | _union(rhs, rhs, lists))
             shared = lists.common(lists.until(cut, summed), side)
             instead = lists.where(lists.mask(shared) != 0, shared, lists.where(side_fits, side, free))
             axes[factor] = lists.where(clashes, instead, cut)

@@ -77,12 +77,12 @@ def to_factors(mapping: Sequence[Sequence[int]], layout: Layout, sizes: Sequence
             continue
         left = list(axes)
         for factor in factors:
-            taken: list[AxisRef] = []
+            axes_of_factor: list[AxisRef] = []
             room = sizes[factor]
             while left and room % (n := left[0].size_in(mesh)) == 0:
-                taken.append(left.pop(0))
+                axes_of_factor.append(left.pop(0))
                 room //= n
-            dealt[factor] = tuple(taken)
+            dealt[factor] = tuple(axes_of_factor)
             if room > 1:
                 left = []
     return dealt

@@ -88,11 +88,11 @@ class Machine:
         """
         levels = self._levels.get(axes)
         if levels is None:
-            taken = {axis: size for axis, size in self.sizes.items() if size > 1}
+            sizes = {axis: size for axis, size in self.sizes.items() if size > 1}
             if axes:
                 names = [axis for axis in self.sizes if any(part.name == axis for part in axes)]
-                taken = {axis: num_shards((part for part in axes if part.name == axis), self.mesh) for axis in names}
-            levels = self._levels[axes] = levels_of(list(taken.items()), self.links, self.sizes)
+                sizes = {axis: num_shards((part for part in axes if part.name == axis), self.mesh) for axis in names}
+            levels = self._levels[axes] = levels_of(list(sizes.items()), self.links, self.sizes)
         return levels
 
     def reshard(self, type_: Type, source: Layout, target: Layout, policy: str = "xla") -> Communication:

@@ -92,23 +92,23 @@ def route(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
     if before == after:
         return (Step("collective_permute", (), source),)
     if all(s % d == 0 for s, d in zip(before, after)):
-        gone = tuple(axis for dim, wanted in zip(source, target) for axis in _behind(dim, num_shards(wanted, mesh), mesh))
-        gather = Step("all_gather", gone, source)
-        if all(dim[: len(wanted)] == wanted for dim, wanted in zip(source, target)):
+        gathered = tuple(axis for dim, after_dim in zip(source, target) for axis in _behind(dim, num_shards(after_dim, mesh), mesh))
+        gather = Step("all_gather", gathered, source)
+        if all(dim[: len(after_dim)] == after_dim for dim, after_dim in zip(source, target)):
             return (gather,)
         return (Step("collective_permute", (), source), gather)
     if all(d % s == 0 for s, d in zip(before, after)):
-        if all(wanted[: len(dim)] == dim for dim, wanted in zip(source, target)):
+        if all(after_dim[: len(dim)] == dim for dim, after_dim in zip(source, target)):
             return ()
         return (Step("collective_permute", (), target),)
     across = () if replicates(tuple(before), tuple(after), mesh.size) else _across(source, target, mesh)
     return across or (Step("all_gather", all_axes(source), source),)
 
 
-def _behind(dim: Axes, kept: int, mesh: Mesh) -> Axes:
+def _behind(dim: Axes, pieces: int, mesh: Mesh) -> Axes:
     """The minor axes of a dimension, below a number of pieces."""
     size, i = 1, 0
-    while i < len(dim) and size < kept:
+    while i < len(dim) and size < pieces:
         size *= dim[i].size_in(mesh)
         i += 1
     return dim[i:]
@@ -119,7 +119,7 @@ def _across(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
     source_dim = {axis: d for d, dim in enumerate(source) for axis in dim}
     target_dim = {axis: d for d, dim in enumerate(target) for axis in dim}
     moved = [axis for axis in source_dim if axis in target_dim and target_dim[axis] != source_dim[axis]]
-    gone = [axis for axis in source_dim if axis not in target_dim]
+    gathered = [axis for axis in source_dim if axis not in target_dim]
     if not moved:
         changed = [d for d, (s, t) in enumerate(zip(source, target)) if s != t]
         if len(changed) > 1:
@@ -127,12 +127,12 @@ def _across(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
         d = changed[0]
         if num_shards(source[d], mesh) < num_shards(target[d], mesh):
             return (Step("collective_permute", (), target),)
-        return (Step("collective_permute", (), source), Step("all_gather", tuple(gone), source))
-    if {source_dim[axis] for axis in gone} & {source_dim[axis] for axis in moved}:
+        return (Step("collective_permute", (), source), Step("all_gather", tuple(gathered), source))
+    if {source_dim[axis] for axis in gathered} & {source_dim[axis] for axis in moved}:
         return ()
     current: list[list[AxisRef]] = [list(dim) for dim in source]
     steps: list[Step] = []
-    for axis in reversed(gone):
+    for axis in reversed(gathered):
         if current[source_dim[axis]][-1] != axis:
             return ()
         steps.append(Step("all_gather", (axis,), tuple(map(tuple, current))))

@@ -50,7 +50,7 @@ def strategy(
     shapes: Sequence[Shape],
     layouts: Sequence[Layout],
     results: Sequence[Shape],
-    wanted: Sequence[Layout],
+    result_layouts: Sequence[Layout],
     mesh: Mesh,
 ) -> Strategy:
     """The layouts in which an op reads and makes values.
@@ -61,13 +61,13 @@ def strategy(
         shapes: Global shapes of operands.
         layouts: Layouts of operands.
         results: Global shapes of results.
-        wanted: Layouts of results.
+        result_layouts: Layouts of results.
         mesh: The mesh.
     """
     if rule is None or name in WHOLE:
         return Strategy(tuple(((),) * len(shape) for shape in shapes), tuple(((),) * len(shape) for shape in results))
     sizes = rule.factor_sizes
-    axes, summed = axes_of_factors(name, rule, shapes, layouts, wanted, mesh)
+    axes, summed = axes_of_factors(name, rule, shapes, layouts, result_layouts, mesh)
     reads = tuple(from_factors(mapping, axes, sizes, mesh) for mapping in rule.operand_mappings)
     makes = tuple(from_factors(mapping, axes, sizes, mesh) for mapping in rule.result_mappings)
     shifted = name in SHIFTS and any(axes[factor] for factor in rule.permutation)
@@ -76,12 +76,12 @@ def strategy(
 
 
 def axes_of_factors(
-    name: str, rule: OpShardingRule, shapes: Sequence[Shape], layouts: Sequence[Layout], wanted: Sequence[Layout], mesh: Mesh
+    name: str, rule: OpShardingRule, shapes: Sequence[Shape], layouts: Sequence[Layout], result_layouts: Sequence[Layout], mesh: Mesh
 ) -> tuple[list[Axes], Axes]:
     """The axes of every factor of an op, and those over which its results are added up."""
     exact = Exact(mesh)
     operands = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(rule.operand_mappings, layouts)]
-    results = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(rule.result_mappings, wanted)]
+    results = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(rule.result_mappings, result_layouts)]
     axes, summed = factor_axes(name, rule, shapes, operands, results, exact)
     return axes, exact.axes(summed)
 

@@ -115,8 +115,8 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
     reductions: Array = np.zeros(index.shape[1])
     for i, tensor in enumerate(op.results, count):
         rows = _Rows(runs.numbers[i], index[i], runs.summed)
-        makes, wanted, axes = decider.layouts[i].items, domains[i], decider.lists.exact.axes
-        costs = [machine.settle(tensor.type, makes[a], wanted[b], axes(mask), policy) for a, b, mask in rows.distinct()]
+        makes, targets, axes = decider.layouts[i].items, domains[i], decider.lists.exact.axes
+        costs = [machine.settle(tensor.type, makes[a], targets[b], axes(mask), policy) for a, b, mask in rows.distinct()]
         settled_seconds = rows.deal([cost.seconds for cost in costs])
         seconds = seconds + settled_seconds
         reductions = reductions + np.where(runs.summed, settled_seconds, 0.0)
@@ -247,9 +247,9 @@ class _Lists:
         """See `AxisLists`."""
         return self.call(self.exact.common, [first, second])
 
-    def spare(self, size: Array, taken: Array) -> Array:
+    def spare(self, size: Array, used: Array) -> Array:
         """See `AxisLists`."""
-        return self.call(self.exact.spare, [], size, taken)
+        return self.call(self.exact.spare, [], size, used)
 
     def same(self, first: Array, second: Array) -> Array:
         """See `AxisLists`."""

@@ -109,11 +109,11 @@ def _whole_along_written(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> S
     XLA writes single elements, and updates at constant indices, on the device that has them (`HandleDynamicUpdateSlice`).
     """
     operand, update, *starts = op.operands
-    wanted = layouts[-1]
+    result = layouts[-1]
     written = [d for d, (n, m) in enumerate(zip(operand.type.shape, update.type.shape, strict=True)) if n != m]
-    if not any(wanted[d] and update.type.shape[d] > 1 and starts[d].maker not in CONSTANTS for d in written):
+    if not any(result[d] and update.type.shape[d] > 1 and starts[d].maker not in CONSTANTS for d in written):
         return None
-    whole = tuple(() if d in written else axes for d, axes in enumerate(wanted))
+    whole = tuple(() if d in written else axes for d, axes in enumerate(result))
     return Strategy((whole, whole, *[()] * len(starts)), (whole,))
 
 
@@ -123,16 +123,16 @@ def _joined_aside(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy
     None where there is no such dimension, and of a rotation, which XLA handles in another way.
     """
     dim: int = op.attributes["dimension"]
-    shape, wanted = op.result.type.shape, layouts[-1]
-    if op.rotates or not wanted[dim]:
+    shape, result = op.result.type.shape, layouts[-1]
+    if op.rotates or not result[dim]:
         return None
-    pieces = num_shards(wanted[dim], mesh)
-    fit = [d for d, axes in enumerate(wanted) if d != dim and shape[d] % (num_shards(axes, mesh) * pieces) == 0]
-    other = next((d for d in fit if not wanted[d]), next(iter(fit), None))
+    pieces = num_shards(result[dim], mesh)
+    fit = [d for d, axes in enumerate(result) if d != dim and shape[d] % (num_shards(axes, mesh) * pieces) == 0]
+    other = next((d for d in fit if not result[d]), next(iter(fit), None))
     if other is None:
         return None
-    moved: dict[int, Axes] = {dim: (), other: (*wanted[other], *wanted[dim])}
-    aside = tuple(moved.get(d, axes) for d, axes in enumerate(wanted))
+    moved: dict[int, Axes] = {dim: (), other: (*result[other], *result[dim])}
+    aside = tuple(moved.get(d, axes) for d, axes in enumerate(result))
     return Strategy((aside,) * len(op.operands), (aside,))
 
 
@@ -161,14 +161,14 @@ def proposed_axes(op: OpSpec, rule: OpShardingRule, tensors: Sequence[Factors[L]
     # Each device writes its own part of a window, wherever the window begins.
     written: Factors[L] = ordered[0] if op.name == "stablehlo.scatter" else {}
     for first in ordered:
-        axes, taken = [lists.none] * rule.num_factors, 0
+        axes, used = [lists.none] * rule.num_factors, 0
         for source in (first, *ordered):
             for factor, cut in source.items():
                 if rule.factor_types[factor] is not FactorType.NEED_REPLICATION or factor in written:
                     mask = lists.mask(cut)
-                    fits = (lists.mask(axes[factor]) == 0) & ((taken & mask) == 0)
+                    fits = (lists.mask(axes[factor]) == 0) & ((used & mask) == 0)
                     axes[factor] = lists.where(fits, cut, axes[factor])
-                    taken = taken | mask * fits
+                    used = used | mask * fits
         yield axes
         if any(lists.any(lists.mask(axes[factor]) != 0) for factor in rule.reduction):
             yield [lists.none if factor in rule.reduction else cut for factor, cut in enumerate(axes)]

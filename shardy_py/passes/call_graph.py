@@ -52,16 +52,16 @@ def check_no_cycles(program: Program) -> None:
         ShardyError: One does.
     """
     callees = {function.name: {call.attributes[_CALLEE]: None for call in calls_in(function)} for function in program.functions}
-    done: set[str] = set()
+    visited: set[str] = set()
     for start in callees:
         path: dict[str, list[str]] = {start: list(callees[start])}
         while path:
-            name, left = next(reversed(path.items()))
-            if not left or name in done:
-                done.add(name)
+            name, pending = next(reversed(path.items()))
+            if not pending or name in visited:
+                visited.add(name)
                 del path[name]
                 continue
-            callee = left.pop()
+            callee = pending.pop()
             if callee in path:
                 names = list(path)
                 cycle = " calls ".join(f"@{each}" for each in [*names[names.index(callee) :], callee])
@@ -78,8 +78,8 @@ def check_copies(program: Program) -> None:
         ShardyError: More than `MAX_COPIED_OPS`, besides those that there are.
     """
     copied = ops_per_call(program)
-    called = {call.attributes[_CALLEE] for function in program.functions for call in calls_in(function)}
-    total = sum(copied[function.name] for function in program.functions if function.name not in called)
+    callees = {call.attributes[_CALLEE] for function in program.functions for call in calls_in(function)}
+    total = sum(copied[function.name] for function in program.functions if function.name not in callees)
     if total - sum(map(_size, program.functions)) > MAX_COPIED_OPS:
         raise ShardyError(
             f"a copy of each function per call would have {total:,} ops",

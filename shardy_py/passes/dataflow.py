@@ -119,11 +119,11 @@ def get_sharding(value: Value) -> TensorSharding | None:
         if isinstance(op, Function):
             return holder.sharding
         assert isinstance(op, Op)
-        stated = op.attributes.get("in_shardings")
-        return without_manual_axes(stated[holder.index], manual_axes(op)) if stated else None
+        shardings = op.attributes.get("in_shardings")
+        return without_manual_axes(shardings[holder.index], manual_axes(op)) if shardings else None
     if holder.owner.name in COMPUTATIONS:
-        stated = holder.owner.attributes.get("out_shardings")
-        return stated[holder.index] if stated else None
+        shardings = holder.owner.attributes.get("out_shardings")
+        return shardings[holder.index] if shardings else None
     return holder.sharding
 
 
@@ -143,9 +143,9 @@ def set_sharding(value: Value, sharding: TensorSharding) -> bool:
             return True
     elif holder.owner.name in COMPUTATIONS:
         op = holder.owner
-        stated = list(op.attributes.get("out_shardings") or fill(op.results, [None] * len(op.results), sharding.mesh))
-        stated[holder.index] = sharding
-        op.attributes = {**op.attributes, "out_shardings": tuple(stated)}
+        shardings = list(op.attributes.get("out_shardings") or fill(op.results, [None] * len(op.results), sharding.mesh))
+        shardings[holder.index] = sharding
+        op.attributes = {**op.attributes, "out_shardings": tuple(shardings)}
         return True
     else:
         results = holder.owner.results
@@ -164,11 +164,11 @@ def set_in_shardings(op: Op, shardings: Sequence[TensorSharding | None], *, keep
         shardings: As seen inside; at least one is not None.
         keep: Whether None keeps what is stated, instead of meaning fully open.
     """
-    stated = op.attributes.get("in_shardings")
+    current = op.attributes.get("in_shardings")
     mesh = next(sharding.mesh for sharding in shardings if sharding is not None)
     manual = manual_axes(op)
     outside = [
-        stated[i] if keep and stated and shardings[i] is None else with_manual_axes(sharding, stated[i] if stated else None, manual)
+        current[i] if keep and current and shardings[i] is None else with_manual_axes(sharding, current[i] if current else None, manual)
         for i, sharding in enumerate(fill(op.regions[0].arguments, shardings, mesh))
     ]
     op.attributes = {**op.attributes, "in_shardings": tuple(outside)}
@@ -217,34 +217,34 @@ def with_manual_axes(sharding: TensorSharding, outer: TensorSharding | None, man
 
 def before_edge(owner: Value, sharding: TensorSharding | None) -> TensorSharding | None:
     """A sharding of an owner in the view of its sources: manual axes are added to a block argument's, taken from a result's."""
-    stated, manual = _stated(owner)
+    outer, manual = _outer_sharding(owner)
     if sharding is None or not manual:
         return sharding
     if isinstance(owner.owner, Block):
-        return with_manual_axes(sharding, stated, manual)
+        return with_manual_axes(sharding, outer, manual)
     return without_manual_axes(sharding, manual)
 
 
 def sharding_for_sources(owner: Value) -> TensorSharding | None:
     """The sharding of an owner in the view of its sources; what a computation states for an argument stays as it is stated."""
     if isinstance(owner.owner, Block) and edge_of_owner(owner) is None:
-        return _stated(owner)[0]
+        return _outer_sharding(owner)[0]
     return before_edge(owner, get_sharding(owner))
 
 
 def after_edge(owner: Value, sharding: TensorSharding) -> TensorSharding:
     """The inverse of `before_edge`."""
-    stated, manual = _stated(owner)
+    outer, manual = _outer_sharding(owner)
     if not manual:
         return sharding
     if isinstance(owner.owner, Block):
         return without_manual_axes(sharding, manual)
-    return with_manual_axes(sharding, stated, manual)
+    return with_manual_axes(sharding, outer, manual)
 
 
-def _stated(owner: Value) -> tuple[TensorSharding | None, tuple[str, ...]]:
+def _outer_sharding(owner: Value) -> tuple[TensorSharding | None, tuple[str, ...]]:
     op = owner.owner.parent if isinstance(owner.owner, Block) else owner.owner
     if not isinstance(op, Op) or op.name not in COMPUTATIONS:
         return None, ()
-    stated = op.attributes.get("in_shardings" if isinstance(owner.owner, Block) else "out_shardings")
-    return (stated[owner.index] if stated else None), manual_axes(op)
+    shardings = op.attributes.get("in_shardings" if isinstance(owner.owner, Block) else "out_shardings")
+    return (shardings[owner.index] if shardings else None), manual_axes(op)

@@ -11,16 +11,16 @@ class SymbolNames:
     """Free function names, numbered as MLIR's SymbolTable numbers them: one counter for the whole table."""
 
     def __init__(self, program: Program) -> None:
-        self.taken = {*program.meshes, *(function.name for function in program.functions)}
+        self.names = {*program.meshes, *(function.name for function in program.functions)}
         self.count = 0
 
     def take(self, name: str) -> str:
         """The name itself if it is free, else the first free one of `name_0`, `name_1`, ..."""
         free = name
-        while free in self.taken:
+        while free in self.names:
             free = f"{name}_{self.count}"
             self.count += 1
-        self.taken.add(free)
+        self.names.add(free)
         return free
 
 

@@ -104,9 +104,9 @@ def map_shardings(program: Program, change: Callable[[TensorSharding], TensorSha
                 if result.sharding is not None:
                     result.sharding = change(result.sharding)
             for name in ("in_shardings", "out_shardings"):
-                stated = op.attributes.get(name)
-                if stated:
-                    op.attributes = {**op.attributes, name: tuple(map(change, stated))}
+                shardings = op.attributes.get(name)
+                if shardings:
+                    op.attributes = {**op.attributes, name: tuple(map(change, shardings))}
             alone = op.attributes.get(SHARDING)
             if isinstance(alone, TensorShardingPerValue):
                 op.attributes = {**op.attributes, SHARDING: TensorShardingPerValue(tuple(map(change, alone.shardings)))}

@@ -229,16 +229,16 @@ def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -
         for reshard in reversed(right):
             waiting[key(reshard, reshard.value)].append(reshard)
         unmatched: list[Reshard] = []
-        taken: set[int] = set()
+        matched: set[int] = set()
         for reshard in left:
             queue = waiting.get(key(reshard, names.get(reshard.value, reshard.value)))
             if queue:
                 other = queue.pop()
-                taken.add(id(other))
+                matched.add(id(other))
                 pairs.append((reshard, other))
             else:
                 unmatched.append(reshard)
-        left, right = unmatched, [reshard for reshard in right if id(reshard) not in taken]
+        left, right = unmatched, [reshard for reshard in right if id(reshard) not in matched]
     pairs += ((None, reshard) for reshard in right)
     pairs += ((reshard, None) for reshard in left)
     for old, new in pairs:
@@ -246,10 +246,10 @@ def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -
         size, new_size = (0 if reshard is None else reshard.call_bytes for reshard in (old, new))
         if was == now and size == new_size:
             continue
-        shown = new or old
-        assert shown is not None
+        representative = new or old
+        assert representative is not None
         sign: Sign = "added" if old is None else "removed" if new is None else "changed"
-        yield ReshardChange(sign, shown.value, shown.reason, was, now, size, new_size, shown.location)
+        yield ReshardChange(sign, representative.value, representative.reason, was, now, size, new_size, representative.location)
 
 
 def _without_numbers(reason: str) -> str:

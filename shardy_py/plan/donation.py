@@ -172,9 +172,9 @@ def _undonated(
     main = program.main
     results = main.body.terminator.operands
     arguments = {value: number for number, value in enumerate(main.arguments)}
-    excluded, taken = {d.input for d in donated}, {d.output for d in donated}
+    excluded, reusing = {d.input for d in donated}, {d.output for d in donated}
     ins = {b.index: b for b in _buffers(inputs, main.arguments, program) if b.index not in excluded and main.arguments[b.index].uses}
-    outs = {b.index: b for b in _buffers(outputs, results, program) if b.index not in taken}
+    outs = {b.index: b for b in _buffers(outputs, results, program) if b.index not in reusing}
     fitting = pairs(list(ins.values()), list(outs.values()), lambda output: origins(results[output], arguments))
     return [(ins[pair.input], outs[pair.output]) for pair in fitting]
 
@@ -291,8 +291,8 @@ def _is_exact(d: Donated, out: Buffer) -> bool:
 
 def _order(first: Sequence[int], outs: Sequence[Buffer]) -> tuple[int, ...]:
     """Paired outputs in the order of their inputs, then the others."""
-    taken = set(first)
-    return (*first, *(out.index for out in outs if out.index not in taken))
+    paired = set(first)
+    return (*first, *(out.index for out in outs if out.index not in paired))
 
 
 def first_fit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> dict[int, int]:

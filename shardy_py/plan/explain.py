@@ -69,26 +69,26 @@ def explain(plan: PlanRecord, target: str | PlannedValue, axis: str | None, dim:
 def _chosen(plan: PlanRecord, match: Match, axis: str | None, dim: int | None, target: str | PlannedValue) -> Explanation:
     """The explanation of a value whose sharding a planner chose, unless the user stated it."""
     planned = match.planned
-    stated = planned.given
+    annotation = planned.given
     chains: list[tuple[Reason, ...]] = []
     for d, dims in enumerate(() if planned.sharding is None else planned.sharding.dims[: len(planned.shape)]):
         for n, a in enumerate(dims.axes):
             if (axis is None or a.name == axis) and (dim is None or d == dim):
-                from_user = stated is not None and any(a.name == own.name for own in stated.dims[d].axes)
+                from_user = annotation is not None and any(a.name == own.name for own in annotation.dims[d].axes)
                 axes = tuple(each.name for each in dims.axes[: n + 1])
                 if from_user:
                     reason = Reason(planned.path, d, a.name, "annotation", annotation=planned.given_by, axes=axes)
                 else:
                     reason = Reason(planned.path, d, a.name, "planner", annotation=_choice(plan, planned, d), axes=axes)
                 chains.append((reason,))
-    asked = "" if not isinstance(target, str) or target == planned.path else target
+    query = "" if not isinstance(target, str) or target == planned.path else target
     return Explanation(
         planned.path,
         typed(planned.type, planned.sharding),
         tuple(chains),
         axis,
         nearby=match.nearby,
-        asked=asked,
+        asked=query,
         primitive=planned.primitive,
         location=planned.location,
         choice="" if chains else "the planner leaves it whole",

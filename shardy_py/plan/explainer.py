@@ -23,7 +23,7 @@ from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import location_of
 
 _CONSTRAINTS = frozenset(("sdy.sharding_constraint", "sdy.reshard"))
-_STATED = {
+_TYPE_ORIGINS = {
     "sharding_constraint": "with_sharding_constraint",
     "sdy_sharding_constraint": "with_sharding_constraint",
     "reshard": "reshard",
@@ -252,7 +252,7 @@ def _of_axes(sharding: TensorSharding, axes: Iterable[str]) -> TensorSharding:
 def _constraint_text(op: Op) -> str:
     """The user's call that became a constraint."""
     if op.primitive is not None:
-        return _STATED.get(op.primitive, f"the sharding in the type of what {op.primitive} makes")
+        return _TYPE_ORIGINS.get(op.primitive, f"the sharding in the type of what {op.primitive} makes")
     parent = op.parent
     if parent is not None and parent.name == dataflow.NAMED_COMPUTATION:
         side = "in" if isinstance(op.operands[0].owner, Block) else "out"

@@ -60,9 +60,9 @@ def find(plan: PlanRecord, target: str | PlannedValue) -> Match:
         matches = candidates(path, entries)
         if matches:
             return _choose(matches, plan.program)
-    called = _at_calls(entries, plan.program)
+    at_calls = _at_calls(entries, plan.program)
     for candidates in (_by_line, _by_variable):
-        matches = candidates(path, called)
+        matches = candidates(path, at_calls)
         if matches:
             inside = {value for value, _ in matches}
             return _choose([entry for entry in entries if entry[0] in inside], plan.program)

@@ -48,9 +48,9 @@ def partners(plan: PlanRecord, other: PlanRecord) -> list[int]:
         pairs = list(_pairs(level, first, second, left, right))
         for i, j in pairs:
             matches[offset + i] = other_offset + j
-        taken, taken_there = {i for i, _ in pairs}, {j for _, j in pairs}
-        left = [i for i in left if i not in taken]
-        right = [j for j in right if j not in taken_there]
+        matched, matched_there = {i for i, _ in pairs}, {j for _, j in pairs}
+        left = [i for i in left if i not in matched]
+        right = [j for j in right if j not in matched_there]
         if not left or not right:
             break
     return matches

@@ -86,7 +86,7 @@ class Neighbourhood:
             assert node.rule is not None
             self._add(None, "result", node.tensors, node.rule, everything(node.rule))
         self._groups()
-        self._gone()
+        self._removed_ops()
 
     def _add(
         self,
@@ -119,7 +119,7 @@ class Neighbourhood:
                 rule = identity_rule(step.tensors[0].type.shape, len(step.tensors) - 1)
                 self._add(step.op, "group", step.tensors, rule, everything(rule))
 
-    def _gone(self) -> None:
+    def _removed_ops(self) -> None:
         """Adds removed ops: shardings may have passed through them before their results lost all uses."""
         seen: dict[Op, None] = {}
         for step in self.history.log:

@@ -71,9 +71,9 @@ def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable
     """
     paired: list[Pair] = []
     for key in (_exact, _roughly):
-        taken_in, taken_out = {pair.input for pair in paired}, {pair.output for pair in paired}
-        left_in = _grouped((b for b in inputs if b.index not in taken_in), key)
-        left_out = _grouped((b for b in outputs if b.index not in taken_out), key)
+        paired_in, paired_out = {pair.input for pair in paired}, {pair.output for pair in paired}
+        left_in = _grouped((b for b in inputs if b.index not in paired_in), key)
+        left_out = _grouped((b for b in outputs if b.index not in paired_out), key)
         for group, candidates in left_in.items():
             if group in left_out:
                 paired += _matched(candidates, left_out[group], origins)

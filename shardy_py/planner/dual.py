@@ -48,9 +48,9 @@ def coloured(nodes: int, edges: Array) -> Array:
     neighbours = [ends[begin[i] : begin[i + 1], 1] for i in range(nodes)]
     colours = np.full(nodes, -1)
     for i in np.argsort(-degree, kind="stable"):
-        taken = set(colours[neighbours[i]].tolist())
+        used = set(colours[neighbours[i]].tolist())
         colour = 0
-        while colour in taken:
+        while colour in used:
             colour += 1
         colours[i] = colour
     return colours

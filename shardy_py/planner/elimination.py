@@ -178,14 +178,14 @@ class _Work:
         at_class: dict[int, list[int]] = {}
         shells: list[_Rows] = []
         for number in order:
-            rows, wanted = self.rows[number], members[number]
+            rows, classes = self.rows[number], members[number]
             candidates = min((at_class.get(c, []) for c in rows.classes), key=len)
-            hosts = [n for n in candidates if sets[n] & wanted == wanted]
+            hosts = [n for n in candidates if sets[n] & classes == classes]
             if not hosts:
                 for c in rows.classes:
                     at_class.setdefault(c, []).append(len(largest))
                 largest.append(rows)
-                sets.append(wanted)
+                sets.append(classes)
                 continue
             host = min(hosts, key=lambda n: len(largest[n].costs))
             columns = [largest[host].classes.index(c) for c in rows.classes]
@@ -218,9 +218,9 @@ class _Work:
         """The entries of a shell that one of the tables around it has, so that these in turn are in each smaller shell."""
         index = EntryIndex(_as_table(shell), self.problem.strategies)
         present = np.zeros(len(shell.costs), bool)
-        wanted = set(shell.classes)
+        classes = set(shell.classes)
         for rows in tables:
-            if wanted <= set(rows.classes):
+            if classes <= set(rows.classes):
                 columns = [rows.classes.index(c) for c in shell.classes]
                 present[index(rows.strategies[:, columns] @ index.strides)] = True
         return shell if present.all() else shell.take(present)
@@ -288,14 +288,14 @@ class _Work:
         """
         readers = self.readers()
         plain = [not rows.moves.shape[1] and not rows.at_hand.shape[1] and not rows.weights.any() for rows in self.rows]
-        gone: set[int] = set()
+        eliminated: set[int] = set()
         changed = False
         present = {
             c: len(np.unique(self.rows[tables[0]].strategies[:, self.rows[tables[0]].classes.index(c)])) for c, tables in readers.items()
         }
         for c in sorted(readers, key=lambda c: (len(readers[c]), c)):
             tables = readers[c]
-            if any(t in gone or not plain[t] for t in tables):
+            if any(t in eliminated or not plain[t] for t in tables):
                 continue
             bucket = [self.rows[t] for t in tables]
             neighbours = tuple(sorted({other for rows in bucket for other in rows.classes} - {c}))
@@ -306,10 +306,10 @@ class _Work:
             if len(table.costs) > sum(len(rows.costs) for rows in bucket) and len(bucket) > 1:
                 self.decided.pop()
                 continue
-            gone |= set(tables)
+            eliminated |= set(tables)
             self.rows.append(table)
             changed = True
-        self.rows = [rows for n, rows in enumerate(self.rows) if n not in gone]
+        self.rows = [rows for n, rows in enumerate(self.rows) if n not in eliminated]
         return changed
 
     def _without(self, c: int, neighbours: tuple[int, ...], bucket: Sequence[_Rows]) -> _Rows:

@@ -43,10 +43,10 @@ def solve(path: str | Path, seconds: float) -> list[int]:
     Raises:
         ValueError: None that keeps the limit was found.
     """
-    found = answer(path, seconds)
-    if found.choice is None:
-        raise ValueError(f"{path}: no choice of strategies that keeps the usage limit ({found.status})")
-    return found.choice.tolist()
+    result = answer(path, seconds)
+    if result.choice is None:
+        raise ValueError(f"{path}: no choice of strategies that keeps the usage limit ({result.status})")
+    return result.choice.tolist()
 
 
 def _costs(values: list[float]) -> np.ndarray:

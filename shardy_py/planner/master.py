@@ -50,20 +50,20 @@ class Relaxation:
     reduced: Array
 
 
-def program(model: Pairwise, kept: Array, scale: float, entries: Array | None = None) -> Program:
-    """The local polytope over kept columns.
+def program(model: Pairwise, usable_columns: Array, scale: float, entries: Array | None = None) -> Program:
+    """The local polytope over some columns.
 
     Args:
         model: The model.
-        kept: Per column of the model, whether it is kept; one per node at least.
+        usable_columns: Mask of the columns of the model; at least one per node.
         scale: The divisor of the costs.
-        entries: Per entry, whether it may be kept; None for all.
+        entries: Mask of the entries; None for all.
 
     Returns:
         The program.
     """
     layout = model.layout
-    usable = kept & np.isfinite(model.costs)
+    usable = usable_columns & np.isfinite(model.costs)
     (columns,) = np.nonzero(usable)
     number = np.cumsum(usable) - 1
     mask = usable[layout.row_columns][layout.row] & usable[layout.column_columns][layout.column] & np.isfinite(model.tables)
@@ -178,11 +178,11 @@ def without(model: Pairwise, part: Program, relaxation: Relaxation, cost: float)
     if not np.isfinite(cost):
         return part
     possible = relaxation.reduced <= cost - relaxation.value + 1e-6 * abs(cost)
-    kept = np.zeros(len(model.costs), dtype=bool)
-    kept[part.columns[possible[: len(part.columns)]]] = True
+    columns = np.zeros(len(model.costs), dtype=bool)
+    columns[part.columns[possible[: len(part.columns)]]] = True
     entries = np.zeros(len(model.tables), dtype=bool)
     entries[part.entries[possible[len(part.columns) :]]] = True
-    return program(model, kept, part.scale, entries)
+    return program(model, columns, part.scale, entries)
 
 
 def rounded(model: Pairwise, shares: Array) -> Array:

@@ -35,9 +35,9 @@ def fixed_bytes(program: Program, model: Model, aliased: Iterable[int], budget: 
         budget: The most that they may be.
     """
     main, mesh = program.main, model.space.mesh
-    taken = set(aliased)
+    in_place = set(aliased)
     values: list[tuple[Value | int, Type]] = [(a, a.type) for a in main.arguments]
-    values += [(n, type_) for n, type_ in enumerate(main.result_types) if n not in taken]
+    values += [(n, type_) for n, type_ in enumerate(main.result_types) if n not in in_place]
     weights: dict[int, Array] = {}
     for value, type_ in values:
         table = model.values.get(value)

@@ -143,8 +143,8 @@ class Ascent:
             most = min([cost, *(max(0.0, -_saving(columns[at], entries, -total)) for at, entries in uses.makes)])
             savings = [_saving(columns[at], entries, share) for (at, entries), share in zip(uses.needs, before)]
             gains = np.clip(savings, 0.0, cost)
-            wanted = float(gains.sum())
-            divided = gains * (most / wanted) if wanted > most else gains + 0.5 * (most - wanted) / len(rows)
+            demand = float(gains.sum())
+            divided = gains * (most / demand) if demand > most else gains + 0.5 * (most - demand) / len(rows)
             for (at, entries), change in zip(uses.needs, divided - before):
                 if change:
                     columns[at][entries] += change

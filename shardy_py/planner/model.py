@@ -254,7 +254,7 @@ class _Builder:
             self.home[argument] = scope
         self.block(main.body, scope)
         for number, value in enumerate(main.body.terminator.operands):
-            self.handed(main.body.terminator, value, number, main.result_types[number], scope)
+            self.to_layout_of(main.body.terminator, value, number, main.result_types[number], scope)
 
     def block(self, block: Block, scope: Scope) -> None:
         """The ops of a block but its terminator."""
@@ -277,11 +277,11 @@ class _Builder:
             self.forward(body.terminator, body.terminator.operands, op.results, scope)
         elif name == MANUAL_COMPUTATION:
             for value, sharding in zip(op.operands, op.attributes["in_shardings"]):
-                self.brought(op, value, sharding, scope)
+                self.to_sharding(op, value, sharding, scope)
             self.results(op, scope)
         elif name in FORWARDING:  # what is behind a barrier is a value of its own, and is moved again
             for operand, result in zip(op.operands, op.results):
-                self.handed(op, operand, result, result.type, scope)
+                self.to_layout_of(op, operand, result, result.type, scope)
             self.results(op, scope)
         elif name in HANDING_ON:
             self.forward(op, op.operands, op.results, scope)
@@ -301,7 +301,7 @@ class _Builder:
             if self.space.classes[value] == self.space.classes[target]:
                 self.origin[target] = self.origin.get(value, value)
             else:
-                self.handed(op, value, target, target.type, scope)
+                self.to_layout_of(op, value, target, target.type, scope)
                 self.home[target] = scope
                 for around in scope.outward():
                     if around.changing and self.origin.get(value, value) in around.changing:
@@ -314,7 +314,7 @@ class _Builder:
         ends = op.regions[1].terminator.operands
         varies = [ends[i] is not a for i, a in enumerate(op.regions[1].arguments)]
         for operand, result in zip(op.operands, op.results):
-            self.handed(op, operand, result, result.type, scope)
+            self.to_layout_of(op, operand, result, result.type, scope)
         for region, more in zip(op.regions, (1, 0)):  # the condition runs once more than the body
             trips = None if count is None or scope.trips is None else scope.trips * (count + more)
             runs = scope.runs * ((1 if count is None else count) + more) if count != 0 else 0
@@ -328,7 +328,7 @@ class _Builder:
             if region is op.regions[1]:
                 for end, result, changes in zip(ends, op.results, varies):
                     if changes:
-                        self.handed(region.terminator, end, result, result.type, inner)
+                        self.to_layout_of(region.terminator, end, result, result.type, inner)
         self.results(op, scope)
 
     def branches(self, op: Op, scope: Scope) -> None:
@@ -341,7 +341,7 @@ class _Builder:
             branches.append(self.branch)
             self.block(region, inner)
             for end, result in zip(region.terminator.operands, op.results):
-                self.handed(region.terminator, end, result, result.type, inner)
+                self.to_layout_of(region.terminator, end, result, result.type, inner)
         self.branch = around
         self.results(op, scope)
 
@@ -357,8 +357,8 @@ class _Builder:
         price = priced.table
         once = scope.hoist_scope(op.results[0]) if op.results else scope
         sent = price.communication_seconds
-        put_off = (1 - self.reduced_shares.get(op, 1.0)) * price.reduction_seconds
-        costs = (sent - put_off) * (once.trips or 1) + self.handed_out(op) * (scope.trips or 1)  # a callback runs on every trip
+        deferred = (1 - self.reduced_shares.get(op, 1.0)) * price.reduction_seconds
+        costs = (sent - deferred) * (once.trips or 1) + self.handed_out(op) * (scope.trips or 1)  # a callback runs on every trip
         key, draft = self.draft(local, joint)
         if is_counted:
             seconds = (price.seconds - sent) * scope.runs
@@ -390,7 +390,7 @@ class _Builder:
         home = self.home[origin]
         place = scope.place(lambda outer: outer is home)
         if self.policy == "planner" and op.name == "stablehlo.dynamic_slice":
-            place = scope  # loops of a region slice what they scan, and gather the slices, each loop anew
+            place = scope  # loops of a region slice what they scan, and each loop gathers its slices
         numbers = np.full((len(reads.domain), len(reads.targets)), -1)
         for a, b, seconds in reads.moves:
             move = (origin, place, reads.domain[a], reads.targets[b])
@@ -402,16 +402,16 @@ class _Builder:
         draft.moves.append(_Column(reads.key, numbers, reads.own, reads.read))
         self.reads.append((op, origin, key, reads))
 
-    def handed(self, op: Op, value: Value, target: Value | int, type_: Type, scope: Scope) -> None:
-        """A value that is brought to the layout of another."""
-        source, wanted = self.space.classes[value], self.space.classes[target]
-        if source == wanted or not type_.rank:
+    def to_layout_of(self, op: Op, value: Value, target: Value | int, type_: Type, scope: Scope) -> None:
+        """Moves a value to the layout of another."""
+        own, other = self.space.classes[value], self.space.classes[target]
+        if own == other or not type_.rank:
             return
-        local, joint = self.joint([source, wanted])
+        local, joint = self.joint([own, other])
         self.bring(op, value, scope, local, joint, joint.candidates.domains[1], joint.candidates.index[1])
 
-    def brought(self, op: Op, value: Value, sharding: TensorSharding, scope: Scope) -> None:
-        """A value that is brought to a sharding."""
+    def to_sharding(self, op: Op, value: Value, sharding: TensorSharding, scope: Scope) -> None:
+        """Moves a value to a sharding."""
         if value.type.rank:
             local, joint = self.joint([self.space.classes[value]])
             target = layout_of(sharding, value.type.rank, self.mesh)

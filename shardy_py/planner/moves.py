@@ -109,11 +109,11 @@ class Walk:
             if not len(better) or stop():
                 return moved
             order = better[np.lexsort((better, -gain[better]))]
-            done: set[int] = set()
+            moved_nodes: set[int] = set()
             accepted = 0
             for column in order.tolist():
                 node = int(model.owners[column])
-                if node in done:
+                if node in moved_nodes:
                     continue
                 now = int(model.columns[node] + self.choice[node])
                 saved = self.near[now] - self.near[column]
@@ -124,7 +124,7 @@ class Walk:
                 strategy = column - int(model.columns[node])
                 if self.fits(node, strategy):
                     self.move(node, strategy)
-                    done.add(node)
+                    moved_nodes.add(node)
                     accepted += 1
                 else:
                     refused[column] = True
@@ -154,16 +154,16 @@ class Walk:
             price = self.near - np.repeat(self.near[now], model.sizes)
             (useful,) = np.nonzero((freed > 0) & np.isfinite(price))
             ratio = np.where(price[useful] > 0, price[useful] / np.minimum(freed[useful], excess), price[useful] * freed[useful])
-            done: set[int] = set()
+            moved_nodes: set[int] = set()
             for column in useful[np.lexsort((useful, ratio))][:200].tolist():
                 node = int(model.owners[column])
                 strategy = column - int(model.columns[node])
-                if node not in done and self._never_worse(node, strategy):
+                if node not in moved_nodes and self._never_worse(node, strategy):
                     self.move(node, strategy)
-                    done.add(node)
-                    if len(done) >= 20 or self.usage[worst] <= model.limit:
+                    moved_nodes.add(node)
+                    if len(moved_nodes) >= 20 or self.usage[worst] <= model.limit:
                         break
-            if not done:
+            if not moved_nodes:
                 return False
         return False
 

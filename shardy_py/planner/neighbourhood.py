@@ -127,14 +127,14 @@ class Neighbourhoods:
             scale = max(float(np.abs(inner.costs).max()), float(inner.tables.max(initial=0.0)), 1.0) / 1e4
             part = program(inner, np.ones(len(inner.costs), dtype=bool), scale)
             while True:
-                found, _, _ = integer(inner, part, epochs, min(SECONDS, self.clock.left()), GAP)
-                if found is None or self.clock.over():
+                choice_of_part, _, _ = integer(inner, part, epochs, min(SECONDS, self.clock.left()), GAP)
+                if choice_of_part is None or self.clock.over():
                     return None
-                more = peaks(inner.usage(found), inner.limit, set(epochs.tolist()))
+                more = peaks(inner.usage(choice_of_part), inner.limit, set(epochs.tolist()))
                 if not len(more):
                     break
                 epochs = np.concatenate([epochs, more])
-            strategies = found
+            strategies = choice_of_part
         choice = incumbent.copy()
         choice[free] = small.expand(strategies)
         return choice

@@ -161,8 +161,8 @@ class OpTables:
         priced = self._priced.get(kind)
         if priced is None:
             table = price_table(self.policy, spec, joint.candidates, self.machine, memory)
-            made_by_op = [bool(tensor.maker) for tensor in spec.operands]
-            priced = self._priced[kind] = _priced(table, joint.candidates, made_by_op)
+            has_maker = [bool(tensor.maker) for tensor in spec.operands]
+            priced = self._priced[kind] = _priced(table, joint.candidates, has_maker)
         return priced
 
 
@@ -192,12 +192,12 @@ def _always_runs(op: Op) -> bool:
     return MANUAL_COMPUTATION in around and CASE not in around[around.index(MANUAL_COMPUTATION) :]
 
 
-def _priced(table: PriceTable, candidates: Candidates, made_by_op: Sequence[bool]) -> Priced:
+def _priced(table: PriceTable, candidates: Candidates, has_maker: Sequence[bool]) -> Priced:
     """A table, with its reads and results as a model needs them."""
     domains, index = candidates.domains, candidates.index
     reads = tuple(
-        None if made else Reads((id(table), i), domains[i], index[i], targets, read, costly(seconds))
-        for i, (made, targets, read, seconds) in enumerate(zip(made_by_op, table.read_layouts, table.reads, table.move_seconds))
+        None if by_op else Reads((id(table), i), domains[i], index[i], targets, read, costly(seconds))
+        for i, (by_op, targets, read, seconds) in enumerate(zip(has_maker, table.read_layouts, table.reads, table.move_seconds))
     )
     results: list[Results] = []
     for i, (targets, makes) in enumerate(zip(table.make_layouts, table.makes), len(reads)):

@@ -197,36 +197,36 @@ def _needed(pins: Sequence[int], propagate: Propagate, outcome: Outcome, seconds
         outcome: With all of them.
         seconds: A step of the plan.
     """
-    kept, current = list(pins), max(outcome.seconds, seconds)
+    remaining, current = list(pins), max(outcome.seconds, seconds)
     most = current * (1 + ALL_TOLERANCE)
 
     def drop(some: Sequence[int]) -> None:
         nonlocal current
-        rest = [pin for pin in kept if pin not in some]
+        rest = [pin for pin in remaining if pin not in some]
         fewer = propagate(rest)
         if fewer.fits >= outcome.fits and fewer.seconds <= min(current * (1 + TOLERANCE * len(some)), most):
-            kept[:], current = rest, max(fewer.seconds, seconds)
+            remaining[:], current = rest, max(fewer.seconds, seconds)
         elif len(some) > 1:
             drop(some[: len(some) // 2])
             drop(some[len(some) // 2 :])
 
     def spare() -> None:
         """Drops the pins that cost the least, as many as are too many."""
-        costs = {pin: propagate([other for other in kept if other != pin]) for pin in kept}
-        for pin in sorted((pin for pin in kept if costs[pin].fits >= outcome.fits), key=lambda pin: costs[pin].seconds):
-            rest = [other for other in kept if other != pin]
+        costs = {pin: propagate([other for other in remaining if other != pin]) for pin in remaining}
+        for pin in sorted((pin for pin in remaining if costs[pin].fits >= outcome.fits), key=lambda pin: costs[pin].seconds):
+            rest = [other for other in remaining if other != pin]
             fewer = propagate(rest)
-            if len(kept) <= FEW or fewer.seconds > most:
+            if len(remaining) <= FEW or fewer.seconds > most:
                 break
             if fewer.fits >= outcome.fits:
-                kept[:] = rest
+                remaining[:] = rest
 
     for half in (pins[: len(pins) // 2], pins[len(pins) // 2 :]):  # without any pin it is known not to do
         if half:
             drop(half)
-    if len(kept) < len(pins):  # what was needed beside a pin may not be without it
-        for pin in tuple(kept):
+    if len(remaining) < len(pins):  # what was needed beside a pin may not be without it
+        for pin in tuple(remaining):
             drop((pin,))
-    if len(kept) > FEW:
+    if len(remaining) > FEW:
         spare()
-    return kept
+    return remaining

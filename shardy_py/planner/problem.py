@@ -95,8 +95,8 @@ def entries(problem: Problem, assignment: Sequence[int]) -> tuple[int, ...]:
     """Per table, the number of the entry that an assignment chooses; -1 where the table forbids it."""
     chosen: list[int] = []
     for table in problem.tables:
-        wanted = np.array([assignment[c] for c in table.classes])
-        (rows,) = np.nonzero((table.strategies == wanted).all(1))
+        strategies = np.array([assignment[c] for c in table.classes])
+        (rows,) = np.nonzero((table.strategies == strategies).all(1))
         chosen.append(int(rows[0]) if len(rows) else -1)
     return tuple(chosen)
 
@@ -137,9 +137,9 @@ def restricted(problem: Problem, strategies: Mapping[int, Sequence[int]]) -> Pro
         A problem with fewer entries.
     """
     allowed: dict[int, Array] = {}
-    for class_, kept in strategies.items():
+    for class_, choices in strategies.items():
         allowed[class_] = np.zeros(problem.strategies[class_], bool)
-        allowed[class_][list(kept)] = True
+        allowed[class_][list(choices)] = True
     rows: list[Array] = []
     for table in problem.tables:
         row = np.ones(len(table.costs), bool)
@@ -150,11 +150,11 @@ def restricted(problem: Problem, strategies: Mapping[int, Sequence[int]]) -> Pro
     return with_entries(problem, rows)
 
 
-def with_entries(problem: Problem, kept: Sequence[Array]) -> Problem:
-    """The problem with some of its entries: per table, whether each stays."""
-    tables = tuple(table if rows.all() else table.take(rows) for table, rows in zip(problem.tables, kept))
+def with_entries(problem: Problem, masks: Sequence[Array]) -> Problem:
+    """The problem with some of its entries; a mask of entries per table."""
+    tables = tuple(table if rows.all() else table.take(rows) for table, rows in zip(problem.tables, masks))
     limits = tuple(
-        Limit(limit.tables, tuple(weights[kept[table]] for table, weights in zip(limit.tables, limit.weights)), limit.limit)
+        Limit(limit.tables, tuple(weights[masks[table]] for table, weights in zip(limit.tables, limit.weights)), limit.limit)
         for limit in problem.limits
     )
     return Problem(problem.strategies, tables, problem.moves, limits)

@@ -43,15 +43,15 @@ class Elimination:
     """Nodes minimized out, with the answer for each choice of their neighbours.
 
     Attributes:
-        kept: The old numbers of the nodes that are left.
-        nodes: The old numbers of the nodes that are gone.
-        neighbours: Per node that is gone, the old numbers of two neighbours, equal where there is but one.
-        widths: Per node that is gone, the number of strategies of its second neighbour; 0 where there is but one.
-        offset: Per node that is gone, where its answers begin.
+        remaining: The old numbers of the nodes of the new model.
+        nodes: The old numbers of the eliminated nodes.
+        neighbours: Per eliminated node, the old numbers of two neighbours, equal where it has one only.
+        widths: Per eliminated node, the number of strategies of its second neighbour; 0 where it has one only.
+        offset: Per eliminated node, where its answers begin.
         answers: Per node and pair of its neighbours' strategies, the node's best strategy.
     """
 
-    kept: Array
+    remaining: Array
     nodes: Array
     neighbours: Array
     widths: Array
@@ -60,8 +60,8 @@ class Elimination:
 
     def expand(self, choice: Array) -> Array:
         """The choice of the old model that a choice of the new one stands for."""
-        old = np.zeros(len(self.kept) + len(self.nodes), dtype=np.int64)
-        old[self.kept] = choice
+        old = np.zeros(len(self.remaining) + len(self.nodes), dtype=np.int64)
+        old[self.remaining] = choice
         first, second = old[self.neighbours[:, 0]], old[self.neighbours[:, 1]]
         wide = np.where(self.widths > 0, first * self.widths + second, first)
         old[self.nodes] = self.answers[self.offset + wide]
@@ -118,21 +118,21 @@ def select(model: Pairwise, selection: Selection) -> Pairwise:
         column = selection.strategies[selection.offset[second[e]] + local]
         values = model.tables[model.entries[e] + row * model.sizes[second[e]] + column]
         costs += np.bincount(columns[selection.root[first[e]]] + local, weights=values, minlength=columns[-1])
-    (kept,) = np.nonzero(~inner)
-    first, second = first[kept], second[kept]
+    (between,) = np.nonzero(~inner)
+    first, second = first[between], second[between]
     edge, local = ragged(lengths[first] * lengths[second])
     width = lengths[second][edge]
     row = local // width
     a = selection.strategies[selection.offset[first][edge] + row]
     b = selection.strategies[selection.offset[second][edge] + local - row * width]
-    tables = model.tables[model.entries[kept][edge] + a * model.sizes[second][edge] + b]
-    edges = selection.root[model.edges[kept]]
+    tables = model.tables[model.entries[between][edge] + a * model.sizes[second][edge] + b]
+    edges = selection.root[model.edges[between]]
     return replace(model, sizes=sizes, costs=costs, edges=edges, tables=tables, events=events)
 
 
-def keep_columns(model: Pairwise, kept: Array) -> tuple[Pairwise, Selection]:
+def keep_columns(model: Pairwise, mask: Array) -> tuple[Pairwise, Selection]:
     """The model with only some of its columns."""
-    (columns,) = np.nonzero(kept)
+    (columns,) = np.nonzero(mask)
     owners = model.owners[columns]
     sizes = np.bincount(owners, minlength=len(model.sizes))
     selection = Selection(np.arange(len(model.sizes)), starts(sizes)[:-1], columns - model.columns[owners])
@@ -160,13 +160,13 @@ def merge_parallel(model: Pairwise) -> Pairwise:
     return replace(model, edges=edges, tables=np.bincount(place, weights=model.tables, minlength=offset[-1]))
 
 
-def take_edges(model: Pairwise, kept: Array) -> Pairwise:
+def take_edges(model: Pairwise, selected: Array) -> Pairwise:
     """The model with only some of its edges, a mask or numbers."""
-    if kept.dtype == bool:
-        (kept,) = np.nonzero(kept)
-    lengths = np.diff(model.entries)[kept]
+    if selected.dtype == bool:
+        (selected,) = np.nonzero(selected)
+    lengths = np.diff(model.entries)[selected]
     edge, local = ragged(lengths)
-    return replace(model, edges=model.edges[kept], tables=model.tables[model.entries[kept][edge] + local])
+    return replace(model, edges=model.edges[selected], tables=model.tables[model.entries[selected][edge] + local])
 
 
 def normalize(model: Pairwise) -> tuple[Pairwise, Selection]:
@@ -266,25 +266,42 @@ def indifferent(model: Pairwise) -> Array:
     return np.bincount(model.owners, weights=np.diff(difference.indptr), minlength=len(model.sizes)) == 0
 
 
-def eliminate(model: Pairwise) -> tuple[Pairwise, float, Elimination] | None:
-    """Nodes of degree two or less whose usage does not depend on their strategy, minimized out; None where there are none.
+@dataclass(frozen=True, eq=False)
+class _Incidence:
+    """The edges at each node.
 
-    Returns:
-        The smaller model, the costs of nodes without neighbours, and the way back.
+    Attributes:
+        degree: Per node, its number of edges.
+        begin: Per node, where its edges begin in `edges`.
+        edges: Numbers of edges, by node.
+        first: Per node, its first neighbour; itself where it has none.
+        second: Per node, its second neighbour; the first where it has one.
     """
+
+    degree: Array
+    begin: Array
+    edges: Array
+    first: Array
+    second: Array
+
+
+def _incidence(model: Pairwise) -> _Incidence:
     nodes = len(model.sizes)
     degree = np.bincount(model.edges.ravel(), minlength=nodes)
-    candidate = indifferent(model) & (degree <= 2)
     ends = np.concatenate([model.edges, model.edges[:, ::-1]])
-    edge_of_end = np.concatenate([np.arange(len(model.edges))] * 2)
     order = np.lexsort((ends[:, 1], ends[:, 0]))
-    neighbour, edge_of_end = ends[order, 1], edge_of_end[order]
     begin = starts(degree)[:-1]
-    padded = np.append(neighbour, [0, 0])
-    one = np.where(degree > 0, padded[begin], np.arange(nodes))
-    two = np.where(degree > 1, padded[begin + 1], one)
-    grown = model.sizes[one] * model.sizes[two]
-    candidate &= (degree < 2) | (grown <= GROWTH * model.sizes * (model.sizes[one] + model.sizes[two]))
+    padded = np.append(ends[order, 1], [0, 0])
+    first = np.where(degree > 0, padded[begin], np.arange(nodes))
+    second = np.where(degree > 1, padded[begin + 1], first)
+    return _Incidence(degree, begin, np.concatenate([np.arange(len(model.edges))] * 2)[order], first, second)
+
+
+def _independent(model: Pairwise, at: _Incidence) -> Array:
+    """Per node, whether it is eliminated: of degree two or less, indifferent, worth it, and no neighbour of another."""
+    nodes = len(model.sizes)
+    sizes, first, second = model.sizes, model.sizes[at.first], model.sizes[at.second]
+    candidate = indifferent(model) & (at.degree <= 2) & ((at.degree < 2) | (first * second <= GROWTH * sizes * (first + second)))
     # Neighbours cannot go at once. A hashed order takes a constant share of a chain of candidates, where the order of numbers takes one.
     rank = np.argsort((np.arange(nodes, dtype=np.uint64) * np.uint64(2654435761)) % np.uint64(1 << 32), kind="stable")
     place = np.empty(nodes, dtype=np.int64)
@@ -292,55 +309,78 @@ def eliminate(model: Pairwise) -> tuple[Pairwise, float, Elimination] | None:
     both = candidate[model.edges].all(1)
     loser = np.where(place[model.edges[:, 0]] > place[model.edges[:, 1]], model.edges[:, 0], model.edges[:, 1])
     candidate[loser[both]] = False
-    (gone,) = np.nonzero(candidate)
-    if not len(gone):
-        return None
-    (kept,) = np.nonzero(~candidate)
-    renumbered = np.cumsum(~candidate) - 1
-    base = model.base + np.asarray(model.events[:, model.columns[gone]].sum(axis=1)).ravel()
+    return candidate
+
+
+def _minimized(model: Pairwise, at: _Incidence, nodes: Array, height: Array, width: Array) -> tuple[Array, Array]:
+    """Per node and pair of its neighbours' strategies, its least cost, and the first strategy that has it.
+
+    Args:
+        model: The model.
+        at: Its edges by node.
+        nodes: The nodes.
+        height: Per node, the number of strategies of its first neighbour.
+        width: Per node, the number of strategies of its second neighbour.
+    """
+    size, wide = model.sizes[nodes], at.degree[nodes] == 2
     best, answers = [], []
-    wide = degree[gone] == 2
-    height = np.where(degree[gone] > 0, model.sizes[one[gone]], 1)
-    width = np.where(wide, model.sizes[two[gone]], 1)
-    size = model.sizes[gone]
     for piece in chunks(height * width * size):
-        h, w, d, b = height[piece], width[piece], size[piece], gone[piece]
+        h, w, d, b = height[piece], width[piece], size[piece], nodes[piece]
         which, local = ragged(h * w * d)
         s = local // (w[which] * d[which])
         local -= s * w[which] * d[which]
         u = local // d[which]
         t = local - u * d[which]
         value = model.costs[model.columns[b][which] + t]
-        for position, neighbours, choice, there in ((0, one[b], s, degree[b] > 0), (1, two[b], u, wide[piece])):
-            (at,) = np.nonzero(there[which])
-            of = which[at]
-            edge = edge_of_end[begin[b[of]] + position]
+        for position, neighbours, choice, there in ((0, at.first[b], s, at.degree[b] > 0), (1, at.second[b], u, wide[piece])):
+            (entries,) = np.nonzero(there[which])
+            of = which[entries]
+            edge = at.edges[at.begin[b[of]] + position]
             is_first = model.edges[edge, 0] == b[of]
-            entry = np.where(is_first, t[at] * model.sizes[neighbours[of]] + choice[at], choice[at] * d[of] + t[at])
-            value[at] += model.tables[model.entries[edge] + entry]
+            entry = np.where(is_first, t[entries] * model.sizes[neighbours[of]] + choice[entries], choice[entries] * d[of] + t[entries])
+            value[entries] += model.tables[model.entries[edge] + entry]
         begins = starts(np.repeat(d, h * w))[:-1]
         least = np.minimum.reduceat(value, begins)
         attained = value == np.repeat(least, np.repeat(d, h * w))
         answers.append(np.minimum.reduceat(np.where(attained, t, np.iinfo(np.int64).max), begins))
         best.append(least)
-    values, places = np.concatenate(best), starts(height * width)
-    step = Elimination(
-        kept, gone, np.stack([one[gone], two[gone]], 1), np.where(wide, model.sizes[two[gone]], 0), places[:-1], np.concatenate(answers)
-    )
+    return np.concatenate(best), np.concatenate(answers)
+
+
+def eliminate(model: Pairwise) -> tuple[Pairwise, float, Elimination] | None:
+    """Nodes of degree two or less whose usage does not depend on their strategy, minimized out; None where there are none.
+
+    Returns:
+        The smaller model, the costs of nodes without neighbours, and the way back.
+    """
+    at = _incidence(model)
+    candidate = _independent(model, at)
+    (nodes,) = np.nonzero(candidate)
+    if not len(nodes):
+        return None
+    (remaining,) = np.nonzero(~candidate)
+    renumbered = np.cumsum(~candidate) - 1
+    base = model.base + np.asarray(model.events[:, model.columns[nodes]].sum(axis=1)).ravel()
+    degree, first, second = at.degree[nodes], at.first[nodes], at.second[nodes]
+    wide = degree == 2
+    height = np.where(degree > 0, model.sizes[first], 1)
+    width = np.where(wide, model.sizes[second], 1)
+    values, answers = _minimized(model, at, nodes, height, width)
+    neighbours = np.stack([first, second], 1)
+    step = Elimination(remaining, nodes, neighbours, np.where(wide, model.sizes[second], 0), starts(height * width)[:-1], answers)
     owner, local = ragged(height * width)
-    constant = float(values[(degree[gone] == 0)[owner]].sum())
-    leaf = (degree[gone] == 1)[owner]
-    costs = model.costs + np.bincount(model.columns[one[gone]][owner[leaf]] + local[leaf], weights=values[leaf], minlength=len(model.costs))
-    of_kept = ~candidate[model.owners]
-    left = take_edges(model, ~candidate[model.edges].any(1))
-    added = np.stack([one[gone], two[gone]], 1)[wide]
+    constant = float(values[(degree == 0)[owner]].sum())
+    leaf = (degree == 1)[owner]
+    costs = model.costs + np.bincount(model.columns[first][owner[leaf]] + local[leaf], weights=values[leaf], minlength=len(model.costs))
+    columns = ~candidate[model.owners]
+    outside = take_edges(model, ~candidate[model.edges].any(1))
     model = replace(
-        left,
-        sizes=model.sizes[kept],
-        costs=costs[of_kept],
-        edges=renumbered[np.concatenate([left.edges, added])],
-        tables=np.concatenate([left.tables, values[wide[owner]]]),
-        events=model.events[:, np.nonzero(of_kept)[0]],
+        outside,
+        sizes=model.sizes[remaining],
+        costs=costs[columns],
+        edges=renumbered[np.concatenate([outside.edges, neighbours[wide]])],
+        tables=np.concatenate([outside.tables, values[wide[owner]]]),
+        events=model.events[:, np.nonzero(columns)[0]],
         base=base,
     )
     return model, constant, step
@@ -351,8 +391,8 @@ def chunks(lengths: Array, most: int = 8_000_000) -> list[slice]:
     total = np.cumsum(lengths)
     pieces, begin = [], 0
     while begin < len(lengths):
-        done = total[begin - 1] if begin else 0
-        end = max(int(np.searchsorted(total, done + most, side="right")), begin + 1)
+        before = total[begin - 1] if begin else 0
+        end = max(int(np.searchsorted(total, before + most, side="right")), begin + 1)
         pieces.append(slice(begin, end))
         begin = end
     return pieces

@@ -237,9 +237,9 @@ def _move_rows(tables: Sequence[Table], starts: Array, place_of_move: Array, wid
     order = np.argsort(moves, kind="stable")
     for table, start in zip(tables, starts):
         entries, at = np.nonzero(table.at_hand >= 0)
-        made = table.at_hand[entries, at]
-        begins = np.searchsorted(moves[order], made, "left")
-        counts = np.searchsorted(moves[order], made, "right") - begins
+        at_hand = table.at_hand[entries, at]
+        begins = np.searchsorted(moves[order], at_hand, "left")
+        counts = np.searchsorted(moves[order], at_hand, "right") - begins
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         rows.append(order[np.repeat(begins, counts) + offsets])
         columns.append(np.repeat(start + entries, counts))
@@ -334,13 +334,13 @@ def narrowed(problem: Problem, of: Program, keep: Array) -> Problem:
     for n, c in enumerate(of.classes):
         begin, end = of.starts[len(problem.tables) + n], of.starts[len(problem.tables) + n + 1]
         allowed[c][of.strategies[n][keep[begin:end]]] = True
-    kept: list[Array] = []
+    masks: list[Array] = []
     for number, table in enumerate(problem.tables):
         rows = keep[of.starts[number] : of.starts[number + 1]].copy()
         for i, c in enumerate(table.classes):
             rows &= allowed[c][table.strategies[:, i]]
-        kept.append(rows)
-    return with_entries(problem, kept)
+        masks.append(rows)
+    return with_entries(problem, masks)
 
 
 @dataclass(frozen=True, slots=True)

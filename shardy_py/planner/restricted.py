@@ -152,11 +152,11 @@ class Restricted:
         of_column, of_entry = self.messages.excess(marginals)
         rank = min(most, len(of_entry) - 1)
         threshold = float(np.partition(of_entry, rank)[rank]) if rank >= 0 else np.inf
-        kept = (of_column <= threshold) | used
+        columns = (of_column <= threshold) | used
         choice = self.incumbent.choice
         if choice is not None:
-            kept[model.columns[:-1] + choice] = True
-        value = np.where(kept[layout.row_columns][layout.row] & kept[layout.column_columns][layout.column], of_entry, np.inf)
+            columns[model.columns[:-1] + choice] = True
+        value = np.where(columns[layout.row_columns][layout.row] & columns[layout.column_columns][layout.column], of_entry, np.inf)
         in_row = np.full(len(layout.row_edges), np.inf)
         np.minimum.at(in_row, layout.row, value)
         in_column = np.full(len(layout.column_edges), np.inf)
@@ -165,7 +165,7 @@ class Restricted:
         if choice is not None:
             first, second = model.edges[:, 0], model.edges[:, 1]
             entries[model.entries[:-1] + choice[first] * model.sizes[second] + choice[second]] = True
-        return kept, entries
+        return columns, entries
 
     def run(self) -> float:
         """Rounds until the bound meets the incumbent or time is up; then the bound."""
@@ -182,8 +182,8 @@ class Restricted:
             marginals, extra, choice = self.price(multipliers, PASSES)
             for factor in FACTORS:
                 incumbent.offer(choice, factor * extra)
-            kept, entries = self.preferred(marginals, used, most)
-            part = program(model, kept, scale, entries)
+            columns, entries = self.preferred(marginals, used, most)
+            part = program(model, columns, scale, entries)
             relaxation, took = None, 0.0
             for _ in range(ROW_ROUNDS):
                 before = clock.left()
@@ -204,11 +204,11 @@ class Restricted:
             if relaxation.value < incumbent.cost - 1e-6 * abs(incumbent.cost) and change < SETTLED:
                 few = without(model, part, relaxation, min(incumbent.cost, relaxation.value + near * abs(relaxation.value)))
                 share = LARGER_SHARE if change < STILL else SHARE
-                found, _, finished = integer(model, few, epochs, share * clock.left(), 1e-4)
+                choice_of_part, _, finished = integer(model, few, epochs, share * clock.left(), 1e-4)
                 near *= WIDER if finished else NARROWER
-                if found is not None:
-                    epochs = np.union1d(epochs, peaks(model.usage(found), model.limit, set(epochs.tolist()))).astype(np.int64)
-                    incumbent.offer(found)
+                if choice_of_part is not None:
+                    epochs = np.union1d(epochs, peaks(model.usage(choice_of_part), model.limit, set(epochs.tolist()))).astype(np.int64)
+                    incumbent.offer(choice_of_part)
             history.append(incumbent.cost)
             stalled = len(history) > STALLED and history[-1 - STALLED] - incumbent.cost < STILL * abs(incumbent.cost)
             if stalled:

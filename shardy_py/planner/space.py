@@ -160,8 +160,8 @@ class _Joiner:
             self.fixed.add(argument)
         values = main.body.terminator.operands
         for number, (value, type_, sharding) in enumerate(zip(values, main.result_types, annotations.outputs, strict=True)):
-            stated = _stated_by_shard_map(value) if sharding is None else None
-            self.add(number, type_.shape, sharding or stated, pinned=stated is not None)
+            out_spec = _out_spec(value) if sharding is None else None
+            self.add(number, type_.shape, sharding or out_spec, pinned=out_spec is not None)
 
     def add(self, value: Value | int, shape: Sequence[int], sharding: TensorSharding | None = None, pinned: bool = False) -> None:
         """Numbers the dimensions of a value.
@@ -177,8 +177,8 @@ class _Joiner:
             number = self.numbers[value, dim] = len(self.dims)
             self.dims.append((value, dim))
             self.sizes.append(size)
-            stated = sharding is not None and (pinned or sharding.dims[dim].is_closed or bool(layout[dim]))
-            self.pins.append(layout[dim] if stated else None)
+            is_pinned = sharding is not None and (pinned or sharding.dims[dim].is_closed or bool(layout[dim]))
+            self.pins.append(layout[dim] if is_pinned else None)
             self.parent.append(number)
             self.values.append({value: dim})
 
@@ -377,7 +377,7 @@ class _Joiner:
         return tuple(dict.fromkeys(chosen))
 
 
-def _stated_by_shard_map(result: Value) -> TensorSharding | None:
+def _out_spec(result: Value) -> TensorSharding | None:
     """The `out_specs` of a result of the function that a `shard_map` makes; None of others.
 
     The user wrote them. With `check_vma=False` copies along other axes may even differ, and JAX returns those of these specs.

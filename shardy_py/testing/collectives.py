@@ -14,7 +14,7 @@ from shardy_py.plan.movements import format_bytes
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _RELATIONS: dict[str, Callable[[float, float], bool]] = {"": operator.eq, "==": operator.eq, "<": operator.lt, "<=": operator.le}
 _LIMIT = re.compile(r"(?P<relation><=|<|==)?\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]+)?")
-_SHOWN = 30
+_MAX_LISTED = 30
 
 
 def assert_collectives(plan: Plan, expected: Mapping[str, int | str], *, others: bool = False) -> None:
@@ -39,14 +39,14 @@ def assert_collectives(plan: Plan, expected: Mapping[str, int | str], *, others:
         >>> assert_collectives(plan, {"all_reduce": "<= 1 KiB"})
     """
     __tracebackhide__ = True
-    wanted = {key: _Limit.parse(key, value) for key, value in expected.items()}
+    limits = {key: _Limit.parse(key, value) for key, value in expected.items()}
     for key in expected:
         kind = key.partition("(")[0]
         if kind not in KINDS:
             raise ValueError(f"there is no kind of collectives {kind!r}; the kinds are {', '.join(KINDS)}")
     problems: list[str] = []
     named: set[int] = set()
-    for key, limit in wanted.items():
+    for key, limit in limits.items():
         matches = [(i, c) for i, c in enumerate(plan.collectives) if key in (c.kind, _with_axes(c))]
         named |= {i for i, _ in matches}
         actual = limit.measure([c for _, c in matches])
@@ -60,9 +60,9 @@ def assert_collectives(plan: Plan, expected: Mapping[str, int | str], *, others:
         problems += (f"{n} {key}, expected none" for key, n in counts.items())
     if problems:
         listed = [f"  {line}" for line in lines(plan.collectives)] if plan.collectives else ["  none"]
-        more = [f"  ... and {len(listed) - _SHOWN} more"] if len(listed) > _SHOWN else []
+        more = [f"  ... and {len(listed) - _MAX_LISTED} more"] if len(listed) > _MAX_LISTED else []
         raise AssertionError(
-            "\n".join((f"collectives of the plan of {plan.name}: {'; '.join(problems)}", "it has", *listed[:_SHOWN], *more))
+            "\n".join((f"collectives of the plan of {plan.name}: {'; '.join(problems)}", "it has", *listed[:_MAX_LISTED], *more))
         )
 
 

@@ -52,21 +52,21 @@ def assert_sharding(subject: Any, path: str, spec: Any) -> None:
         if isinstance(spec, str):
             expected, fits = spec, spec.replace(" ", "") == actual
         else:
-            has, wanted = _dims_of(value.sharding, value.type.rank), _dims_of(spec, value.type.rank, path)
-            expected, fits = _text(value.dtype, value.shape, wanted), _fit(has, wanted)
+            actual_dims, expected_dims = _dims_of(value.sharding, value.type.rank), _dims_of(spec, value.type.rank, path)
+            expected, fits = _text(value.dtype, value.shape, expected_dims), _fit(actual_dims, expected_dims)
         if not fits:
             raise AssertionError(
                 "\n".join((f"{path} is {actual}, expected {expected}", f"  in the plan of {subject.name}", *_why(subject, value)))
             )
         return
     array = _array(subject, path)
-    has, shape, dtype = _dims_of(array.sharding, len(array.shape), path), tuple(array.shape), str(array.dtype)
-    actual = _text(dtype, shape, has)
+    actual_dims, shape, dtype = _dims_of(array.sharding, len(array.shape), path), tuple(array.shape), str(array.dtype)
+    actual = _text(dtype, shape, actual_dims)
     if isinstance(spec, str):
         expected, fits = spec, spec.replace(" ", "") == actual
     else:
-        wanted = _dims_of(spec, len(shape), path)
-        expected, fits = _text(dtype, shape, wanted), _fit(has, wanted)
+        expected_dims = _dims_of(spec, len(shape), path)
+        expected, fits = _text(dtype, shape, expected_dims), _fit(actual_dims, expected_dims)
     if not fits:
         raise AssertionError(f"{path or 'the array'} is {actual}, expected {expected}\n  its sharding is {array.sharding}")
 
@@ -114,8 +114,8 @@ def _dims_of(spec: Any, rank: int, path: str = "") -> Dims:
     ]
 
 
-def _fit(has: Dims, wanted: Dims) -> bool:
-    return len(has) == len(wanted) and all(b is _ANY or a == b for a, b in zip(has, wanted))
+def _fit(actual_dims: Dims, expected_dims: Dims) -> bool:
+    return len(actual_dims) == len(expected_dims) and all(b is _ANY or a == b for a, b in zip(actual_dims, expected_dims))
 
 
 def _text(dtype: str, shape: Sequence[int], dims: Dims) -> str:

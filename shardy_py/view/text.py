@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LIMIT = 60
 """Default number of lines of each part of the text."""
 
-NOTES_SHOWN = 3
+MAX_NOTES = 3
 """Of notes of one kind, that many are listed; warnings and errors always are."""
 
 WIDTH = 100
@@ -152,16 +152,16 @@ def _findings(findings: Sequence[Finding], limit: int | None, width: int) -> lis
             notes.setdefault(group.first.kind, []).append(group)
         else:
             grave.append(group)
-    kept = grave if limit is None else grave[:limit]
-    for group in kept:
+    listed = grave if limit is None else grave[:limit]
+    for group in listed:
         lines += _finding(group, width)
-    if len(grave) > len(kept):
-        lines.append(f"  ... and {sum(group.count for group in grave[len(kept) :]):,} more, all in plan.findings")
+    if len(grave) > len(listed):
+        lines.append(f"  ... and {sum(group.count for group in grave[len(listed) :]):,} more, all in plan.findings")
     for kind, groups in notes.items():
-        shown = groups if limit is None else groups[:NOTES_SHOWN]
-        for group in shown:
+        listed_notes = groups if limit is None else groups[:MAX_NOTES]
+        for group in listed_notes:
             lines += _finding(group, width)
-        left = sum(group.count for group in groups[len(shown) :])
+        left = sum(group.count for group in groups[len(listed_notes) :])
         if left:
             lines.append(f"  ... and {left:,} more notes of kind {kind}")
     return lines

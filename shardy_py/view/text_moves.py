@@ -72,9 +72,9 @@ def _moves(what: str, moves: Sequence[_Move], limit: int | None) -> list[str]:
     if not moves:
         return []
     ordered = sorted(moves, key=lambda move: -move.count * move.total)
-    kept = ordered if limit is None else ordered[: max(limit // 3, 1)]
-    widths = [min(max(len(move.row[k]) for move in kept), 24) for k in range(4)]
-    rows = [move.row for move in kept]
+    listed = ordered if limit is None else ordered[: max(limit // 3, 1)]
+    widths = [min(max(len(move.row[k]) for move in listed), 24) for k in range(4)]
+    rows = [move.row for move in listed]
     lines = []
     for size, trips, *cells in rows:
         columns = [f"{cell:<{width}}" for cell, width in zip(cells, widths[2:]) if width]
@@ -83,7 +83,7 @@ def _moves(what: str, moves: Sequence[_Move], limit: int | None) -> list[str]:
     least = "at least " if any(move.trips is None for move in moves) else ""
     bring = "which bring" if count > 1 else "which brings"
     total = format_bytes(sum(move.count * move.total for move in moves))
-    left = ordered[len(kept) :]
+    left = ordered[len(listed) :]
     more = [f"  ... and {sum(move.count for move in left):,} more {what}s, of {format_bytes(left[0].total)} or less each"] if left else []
     return [f"{what}s  {count:,}, {bring} {least}{total} to each device in a call", *lines, *more]
 

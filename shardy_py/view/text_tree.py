@@ -95,15 +95,15 @@ def merged(nodes: Sequence[Node], numbered: Callable[[str], bool] = lambda label
             key = (match[1], match[3], node.text, node.bytes, node.count, node.children)
             series.setdefault(key, {})[int(match[2])] = position
     placed: list[tuple[int, Node]] = []
-    gone: set[int] = set()
+    merged_positions: set[int] = set()
     for key, numbers in series.items():
         for run in _runs(sorted(numbers)):
             positions = [numbers[n] for n in run]
-            gone.update(positions)
+            merged_positions.update(positions)
             first = nodes[min(positions)]
             label = f"{key[0]}{run[0]}..{run[-1]}{key[1]}" if len(run) > 1 else first.label
             placed.append((min(positions), replace(first, label=label, times=len(run))))
-    placed += [(position, node) for position, node in enumerate(nodes) if position not in gone]
+    placed += [(position, node) for position, node in enumerate(nodes) if position not in merged_positions]
     return [node for _, node in sorted(placed, key=lambda entry: entry[0])]
 
 
@@ -196,16 +196,16 @@ def fitted(nodes: Sequence[Node], limit: int | None, unit: str = "array", each: 
     leaves: list[tuple[tuple[int, bool, int], tuple[int, ...]]] = []
     _rank(nodes, (), 1, each, leaves)
     leaves.sort()
-    kept: set[tuple[int, ...]] = {()}
+    listed: set[tuple[int, ...]] = {()}
     room = limit - 1
     for _, path in leaves:
-        new = [path[:k] for k in range(1, len(path) + 1) if path[:k] not in kept]
+        new = [path[:k] for k in range(1, len(path) + 1) if path[:k] not in listed]
         room -= 2 * len(new) - 1  # an inner node takes a line for the leaves it leaves out
-        if room < 0 and len(kept) > 1:
+        if room < 0 and len(listed) > 1:
             break
-        kept.update(new)
+        listed.update(new)
     place = {path: i for i, (_, path) in enumerate(leaves)}
-    return _kept(nodes, (), kept, place, unit)[0]
+    return _listed(nodes, (), listed, place, unit)[0]
 
 
 def _rank(
@@ -220,30 +220,30 @@ def _rank(
             out.append(((-node.bytes * (1 if each else total), not node.replicated, len(out)), (*above, i)))
 
 
-def _kept(
-    nodes: Sequence[Node], above: tuple[int, ...], kept: set[tuple[int, ...]], place: dict[tuple[int, ...], int], unit: str
+def _listed(
+    nodes: Sequence[Node], above: tuple[int, ...], listed: set[tuple[int, ...]], place: dict[tuple[int, ...], int], unit: str
 ) -> tuple[list[Node], int]:
-    """The kept siblings and a line for the others; and the place of the first leaf among them."""
-    shown: list[tuple[int, Node]] = []
-    left: list[Node] = []
+    """The listed siblings and a line for the others; and the place of the first leaf among them."""
+    nodes_by_place: list[tuple[int, Node]] = []
+    omitted: list[Node] = []
     complete = True
     for i, node in enumerate(nodes):
         path = (*above, i)
-        if path not in kept:
-            left.append(node)
+        if path not in listed:
+            omitted.append(node)
         elif node.children:
-            children, first = _kept(node.children, path, kept, place, unit)
+            children, first = _listed(node.children, path, listed, place, unit)
             complete = complete and lines_of(replace(node, children=tuple(children))) == lines_of(node)
-            shown.append((first, replace(node, children=tuple(children))))
+            nodes_by_place.append((first, replace(node, children=tuple(children))))
         else:
-            shown.append((place[path], node))
-    first = min(position for position, _ in shown)
-    if left or not complete:
-        shown.sort(key=lambda entry: entry[0])
-    out = [node for _, node in shown]
-    if left:
-        count = sum(node.count * node.times for node in left)
-        most = format_bytes(max(map(_largest, left)))
+            nodes_by_place.append((place[path], node))
+    first = min(position for position, _ in nodes_by_place)
+    if omitted or not complete:
+        nodes_by_place.sort(key=lambda entry: entry[0])
+    out = [node for _, node in nodes_by_place]
+    if omitted:
+        count = sum(node.count * node.times for node in omitted)
+        most = format_bytes(max(map(_largest, omitted)))
         out.append(
             Node(f"... and {count:,} more {unit}s, of {most} or less each" if count > 1 else f"... and 1 more {unit} of {most}", count=0)
         )

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         raise CommandError(f"--limit is {options.limit}", fix="write a number of nodes, 1 or more")
     mesh = mesh_of(options.mesh)
     parameters = counts(options.parameters, "--parameters")
-    function, args = _called(options)
+    function, args = _function_and_arguments(options)
     with progress(f"profiling {options.target}"):
         graph = profile(
             function, *args, by=options.by, parameters=parameters, hardware=options.hardware, measured=options.measured, mesh=mesh
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _called(options: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _function_and_arguments(options: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function and its arguments, all by position."""
     from shardy_py.api import AutoSharded
 

@@ -89,8 +89,8 @@ def _costs_of_graph(options: argparse.Namespace) -> tuple[dict[str, Any], list[f
         raise CommandError(f"{options.graph} has no stage ids", fix="divide it first: shardy-py stages partition ... -o FILE")
     virtual = max(options.virtual, 1)
     if count % virtual or options.stages not in (None, count // virtual):
-        wanted = f"{virtual} on each of {options.stages or 'some'} meshes"
-        raise CommandError(f"{options.graph} has {count} stages, not {wanted}", fix="leave --stages out, or change --virtual")
+        shape = f"{virtual} on each of {options.stages or 'some'} meshes"
+        raise CommandError(f"{options.graph} has {count} stages, not {shape}", fix="leave --stages out, or change --virtual")
     replicas = [1] * count if options.replicas is None else counts(options.replicas, "--replicas")
     if len(replicas) != count or 0 in replicas:
         raise CommandError(f"--replicas {options.replicas} is not a number of machines for each of {count} stages")

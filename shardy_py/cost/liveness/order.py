@@ -169,18 +169,18 @@ ORDERS: Mapping[str, Callable[[Region], list[Node]]] = {"breadth-first": breadth
 """Name -> order."""
 
 
-def put_in_order(graph: Graph, order: str) -> None:
+def order_nodes(graph: Graph, order: str) -> None:
     """Orders the nodes of all regions.
 
     Args:
         graph: Is changed.
         order: One of `ORDERS`.
     """
-    _put(graph.main, ORDERS[order])
+    _order(graph.main, ORDERS[order])
 
 
-def _put(region: Region, order: Callable[[Region], list[Node]]) -> None:
+def _order(region: Region, order: Callable[[Region], list[Node]]) -> None:
     for node in region.nodes:
         for inner in node.regions:
-            _put(inner, order)
+            _order(inner, order)
     region.nodes = order(region)

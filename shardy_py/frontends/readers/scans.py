@@ -110,7 +110,7 @@ class _Loop:
         elements = [self.element(x, here, block) for x in xs]
         jaxpr = self.eqn.params["jaxpr"]
         operands = [*consts, *carry, *elements]
-        if self.style.called:
+        if self.style.calls_body:
             key = ("closed_call", open_jaxpr(jaxpr)) if not jaxpr.consts else object()
             results, inner = call(self.importer, "closed_call", key, jaxpr, operands, self.eqn, block)
             block.ops[-1].primitive = "closed_call"

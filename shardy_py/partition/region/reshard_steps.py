@@ -149,10 +149,10 @@ class _Route:
     def _shard_further(self, d: int, pending: list[AxisRef], scatter: bool) -> None:
         """Shards a dimension further towards the target: by slices, and with `scatter` by reduce-scatters."""
         while True:
-            current, wanted = self.now.dims[d].axes, self.target.dims[d].axes
-            if len(current) >= len(wanted) or wanted[: len(current)] != current:
+            current, target = self.now.dims[d].axes, self.target.dims[d].axes
+            if len(current) >= len(target) or target[: len(current)] != current:
                 return
-            missing = wanted[len(current) :]
+            missing = target[len(current) :]
             summed = missing[0] in pending
             run: list[AxisRef] = []
             for axis in missing:
@@ -176,11 +176,11 @@ class _Route:
         if self.now.are_dim_axes_equal(self.target):
             return
         partial = self.now.unreduced
-        source, wanted = layout([d.axes for d in self.now.dims]), layout([d.axes for d in self.target.dims])
+        source, target = layout([d.axes for d in self.now.dims]), layout([d.axes for d in self.target.dims])
         route = (
-            direct_route(source, wanted, self.shape, self.mesh)
-            or searched_route(source, wanted, self.shape, self.mesh)
-            or _gather_and_slice(source, wanted)
+            direct_route(source, target, self.shape, self.mesh)
+            or searched_route(source, target, self.shape, self.mesh)
+            or _gather_and_slice(source, target)
         )
         for kind, axes, after, dim, to in route:
             self.step(kind, axes, layout([d.axes for d in after.dims], partial), dim, to)

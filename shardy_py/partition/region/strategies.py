@@ -223,15 +223,15 @@ class _Setting(NamedTuple):
             for factor, axes in source.items():
                 if not axes:
                     continue
-                taken = chosen[factor]
-                if axes[: len(taken)] != taken:
+                own = chosen[factor]
+                if axes[: len(own)] != own:
                     continue
-                for axis in axes[len(taken) :]:
+                for axis in axes[len(own) :]:
                     if axis in used:
                         break
                     used.add(axis)
-                    taken = (*taken, axis)
-                chosen[factor] = taken
+                    own = (*own, axis)
+                chosen[factor] = own
         return chosen
 
     def runnable(self, axes: Sequence[Axes]) -> tuple[Axes, ...]:
@@ -299,13 +299,13 @@ def _use_cost(source: Layout, reduced: Layout, result: TensorLayouts, mesh: Mesh
         return _reshard_cost(source, reduced, result, mesh)
     copies = [source]
     total = 0
-    for wanted in result.layouts:
-        if wanted is source:
+    for target in result.layouts:
+        if target is source:
             continue
-        if any(axis not in source.unreduced for axis in wanted.unreduced):
-            wanted = partial(wanted, [axis for axis in wanted.unreduced if axis in source.unreduced])
-        total += min([_reshard_cost(copy, wanted, result, mesh) for copy in copies])
-        copies.append(wanted)
+        if any(axis not in source.unreduced for axis in target.unreduced):
+            target = partial(target, [axis for axis in target.unreduced if axis in source.unreduced])
+        total += min([_reshard_cost(copy, target, result, mesh) for copy in copies])
+        copies.append(target)
     return total
 
 

@@ -66,11 +66,11 @@ class ShardingOrigins:
         name = op.attributes[ORIGIN_NAME]
         for owner in dataflow.owners(op):
             inside = isinstance(owner.owner, Block)
-            stated = op.attributes["in_shardings" if inside else "out_shardings"]
+            shardings = op.attributes["in_shardings" if inside else "out_shardings"]
             origin = f"{name}_{'input' if inside else 'output'}: {owner.index}"
             if (edge := dataflow.edge_of_owner(owner)) is not None:
                 self.names[edge.result] = origin
-            self._add(owner, origin, stated[owner.index])
+            self._add(owner, origin, shardings[owner.index])
             if inside:
                 operand = op.operands[owner.index]
                 self._add(operand, origin, dataflow.get_sharding(operand))

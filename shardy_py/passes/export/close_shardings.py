@@ -51,12 +51,12 @@ class CloseShardings(Pass):
                         result.sharding = replicated[result.type.rank]
                 if op.regions and (op.attributes.get("in_shardings") or op.attributes.get("out_shardings")):
                     op.attributes = {
-                        name: tuple(closed[sharding] for sharding in value) if name in _STATED and value else value
+                        name: tuple(closed[sharding] for sharding in value) if name in _COMPUTATION_SHARDINGS and value else value
                         for name, value in op.attributes.items()
                     }
 
 
-_STATED = frozenset(("in_shardings", "out_shardings"))
+_COMPUTATION_SHARDINGS = frozenset(("in_shardings", "out_shardings"))
 
 
 class _Closed(dict[TensorSharding, TensorSharding]):

@@ -35,8 +35,8 @@ def permute(search: Search) -> bool:
     """
     old, target, current = search.source, [list(order) for order in search.target], search.current
     room = [size_of(parts) for parts in old]
-    stays, ends, replaced = _place_wanted(room, target)
-    fronts, middles = _place_unwanted(search, room, replaced)
+    stays, ends, replaced = _place_target_axes(room, target)
+    fronts, middles = _place_other_axes(search, room, replaced)
     new = [[*front, *middle, *end] for front, middle, end in zip(fronts, middles, ends, strict=True)]
     if any(size_of(parts) != size_of(a) * size_of(b) for parts, a, b in zip(old, stays, new, strict=True)):
         return False
@@ -51,8 +51,8 @@ def permute(search: Search) -> bool:
     return True
 
 
-def _place_wanted(room: list[int], target: list[list[Part]]) -> tuple[list[list[Part]], list[list[Part]], list[int]]:
-    """Puts axes that are wanted into place, and the rest of them at the ends of the first dimensions with room.
+def _place_target_axes(room: list[int], target: list[list[Part]]) -> tuple[list[list[Part]], list[list[Part]], list[int]]:
+    """Puts axes of the target into place, and the rest of them at the ends of the first dimensions with room.
 
     Returns:
         Per dimension: the axes in their final place, those at the end, and how many pieces the former make.
@@ -70,10 +70,10 @@ def _place_wanted(room: list[int], target: list[list[Part]]) -> tuple[list[list[
     return stays, ends, [size_of(parts) for parts in stays]
 
 
-def _place_unwanted(search: Search, room: list[int], replaced: list[int]) -> tuple[list[list[Part]], list[list[Part]]]:
-    """Keeps axes that nobody wants, to be gathered later, in the room that is left.
+def _place_other_axes(search: Search, room: list[int], replaced: list[int]) -> tuple[list[list[Part]], list[list[Part]]]:
+    """Keeps axes that the target lacks, to be gathered later, in the remaining room.
 
-    In each dimension, the first of them make way for the axes in their final place; the others are kept before those.
+    In each dimension, the first of them give way to the axes in their final place; the others stay before those.
 
     Returns:
         Per dimension: axes that came from other dimensions, and its own.
@@ -81,8 +81,8 @@ def _place_unwanted(search: Search, room: list[int], replaced: list[int]) -> tup
     own: list[list[Part]] = []
     homeless: list[Part] = []
     for dim, parts in enumerate(search.source):
-        unwanted = [part for part in parts if part not in search.wanted]
-        first, last = _split_after(unwanted, replaced[dim])
+        others = [part for part in parts if part not in search.wanted]
+        first, last = _split_after(others, replaced[dim])
         left = last + first
         own.append(fill(left, room, dim))
         homeless += left

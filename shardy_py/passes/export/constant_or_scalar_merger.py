@@ -46,11 +46,11 @@ def _merge(block: Block) -> None:
         result = op.results[0]
         key = (op.name, *op.operands, result.type, result.sharding, *op.attributes.items())
         try:
-            kept = first.setdefault(key, op)
+            representative = first.setdefault(key, op)
         except TypeError:  # an attribute that has no hash
-            kept = first.setdefault((*key[: -len(op.attributes)], _hashable(op.attributes)), op)
-        if kept is not op:
-            result.replace_uses(kept.results[0])
+            representative = first.setdefault((*key[: -len(op.attributes)], _hashable(op.attributes)), op)
+        if representative is not op:
+            result.replace_uses(representative.results[0])
             op.drop_uses()
             op.block = None
             dead.add(op)

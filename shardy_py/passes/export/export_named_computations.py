@@ -46,11 +46,11 @@ class ExportNamedComputations(Pass):
             op.block = None
 
 
-def _shardings(owners: list[Value], stated: tuple[TensorSharding, ...] | None) -> list[TensorSharding | None]:
+def _shardings(owners: list[Value], attribute: tuple[TensorSharding, ...] | None) -> list[TensorSharding | None]:
     shardings: list[TensorSharding | None] = []
     for i, owner in enumerate(owners):
         edge = edge_of_owner(owner)
-        shardings.append(edge.results[0].sharding if edge is not None else stated[i] if stated else None)
+        shardings.append(edge.results[0].sharding if edge is not None else attribute[i] if attribute else None)
     mesh = next((sharding.mesh for sharding in shardings if sharding is not None), None)
     return shardings if mesh is None else [*fill(owners, shardings, mesh)]
 

@@ -152,8 +152,8 @@ class _Inserter:
             sharding = get_sharding(operand)
             if not unreduced_of(sharding):
                 continue
-            kept = get_sharding(op.results[0]) if op.results else None
-            for step in reduce_to(sharding, kept, self.meshes):
+            target = get_sharding(op.results[0]) if op.results else None
+            for step in reduce_to(sharding, target, self.meshes):
                 collective = self.make(step, operand, f"{op.name} needs the sum", op)
                 self.edits.before(op, collective)
                 op.set_operand(i, collective.results[0])
@@ -167,7 +167,7 @@ class _Inserter:
         if rule is None or rule.is_custom:
             return
         values = (*op.operands, *op.results)
-        shardings = tuple([_seen_sharding(value) for value in values])
+        shardings = tuple([_sharding_at_op(value) for value in values])
         if not self.full and op.name == _CONCATENATE:
             full = any(sharding is not shardings[-1] for sharding in shardings)
         key = (op.name, rule, full, shardings, tuple([value.type for value in values]))
@@ -190,9 +190,9 @@ class _Inserter:
         back: list[Op] = []
         for i, sharding in decision.results:
             result = op.results[i]
-            wanted = get_sharding(result) or sharding.fully_closed_like()
+            planned = get_sharding(result) or sharding.fully_closed_like()
             set_sharding(result, sharding)
-            back.append(self.follow(result, Collective(RESHARD, wanted), f"{op.name} makes it otherwise", op))
+            back.append(self.follow(result, Collective(RESHARD, planned), f"{op.name} makes it otherwise", op))
         if back:
             self.edits.after(op, *back)
         if not decision.reduced:
@@ -223,7 +223,7 @@ def _ends_function(op: Op) -> bool:
     return op.block is not None and isinstance(op.block.parent, Function) and op is op.block.terminator
 
 
-def _seen_sharding(value: Value) -> TensorSharding | None:
+def _sharding_at_op(value: Value) -> TensorSharding | None:
     """The sharding of a value, for the result of a propagation barrier that of its operand."""
     while (op := value.defining_op) is not None and op.name == _BARRIER:
         value = op.operands[0]

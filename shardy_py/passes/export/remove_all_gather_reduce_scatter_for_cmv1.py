@@ -30,21 +30,21 @@ class RemoveAllGatherReduceScatterForCmv1(Pass):
         Source: Shardy's remove_all_gather_reduce_scatter_for_cmv1.cc.
         """
         for block in blocks_of(program):
-            gone: dict[Op, None] = {}
+            erased: dict[Op, None] = {}
             for op in block.ops:
                 if op.name in _DOTS:
-                    _simplify(op, gone)
-            if gone:
-                block.ops = [op for op in block.ops if op not in gone]
+                    _simplify(op, erased)
+            if erased:
+                block.ops = [op for op in block.ops if op not in erased]
 
 
-def _simplify(dot: Op, gone: dict[Op, None]) -> None:
+def _simplify(dot: Op, erased: dict[Op, None]) -> None:
     gathered = False
     for i, operand in enumerate(dot.operands):
         gather = operand.defining_op
         if gather is not None and gather.name == "sdy.all_gather" and len(operand.uses) == 1:
             dot.set_operand(i, gather.operands[0])
-            _erase(gather, gone)
+            _erase(gather, erased)
             gathered = True
     scatter = _reduce_scatter(dot.results[0])
     if scatter is None:
@@ -53,7 +53,7 @@ def _simplify(dot: Op, gone: dict[Op, None]) -> None:
     scatter.results[0].replace_uses(dot.results[0])
     if not gathered and sharding is not None:
         set_sharding(dot.results[0], sharding)
-        _erase(scatter, gone)
+        _erase(scatter, erased)
 
 
 def _reduce_scatter(value: Value) -> Op | None:
@@ -67,7 +67,7 @@ def _reduce_scatter(value: Value) -> Op | None:
     return None if any(sharding is not None and sharding.unreduced for sharding in shardings) else scatter
 
 
-def _erase(op: Op, gone: dict[Op, None]) -> None:
+def _erase(op: Op, erased: dict[Op, None]) -> None:
     op.drop_uses()
     op.block = None
-    gone[op] = None
+    erased[op] = None

@@ -31,8 +31,8 @@ class SinkFuncDataFlowEdges(Pass):
         for edge in edges:
             value, sharding = edge.operands[0], edge.results[0].sharding
             if sharding is None:
-                stated = get_sharding(value)
-                sharding = None if stated is None else stated.fully_open_like()
+                own = get_sharding(value)
+                sharding = None if own is None else own.fully_open_like()
             if sharding is not None:
                 set_sharding(value, sharding)
         erase_edges(edges)

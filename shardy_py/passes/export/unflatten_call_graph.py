@@ -34,12 +34,12 @@ class UnflattenCallGraph(Pass):
         """
         functions = functions_by_name(program)
         calls = ops_of(program, (CALL,))
-        kept: dict[Any, str] = {}
+        copy_of: dict[Any, str] = {}
         if self.dedup_functions_fully:
-            kept = _most_called([call.attributes["callee"] for call in calls], functions)
+            copy_of = _leading_copies([call.attributes["callee"] for call in calls], functions)
         for call in calls:
             callee = functions[call.attributes["callee"]]
-            name = kept.setdefault(_key(callee, self.dedup_functions_fully), callee.name)
+            name = copy_of.setdefault(_key(callee, self.dedup_functions_fully), callee.name)
             if name != callee.name:
                 call.attributes = {**call.attributes, "callee": name}
         for function in program.functions:
@@ -54,8 +54,8 @@ def _key(function: Function, ignore_shardings: bool) -> tuple[Any, ...]:
     return (*key, tuple(argument.sharding for argument in function.arguments), tuple(function.result_shardings))
 
 
-def _most_called(callees: list[str], functions: dict[str, Function]) -> dict[Any, str]:
-    """Per function, the copy at which a kind of copy got ahead of all others for good."""
+def _leading_copies(callees: list[str], functions: dict[str, Function]) -> dict[Any, str]:
+    """Per function, the copy at whose call its kind took the lead in number of calls for good."""
     counts: Counter[Any] = Counter()
     best: dict[Any, tuple[Any, str]] = {}
     for name in callees:

@@ -62,20 +62,20 @@ def _set(value: Value, new: TensorSharding | None, log: Log | None, op: Op | Non
 
 
 def _update_manual_computation(op: Op, update: _Update, log: Log | None) -> None:
-    stated = op.attributes.get("in_shardings")
+    shardings = op.attributes.get("in_shardings")
     manual = manual_axes(op)
-    if stated:
+    if shardings:
         arguments = op.regions[0].arguments
-        inside = [without_manual_axes(sharding, manual) for sharding in stated]
+        inside = [without_manual_axes(sharding, manual) for sharding in shardings]
         new = [update(sharding, argument.type) for sharding, argument in zip(inside, arguments, strict=True)]
         if new != inside:
             set_in_shardings(op, [a if a is not b else None for a, b in zip(new, inside, strict=True)], keep=True)
             for argument, sharding in zip(arguments, new, strict=True):
                 if argument.sharding is not None:
                     _set(argument, sharding, log, op)
-    stated = op.attributes.get("out_shardings")
-    if stated:
-        op.attributes = {**op.attributes, "out_shardings": tuple(map(update, stated, (result.type for result in op.results)))}
+    shardings = op.attributes.get("out_shardings")
+    if shardings:
+        op.attributes = {**op.attributes, "out_shardings": tuple(map(update, shardings, (result.type for result in op.results)))}
         for result, sharding in zip(op.results, op.attributes["out_shardings"], strict=True):
             if result.sharding is not None:
                 _set(result, sharding, log, op)
@@ -110,15 +110,15 @@ def evenly_dividing(axes: tuple[AxisRef, ...], size: int, mesh: Mesh) -> tuple[A
         >>> evenly_dividing((AxisRef("y"), AxisRef("x")), 6, Mesh([("x", 8), ("y", 3)]))
         ("y", "x":(1)2)
     """
-    kept: list[AxisRef] = []
+    prefix: list[AxisRef] = []
     for axis in axes:
         n = axis.size_in(mesh)
         divisor = math.gcd(n, size)
         if divisor == n:
-            kept.append(axis)
+            prefix.append(axis)
             size //= n
             continue
         if divisor > 1:
-            kept.append(AxisRef(axis.name, axis.pre_size or 1, divisor))
+            prefix.append(AxisRef(axis.name, axis.pre_size or 1, divisor))
         break
-    return tuple(kept)
+    return tuple(prefix)

@@ -67,10 +67,10 @@ def _apply_all(program: Program, log: Log | None) -> None:
 def _applies(x: Value, sharding: TensorSharding) -> bool:
     if not sharding.is_fully_closed or shardable_value(x) is None or get_sharding(x) is not None:
         return False
-    return all(_stated(user, i) is sharding for user, i in x.uses if user.name in _CONSTRAINING)
+    return all(_constraint(user, i) is sharding for user, i in x.uses if user.name in _CONSTRAINING)
 
 
-def _stated(user: Op, i: int) -> TensorSharding | None:
+def _constraint(user: Op, i: int) -> TensorSharding | None:
     return user.results[0].sharding if user.name == CONSTRAINT else user.attributes["in_shardings"][i]
 
 

@@ -80,7 +80,7 @@ def _add_edges(computations: list[Op]) -> None:
 
 
 def _computation(call: Op, callee: Function, body: Block, program: Program) -> Op:
-    ins = _stated([argument.sharding for argument in body.arguments], body, program)
+    ins = _block_shardings([argument.sharding for argument in body.arguments], body, program)
     outs = tuple(result.sharding for result in call.results)
     attributes = {name: value for name, value in call.attributes.items() if name != "callee"}
     thread = callee.attributes.get("execution_thread")
@@ -121,7 +121,7 @@ def _check_results(call: Op, callee: Function, body: Block, program: Program) ->
     )
 
 
-def _stated(shardings: Sequence[TensorSharding | None], body: Block, program: Program) -> tuple[TensorSharding, ...] | None:
+def _block_shardings(shardings: Sequence[TensorSharding | None], body: Block, program: Program) -> tuple[TensorSharding, ...] | None:
     present = [sharding for sharding in shardings if sharding is not None]
     if not present:
         return None

@@ -52,13 +52,13 @@ class LiftInlinedMeshes(Pass):
             return sharding if name == sharding.mesh else sharding.with_mesh(name)
 
         def visit(op: Op) -> None:
-            kept = op.attributes.get(KEPT, "")
-            if MESH_AXES in kept:
-                op.attributes = {**op.attributes, KEPT: AttributeText(replace_meshes(kept, name_of))}
+            text = op.attributes.get(KEPT, "")
+            if MESH_AXES in text:
+                op.attributes = {**op.attributes, KEPT: AttributeText(replace_meshes(text, name_of))}
 
         map_shardings(program, named, visit)
-        stated = program.mesh_attributes
-        program.mesh_attributes = {name: {**stated.get(name, {}), _TAG: _described(mesh)} for name, mesh in program.meshes.items()}
+        attributes = program.mesh_attributes
+        program.mesh_attributes = {name: {**attributes.get(name, {}), _TAG: _described(mesh)} for name, mesh in program.meshes.items()}
 
 
 def _prefix(mesh: Mesh) -> str:

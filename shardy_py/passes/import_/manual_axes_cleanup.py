@@ -39,8 +39,8 @@ def _clean(op: Op, meshes: dict[str, Mesh]) -> None:
     if not manual:
         return
     ins, outs = op.attributes.get("in_shardings") or (), op.attributes.get("out_shardings") or ()
-    stated = [sharding for sharding in (*ins, *outs) if not sharding.mesh_in(meshes).is_empty]
-    if not stated:
+    present = [sharding for sharding in (*ins, *outs) if not sharding.mesh_in(meshes).is_empty]
+    if not present:
         if not ins and not outs and len(op.regions[0].ops) <= 1:
             op.attributes = {**op.attributes, "manual_axes": ()}
             return
@@ -51,8 +51,8 @@ def _clean(op: Op, meshes: dict[str, Mesh]) -> None:
                 fix="state the sharding of at least one operand or result, or remove the manual axes",
             )
         return
-    name = stated[0].mesh
-    mesh = stated[0].mesh_in(meshes)
+    name = present[0].mesh
+    mesh = present[0].mesh_in(meshes)
     manual = tuple(sorted(manual, key=mesh.axis_index))
     axes = tuple(map(AxisRef, manual))
 

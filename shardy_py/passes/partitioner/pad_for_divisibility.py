@@ -72,11 +72,11 @@ def _as_it_is(padder: Padder, op: Op) -> None:
 
 def _check(padder: Padder, function: Function) -> None:
     """Raises where an argument or result of a function would have to be padded."""
-    stated: list[tuple[str, int, TensorSharding | None, object]] = []
-    stated += [("argument", i, argument.sharding, argument.type) for i, argument in enumerate(function.arguments)]
+    boundary: list[tuple[str, int, TensorSharding | None, object]] = []
+    boundary += [("argument", i, argument.sharding, argument.type) for i, argument in enumerate(function.arguments)]
     results = zip(function.result_shardings, function.result_types, strict=True)
-    stated += [("result", i, sharding, type_) for i, (sharding, type_) in enumerate(results)]
-    for kind, i, sharding, type_ in stated:
+    boundary += [("result", i, sharding, type_) for i, (sharding, type_) in enumerate(results)]
+    for kind, i, sharding, type_ in boundary:
         if isinstance(type_, TensorType) and padder.shape(type_.shape, sharding) != type_.shape:
             raise ShardyError(
                 f"{kind} #{i} has a non-divisible sharding",

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.ir import Program
 from shardy_py.passes import dataflow
+from shardy_py.passes.propagation.computation_shardings import shardings_on_values
 from shardy_py.passes.propagation.driver import Propagation
 from shardy_py.passes.propagation.graph import Holder, walk_blocks
 from shardy_py.passes.propagation.log import Log, Step
 from shardy_py.passes.propagation.sharding_groups import sharding_groups
-from shardy_py.passes.propagation.stated_shardings import stated_shardings_on_values
 from shardy_py.passes.propagation.static_shapes import check_static_shapes
 from shardy_py.passes.propagation.step import Strategy
 
@@ -38,7 +38,7 @@ def propagate(
         log: Receives the steps; None to keep none.
     """
     check_static_shapes(program)
-    with stated_shardings_on_values(program):
+    with shardings_on_values(program):
         groups = sharding_groups(program, log)
         propagation = Propagation(program, groups=groups, conservative=conservative, settled=settled, log=log)
         if log is not None:

@@ -33,10 +33,10 @@ def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Hol
             members.setdefault(op.attributes["group_id"], {}).setdefault(op.operands[0], op)
     groups: dict[Holder, tuple[Value, ...]] = {}
     for group_id in sorted(members):
-        stated = members[group_id]
-        group = tuple(stated)
+        op_of_member = members[group_id]
+        group = tuple(op_of_member)
         if any(v.type.rank != group[0].type.rank for v in group):  # sdy-sharding-group-import checks shapes, if it has run
-            where = place(program, stated[next(v for v in group if v.type.rank != group[0].type.rank)])
+            where = place(program, op_of_member[next(v for v in group if v.type.rank != group[0].type.rank)])
             raise ShardyError(f"ShardingGroupOps values must have the same shape for groupId: {group_id}", where=where)
         present = [s for v in group if (s := dataflow.get_sharding(v)) is not None]
         binding = [s for s in present if not (s.is_fully_open and s.is_fully_replicated)]
@@ -49,7 +49,7 @@ def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Hol
             warnings.warn(ShardingGroupConflictWarning(message), stacklevel=2)
             group = tuple(_cut(value, binding[0].mesh) for value in group)
         elif log is not None:
-            log += (Step.outside(v, s := dataflow.get_sharding(v), s, "member", stated[v], tensors=group) for v in group)
+            log += (Step.outside(v, s := dataflow.get_sharding(v), s, "member", op_of_member[v], tensors=group) for v in group)
         if binding and not differ:
             for value in group:
                 holder = dataflow.shardable_value(value)

@@ -65,14 +65,14 @@ def _cause(context: CheckContext, reshard: Reshard, origin: Origin) -> _Cause | 
         return "involuntary"
     if total < GRAVE:
         return None
-    if origin.operand >= 0 and _is_kept_cut(origin, {axis.name for step in reshard.collectives for axis in step.axes}):
+    if origin.operand >= 0 and _stays_cut(origin, {axis.name for step in reshard.collectives for axis in step.axes}):
         return "runs whole"
     value = named_value(origin.value, context.plan.names)
     is_argument = value.owner is context.plan.program.main.body
     return None if is_argument or 2 * _moved(reshard) < context.local(reshard.type, None) else "gathered"
 
 
-def _is_kept_cut(origin: Origin, axes: Set[str]) -> bool:
+def _stays_cut(origin: Origin, axes: Set[str]) -> bool:
     """Whether the result is cut by the axes that an operand is gathered over, along a factor of the op's rule or, without one, in place."""
     op, source = origin.op, origin.op.operands[origin.operand].sharding
     rule = op.rule if op.rule_decided else rule_for(op)
@@ -125,7 +125,7 @@ def _is_gathered(context: CheckContext, group: Sequence[Reshard]) -> Finding:
     steps = ", ".join(str(step) for step in first.collectives if step.kind != "all_reduce")
     size = f"{format_bytes(_moved(first))}{_frequency(first)}"
     message = f"{_move(first)}: {steps} brings most of the value to each device, {size}{more_text(len(group), 'like it')}"
-    return Finding(KIND, message, first.value, first.location, "info", _total(first), _kept_cut(first))
+    return Finding(KIND, message, first.value, first.location, "info", _total(first), _advice(first))
 
 
 _FINDINGS: Mapping[_Cause, Callable[[CheckContext, Sequence[Reshard]], Finding]] = {
@@ -157,7 +157,7 @@ def _step_text(step: CollectiveStep, mesh: Mesh) -> str:
     return f"{step.kind}({','.join(map(format_axis, sort_and_merge(axes, mesh)))})" if axes else step.kind
 
 
-def _kept_cut(reshard: Reshard) -> str:
+def _advice(reshard: Reshard) -> str:
     if not reshard.primitive or reshard.reason == "sharding constraint":
         return f"plan.explain({reshard.value!r}) says where its sharding comes from"
     return f"to compute on the pieces, constrain the result of {reshard.primitive}, or cut its other operands alike"

@@ -118,8 +118,8 @@ def _finding(context: CheckContext, values: Sequence[Value], op: Op, loss: _Loss
     else:
         part = loss.sizes[loss.part]
         why = f"dimension {loss.dim} is split into {parts}, and {shards} ways do not divide {part}"
-        taken = {axis.name for axis in (*operand.sharding.dim_axes(), *loss.axes)} if operand.sharding is not None else set()
-        fits = [name for name, n in context.mesh.shape.items() if n > 1 and part % n == 0 and name not in taken]
+        used = {axis.name for axis in (*operand.sharding.dim_axes(), *loss.axes)} if operand.sharding is not None else set()
+        fits = [name for name, n in context.mesh.shape.items() if n > 1 and part % n == 0 and name not in used]
         fix = f"make {part} a multiple of {shards}" + (f", or use {' or '.join(map(repr, fits))}, which divides it" if fits else "")
     lost = axes if not any(axis.name in _shards_by_axis(op.results[0].sharding, context) for axis in loss.axes) else f"a part of {axes}"
     more = more_text(len(values), "of this line")

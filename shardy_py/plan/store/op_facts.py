@@ -82,8 +82,8 @@ def _require(holds: bool, message: str) -> None:
 
 def _count(op: Op, operands: int, results: int = 1) -> None:
     if len(op.operands) != operands or len(op.results) != results:
-        wanted = f"{operands} operands and {'a result' if results == 1 else f'{results} results'}"
-        raise StoreError(f"expected {wanted}, got {len(op.operands)} and {len(op.results)}")
+        expected = f"{operands} operands and {'a result' if results == 1 else f'{results} results'}"
+        raise StoreError(f"expected {expected}, got {len(op.operands)} and {len(op.results)}")
 
 
 def _number(op: Op, name: str, low: int = 0, high: int = LIMIT) -> int:

@@ -23,7 +23,7 @@ from shardy_py.stages.partitions.result import Partition
 from shardy_py.stages.profiles.graph import ProfileGraph
 
 # Names of modules and of what modules import, which no model can have.
-_TAKEN = frozenset({"layers", "recurrent", "nn", "jax", "jnp", "arch", "model", "full_model", "annotations"})
+_RESERVED = frozenset({"layers", "recurrent", "nn", "jax", "jnp", "arch", "model", "full_model", "annotations"})
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def check_name(what: str, name: str) -> None:
         raise TypeError(f"{what} is a str, not {type(name).__name__}")
     if not is_name(name):
         raise ConversionError(f"{what}={name!r} is not an identifier", why="it is the name of a module or class", fix='"vgg16"')
-    if name in _TAKEN or name.startswith("__") or re.fullmatch(r"[sS]tage\d+", name):
+    if name in _RESERVED or name.startswith("__") or re.fullmatch(r"[sS]tage\d+", name):
         raise ConversionError(f"{what}={name!r} is a name that generated code uses itself", fix="choose another name")
 
 

@@ -62,10 +62,10 @@ def cut(program: Program) -> Cut:
     """
     home = _homes(program)
     count = max(program.num_stages, 1)
-    takes, extra = zip(*(_taken(program, home, stage) for stage in range(count)))
+    takes, extra = zip(*(_inputs_of(program, home, stage) for stage in range(count)))
     order = {step.id: i for i, step in enumerate(program.steps)}
-    wanted = {id for taken in takes for id in taken} | set(program.results)
-    gives = [[s.id for s in program.steps if home.get(s.id) == stage and s.id in wanted] for stage in range(count)]
+    outputs = {id for values in takes for id in values} | set(program.results)
+    gives = [[s.id for s in program.steps if home.get(s.id) == stage and s.id in outputs] for stage in range(count)]
     names = {id: f"input{i}" for i, id in enumerate(program.inputs)}
     names |= {id: f"out{i}" for i, id in enumerate(id for stage_gives in gives for id in stage_gives)}
     stages = []
@@ -103,7 +103,7 @@ def _homes(program: Program) -> dict[str, int]:
     return home
 
 
-def _taken(program: Program, home: Mapping[str, int], stage: int) -> tuple[list[str], set[str]]:
+def _inputs_of(program: Program, home: Mapping[str, int], stage: int) -> tuple[list[str], set[str]]:
     """Ids of the values that a stage is given, and of the steps it computes again."""
     by_id = program.by_id
     repeated: set[str] = set()

@@ -86,7 +86,7 @@ _SPECIAL: dict[str, Callable[[dict[str, Any], Sequence[str]], tuple[str, Sequenc
 }
 
 
-def called(eqn: JaxprEqn, operands: Sequence[str]) -> tuple[str, Sequence[str | Code]]:
+def call_of(eqn: JaxprEqn, operands: Sequence[str]) -> tuple[str, Sequence[str | Code]]:
     """The function that an equation calls and its arguments, as code.
 
     Args:
@@ -102,9 +102,13 @@ def called(eqn: JaxprEqn, operands: Sequence[str]) -> tuple[str, Sequence[str | 
     function = _OTHER_NAMES.get(name, name)
     named_parameters = _NAMED.get(name)
     rest = set(params) - set(named_parameters or ()) - {"update_jaxpr", "update_consts", "weak_type"}
-    said = sorted(key for key in rest if not (key in _SILENT and params[key] is None))
-    if not hasattr(lax, function) or (named_parameters is None and said) or any(key in said for key in ("sharding", "out_sharding")):
-        why = f"its arguments {', '.join(said)} are not known here" if said else "it is no function of jax.lax"
+    unsupported = sorted(key for key in rest if not (key in _SILENT and params[key] is None))
+    if (
+        not hasattr(lax, function)
+        or (named_parameters is None and unsupported)
+        or any(key in unsupported for key in ("sharding", "out_sharding"))
+    ):
+        why = f"its arguments {', '.join(unsupported)} are not known here" if unsupported else "it is no function of jax.lax"
         raise ConversionError(f"the primitive {name!r} cannot be written as code", why=why, fix="move it out of the stages")
     named = [argument(key, params[key]) for key in named_parameters or () if params.get(key) is not None]
     return f"lax.{function}", [*operands, *named]

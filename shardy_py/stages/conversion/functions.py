@@ -12,7 +12,7 @@ from shardy_py.frontends.loops import scan_counts
 from shardy_py.ir.jax_calls import PLAIN_CALLS, body_parameter
 from shardy_py.stages.conversion import lines
 from shardy_py.stages.conversion.descriptions import ConversionError
-from shardy_py.stages.conversion.equations import called, function_with_rule, scalar, value
+from shardy_py.stages.conversion.equations import call_of, function_with_rule, scalar, value
 from shardy_py.stages.conversion.lines import Code, statement
 
 
@@ -110,7 +110,7 @@ class Writer:
         if name == "cond":
             branches = tuple(self.function(branch, "branch") for branch in params["branches"])
             return lines.call("lax.switch", [f"jnp.int32({operands[0]})", Code("[", branches, "]"), *operands[1:]]), len(eqn.outvars) != 1
-        function, parts = called(eqn, operands)
+        function, parts = call_of(eqn, operands)
         return lines.call(function, parts), eqn.primitive.multiple_results
 
     def _scan(self, eqn: JaxprEqn, operands: list[str]) -> Code:
@@ -118,13 +118,13 @@ class Writer:
         consts, carry = scan_counts(eqn)
         body = self.function(params["jaxpr"], "step")
         step = self.fresh("_scan")
-        called_body = f"{body}(*consts, *carry, *x)"
-        called_body = f"({called_body},)" if len(params["jaxpr"].jaxpr.outvars) == 1 else called_body
+        body_call = f"{body}(*consts, *carry, *x)"
+        body_call = f"({body_call},)" if len(params["jaxpr"].jaxpr.outvars) == 1 else body_call
         self.functions.append(
             [
                 f"def {step}(consts, start, xs):",
                 "    def step(carry, x):",
-                f"        out = {called_body}",
+                f"        out = {body_call}",
                 f"        return out[:{carry}], out[{carry}:]",
                 "",
                 *statement(
@@ -141,10 +141,10 @@ class Writer:
         return lines.call(step, [Code("(", tuple(part), ",)" if len(part) == 1 else ")") for part in parts])
 
     def _while(self, params: Mapping[str, Any], operands: list[str]) -> Code:
-        tested, kept = params["cond_nconsts"], params["body_nconsts"]
+        tested, body_consts = params["cond_nconsts"], params["body_nconsts"]
         test, body = self.function(params["cond_jaxpr"], "test"), self.function(params["body_jaxpr"], "body")
         loop = self.fresh("_while")
-        called_body = f"{body}(*body_consts, *carry)"
+        body_call = f"{body}(*body_consts, *carry)"
         self.functions.append(
             [
                 f"def {loop}(test_consts, body_consts, start):",
@@ -152,12 +152,12 @@ class Writer:
                 f"        return {test}(*test_consts, *carry)",
                 "",
                 "    def body(carry):",
-                f"        return {f'({called_body},)' if len(params['body_jaxpr'].jaxpr.outvars) == 1 else called_body}",
+                f"        return {f'({body_call},)' if len(params['body_jaxpr'].jaxpr.outvars) == 1 else body_call}",
                 "",
                 "    return lax.while_loop(test, body, start)",
             ]
         )
-        parts = [operands[:tested], operands[tested : tested + kept], operands[tested + kept :]]
+        parts = [operands[:tested], operands[tested : tested + body_consts], operands[tested + body_consts :]]
         return lines.call(loop, [Code("(", tuple(part), ",)" if len(part) == 1 else ")") for part in parts])
 
 

@@ -136,12 +136,12 @@ def _parts(closed: ClosedJaxpr, stages: Sequence[int]) -> list[_Part]:
         read = dict.fromkeys(v for eqn, stage in zip(equations, stages) if stage == number for v in _read(eqn))
         own = sorted((v for v in read if v in inputs), key=lambda v: inputs[v])
         takes.append((*own, *(v for v in read if v in home and home[v] != number)))
-    wanted = {v for taken in takes for v in taken} | {v for v in closed.jaxpr.outvars if isinstance(v, Var)}
+    outputs = {v for values in takes for v in values} | {v for v in closed.jaxpr.outvars if isinstance(v, Var)}
     return [
         _Part(
             tuple(eqn for eqn, stage in zip(equations, stages) if stage == number),
             takes[number],
-            tuple(v for eqn, stage in zip(equations, stages) if stage == number for v in eqn.outvars if v in wanted),
+            tuple(v for eqn, stage in zip(equations, stages) if stage == number for v in eqn.outvars if v in outputs),
         )
         for number in range(count)
     ]
@@ -178,12 +178,12 @@ def _whole(parts: Sequence[_Part], names: Mapping[Var, str], inputs: Sequence[st
     body: list[str] = []
     for number, part in enumerate(parts):
         outputs = [names[v] for v in part.gives]
-        called = lines.call(f"stage{number}", [names[v] for v in part.takes])
+        call = lines.call(f"stage{number}", [names[v] for v in part.takes])
         if len(", ".join(outputs)) > 60:
-            body += statement("outs = ", called, 4)
+            body += statement("outs = ", call, 4)
             body += statement("", Code("(", tuple(outputs), ")"), 4, " = outs")
         else:
-            body += statement(f"{', '.join(outputs)} = " if outputs else "", called, 4)
+            body += statement(f"{', '.join(outputs)} = " if outputs else "", call, 4)
     head = statement(f"def {arch}", lines.call("", inputs), 0, ":")
     about = f'"""{arch}: {len(parts)} stage{"s" * (len(parts) != 1)} in a row."""'
     imports = ["import jax.numpy as jnp", ""] if any(result.startswith("jnp.") for result in results) else []

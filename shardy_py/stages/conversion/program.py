@@ -13,7 +13,7 @@ from shardy_py.stages.conversion.registry import bind
 from shardy_py.stages.profiles.graph import ProfileGraph
 
 # Names that a layer cannot have: they mean something else in a Flax module.
-_TAKEN = frozenset({"name", "parent", "scope", "setup", "params", "batch_stats", "init", "apply", "bind", "path", "variables"})
+_RESERVED = frozenset({"name", "parent", "scope", "setup", "params", "batch_stats", "init", "apply", "bind", "path", "variables"})
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _layer_names(graph: ProfileGraph) -> list[str]:
     """A name for each layer; it depends on the node's id alone, so that it is the same in every stage map."""
     names: dict[str, int] = {}
     for i, node in enumerate(graph.nodes):
-        name = node.id if is_name(node.id) and not node.id.startswith("_") and node.id not in _TAKEN else f"node_{node.id}"
+        name = node.id if is_name(node.id) and not node.id.startswith("_") and node.id not in _RESERVED else f"node_{node.id}"
         if not is_name(name):
             raise ConversionError(
                 f"the id {node.id!r} cannot be a name in code", where=place(graph, i), why="names have letters, digits and _ only"

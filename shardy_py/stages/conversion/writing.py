@@ -115,12 +115,12 @@ def _fused(cut: Cut, arch: str, model_name: str) -> str:
     for stage in cut.stages:
         target = ", ".join(cut.names[id] for id in stage.gives)
         arguments = [*(cut.names[id] for id in stage.takes), "train=train", "key=key"]
-        called = lines.call(f'Stage{stage.index}(name="stage{stage.index}")', arguments)
+        call = lines.call(f'Stage{stage.index}(name="stage{stage.index}")', arguments)
         if len(target) > 60:
-            text += statement("outs = ", called, 8)
+            text += statement("outs = ", call, 8)
             text += statement("", Code("(", tuple(cut.names[id] for id in stage.gives), ")"), 8, " = outs")
         else:
-            text += statement(f"{target} = " if target else "", called, 8)
+            text += statement(f"{target} = " if target else "", call, 8)
     text += _returned([cut.names[id] for id in cut.program.results], 8)
     about = f"{arch}: {len(cut.stages)} stages in a row"
     stages = [f"from .stage{stage.index} import Stage{stage.index}" for stage in cut.stages]

@@ -219,9 +219,9 @@ def tensors_of(graph: ProfileGraph) -> list[tuple[int, float, tuple[int, ...]]]:
     tensors = []
     for node, users in enumerate(graph.uses):
         sizes = graph.nodes[node].activations
-        taken = [(user, taken_output(graph, user, len(sizes))) for user in users]
+        readers = [(user, output_index(graph, user, len(sizes))) for user in users]
         for k, size in enumerate(sizes):
-            takers = tuple(user for user, item in taken if item is None or item == k)
+            takers = tuple(user for user, item in readers if item is None or item == k)
             if takers:
                 tensors.append((node, size, takers))
     return tensors
@@ -245,7 +245,7 @@ def _any_of(groups: Sequence[Sequence[int]], rows: Bools) -> Bools:
     return result
 
 
-def taken_output(graph: ProfileGraph, user: int, outputs: int) -> int | None:
+def output_index(graph: ProfileGraph, user: int, outputs: int) -> int | None:
     """The one of several outputs that a node takes; None if it takes all."""
     description = graph.nodes[user].description
     if outputs < 2 or not (description.startswith("__getitem__(") and description.endswith(")")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardy_py.stages.max_flow import Network
-from shardy_py.stages.partitions.cuts import taken_output
+from shardy_py.stages.partitions.cuts import output_index
 from shardy_py.stages.profiles.graph import ProfileGraph, positions
 
 
@@ -39,8 +39,8 @@ def lightest(graph: ProfileGraph, inside: int, outside: int) -> tuple[float, int
         sizes = graph.nodes[node].activations
         takers: list[list[int]] = [[] for _ in sizes]
         for user in graph.uses[node]:
-            taken = taken_output(graph, user, len(sizes))
-            for k in range(len(sizes)) if taken is None else [taken]:
+            output = output_index(graph, user, len(sizes))
+            for k in range(len(sizes)) if output is None else [output]:
                 takers[k].append(place(user))
         for size, users in zip(sizes, takers):
             targets = [user for user in dict.fromkeys(users) if user != source]

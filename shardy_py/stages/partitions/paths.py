@@ -145,9 +145,9 @@ class Pipelines:
         """Seconds of the slowest stage of the best pipeline from each start to each end, infinite if there is none in the bound."""
         values = _Values(self, (len(self.starts),))
         for step in self._steps(lambda m: values.inner[m].min(axis=0)):
-            taken = _slower(values.inner[step.before][:, step.cuts], step.seconds) if step.before else step.seconds
+            slowest = _slower(values.inner[step.before][:, step.cuts], step.seconds) if step.before else step.seconds
             reached = values.at(step)
-            np.minimum(reached, taken, out=reached)
+            np.minimum(reached, slowest, out=reached)
         return values.least
 
     def slowest_at(self, ends: slice) -> Floats:
@@ -163,9 +163,9 @@ class Pipelines:
             reached = values.at(step)
             if step.before:
                 none, one = values.inner[step.before][:, step.cuts, None]
-                taken = np.maximum(none, step.seconds)
+                slowest = np.maximum(none, step.seconds)
                 exempt = np.where(step.seconds < np.inf, none, np.inf)
-                np.minimum(reached[0], taken.min(axis=0), out=reached[0])
+                np.minimum(reached[0], slowest.min(axis=0), out=reached[0])
                 np.minimum(reached[1], np.minimum(np.maximum(one, step.seconds), exempt).min(axis=0), out=reached[1])
             else:
                 np.minimum(reached[0], step.seconds[0], out=reached[0])

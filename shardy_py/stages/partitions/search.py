@@ -55,23 +55,23 @@ def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[Solut
     else:
         start = solve_as_pipedream(Cuts(graph, states, True), theirs, machines)
     # With several levels its cuts may lie beside each other; a node then belongs to the first stage that has it.
-    tried = [] if math.isinf(start.seconds) else list(accumulate(start.ends, or_))
+    fixed_cuts = [] if math.isinf(start.seconds) else list(accumulate(start.ends, or_))
     # Cuts of many narrow stages are good ones for fewer and wider stages, not the other way round.
-    straight = _straight(pool, replace(rules, straight=True), machines, lowest, tried)
+    straight = _straight(pool, replace(rules, straight=True), machines, lowest, fixed_cuts)
     if rules.straight:
         return straight, lowest
     if math.isinf(straight.seconds):
-        return _bounded(pool, rules, machines, lowest, tried), lowest
-    return _improved(pool, rules, machines, lowest, [*tried, *straight.ends], straight), lowest
+        return _bounded(pool, rules, machines, lowest, fixed_cuts), lowest
+    return _improved(pool, rules, machines, lowest, [*fixed_cuts, *straight.ends], straight), lowest
 
 
-def _straight(pool: _Pool, rules: Rules, machines: Machines, lowest: float, tried: Sequence[int]) -> Solution:
-    solution = _bounded(pool, rules, machines, lowest, tried)
+def _straight(pool: _Pool, rules: Rules, machines: Machines, lowest: float, fixed_cuts: Sequence[int]) -> Solution:
+    solution = _bounded(pool, rules, machines, lowest, fixed_cuts)
     if math.isinf(solution.seconds) and len(machines.counts) > 1:
         # Where memory is short, the cuts that a single level of machines takes are more likely to do: more of them are tried.
-        single = _bounded(pool, rules, Machines((machines.total,), (max(machines.bandwidths),)), lowest, tried)
+        single = _bounded(pool, rules, Machines((machines.total,), (max(machines.bandwidths),)), lowest, fixed_cuts)
         if math.isfinite(single.seconds):
-            solution = _bounded(pool, rules, machines, lowest, [*tried, *single.ends])
+            solution = _bounded(pool, rules, machines, lowest, [*fixed_cuts, *single.ends])
     return solution
 
 
@@ -124,19 +124,19 @@ def _between(before: Floats, work: float, bound: float, machines: int) -> Bools:
     return reached + np.searchsorted(most * SLACK, work - before, "left") <= machines
 
 
-def _bounded(pool: _Pool, rules: Rules, machines: Machines, lowest: float, tried: Sequence[int]) -> Solution:
-    """The best partition over cuts of the pool, some that are always tried, and cuts near the best ones so far."""
+def _bounded(pool: _Pool, rules: Rules, machines: Machines, lowest: float, fixed_cuts: Sequence[int]) -> Solution:
+    """The best partition over cuts of the pool, fixed ones, and cuts near the best ones so far."""
     best = None
     for bound in (*(lowest * factor for factor in LADDER), math.inf):
-        family = [*tried, *pool.useful(bound, machines.total, _bounded_limit(machines))]
+        family = [*fixed_cuts, *pool.useful(bound, machines.total, _bounded_limit(machines))]
         best = solve(_family(pool.graph, family, rules), rules, machines, highest=bound)
         if math.isfinite(best.seconds):
-            return _improved(pool, rules, machines, lowest, tried, best)
+            return _improved(pool, rules, machines, lowest, fixed_cuts, best)
     assert best is not None
     return best
 
 
-def _improved(pool: _Pool, rules: Rules, machines: Machines, lowest: float, tried: Sequence[int], best: Solution) -> Solution:
+def _improved(pool: _Pool, rules: Rules, machines: Machines, lowest: float, fixed_cuts: Sequence[int], best: Solution) -> Solution:
     """A partition that is at least as good as a given one."""
     limit = _bounded_limit(machines)
     failed = 0
@@ -144,7 +144,7 @@ def _improved(pool: _Pool, rules: Rules, machines: Machines, lowest: float, trie
         if best.seconds <= lowest * SLACK:
             break
         # Half of the family lies near the best cuts, then, where that brings nothing, most of it.
-        close = [*tried, *pool.near(best.ends or tried, best.seconds, machines.total, int(limit * SHARES[failed]))]
+        close = [*fixed_cuts, *pool.near(best.ends or fixed_cuts, best.seconds, machines.total, int(limit * SHARES[failed]))]
         family = [*close, *pool.useful(best.seconds, machines.total, limit - len(close))]
         solution = solve(_family(pool.graph, family, rules), rules, machines, highest=best.seconds)
         if solution.seconds * SLACK < best.seconds:
@@ -241,19 +241,19 @@ def _leanest(graph: ProfileGraph) -> list[int]:
     ready = [(grows(node), node) for node in range(len(graph)) if not missing[node]]
     heapq.heapify(ready)
     order: list[int] = []
-    done = [False] * len(graph)
+    is_scheduled = [False] * len(graph)
     while ready:
         amount, node = heapq.heappop(ready)
         # What was pushed before another user of an operand was taken is stale; the fresh entry is pushed then.
-        if done[node] or amount != grows(node):
+        if is_scheduled[node] or amount != grows(node):
             continue
-        done[node] = True
+        is_scheduled[node] = True
         order.append(node)
         changed = []
         for operand in operands[node]:
             waiting[operand] -= 1
             if waiting[operand] == 1:
-                changed += [user for user in graph.uses[operand] if not done[user] and not missing[user]]
+                changed += [user for user in graph.uses[operand] if not is_scheduled[user] and not missing[user]]
         for user in graph.uses[node]:
             missing[user] -= 1
             if not missing[user]:

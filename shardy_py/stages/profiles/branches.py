@@ -59,12 +59,12 @@ def compress_branches(graph: ProfileGraph) -> Compressed:
     for position, node in enumerate(graph.nodes):
         chain = chain_of.get(position)
         if chain is None:
-            kept = node
+            merged = node
             ids = (node.id,)
         elif position == min(chain):
             parts = [graph.nodes[i] for i in chain]
             ids = tuple(part.id for part in parts)
-            kept = ProfileNode(
+            merged = ProfileNode(
                 f"{ids[0]}..{ids[-1]}",
                 f"Branch {number[chain[0]]}",
                 sum(part.forward_ms for part in parts),
@@ -74,10 +74,10 @@ def compress_branches(graph: ProfileGraph) -> Compressed:
             )
         else:
             continue
-        nodes.append(kept)
-        members[kept.id] = ids
+        nodes.append(merged)
+        members[merged.id] = ids
         for i in chain or [position]:
-            name[i] = kept.id
+            name[i] = merged.id
     pairs = [(name[graph.index[s]], name[graph.index[d]]) for s, d in graph.edges]
     return Compressed(ProfileGraph(tuple(nodes), tuple((s, d) for s, d in pairs if s != d)), members)
 

@@ -265,9 +265,9 @@ class ProfileGraph:
 
     def subgraph(self, ids: Iterable[str]) -> ProfileGraph:
         """The nodes with these ids, in file order, and the edges between them."""
-        kept = {self.nodes[self.position(id)].id for id in ids}
-        nodes = tuple(node for node in self.nodes if node.id in kept)
-        return ProfileGraph(nodes, tuple((s, d) for s, d in self.edges if s in kept and d in kept))
+        selected = {self.nodes[self.position(id)].id for id in ids}
+        nodes = tuple(node for node in self.nodes if node.id in selected)
+        return ProfileGraph(nodes, tuple((s, d) for s, d in self.edges if s in selected and d in selected))
 
     def stage_graphs(self) -> tuple[ProfileGraph, ...]:
         """One graph per stage, in stage order; edges between stages are in none of them.

@@ -170,8 +170,8 @@ class _Assigner:
             self.by_cuts(stage, self.cuts(count) if cuts is None else cuts)
         uses = self.uses(stage)
         self.assign_backward(stage, count, uses)
-        called = tuple(markers) if markers else tuple(f"stage{i}" for i in range(count))
-        return Assignment(count, tuple(stage), tuple(self.back), called, {v: tuple(sorted(s)) for v, s in uses.items()})
+        stage_names = tuple(markers) if markers else tuple(f"stage{i}" for i in range(count))
+        return Assignment(count, tuple(stage), tuple(self.back), stage_names, {v: tuple(sorted(s)) for v, s in uses.items()})
 
     def by_cuts(self, stage: list[int | None], cuts: Sequence[int]) -> None:
         for s, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(self.forward)])):

@@ -366,7 +366,7 @@ def _shard(options: Options, signature: Signature, halves: Split, places: Places
     """Propagates shardings through one microbatch and the update; fills `places.specs` for all values, so that any cut finds its own."""
     micro = halves.micro
     batch_of = dict(zip(micro.invars, signature.batch))
-    wanted = [v for node in (*micro.nodes, *halves.update) for v in node.eqn.outvars]
+    variables = [v for node in (*micro.nodes, *halves.update) for v in node.eqn.outvars]
     structs = [struct_of(v) for v in micro.invars]
 
     def function(*arguments: Any) -> list[Any]:
@@ -375,7 +375,7 @@ def _shard(options: Options, signature: Signature, halves: Split, places: Places
         env.update({v: jax.numpy.zeros(shape_of(v), dtype_of(v)) for v in halves.prologue})
         evaluate(micro.nodes, env)
         evaluate(halves.update, env)
-        return [env[v] for v in wanted]
+        return [env[v] for v in variables]
 
     arguments = jax.tree.unflatten(signature.tree, structs)
     shardings = options.in_shardings
@@ -386,7 +386,7 @@ def _shard(options: Options, signature: Signature, halves: Split, places: Places
         shardings = jax.tree.unflatten(signature.tree, leaves)
     plan, ins, outs = plan_specs(function, options.fun, places, shardings, arguments)
     places.specs.update(zip(micro.invars, ins))
-    places.specs.update(zip(wanted, outs))
+    places.specs.update(zip(variables, outs))
     return plan
 
 

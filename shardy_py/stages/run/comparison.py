@@ -12,19 +12,19 @@ from shardy_py.stages.jaxprs import is_extended_dtype
 from shardy_py.stages.run.errors import PipelineError
 
 
-def compare(got: Any, wanted: Any, rtol: float) -> float:
+def compare(results: Any, expected: Any, rtol: float) -> float:
     """The largest difference, relative to the largest element of each result.
 
     Args:
-        got: Results of the pipeline.
-        wanted: Results of the step on one device.
+        results: Results of the pipeline.
+        expected: Results of the step on one device.
         rtol: Its limit.
 
     Raises:
         PipelineError: It is larger; the message names the result.
     """
     worst = 0.0
-    for (path, a), (_, b) in zip(jax.tree_util.tree_flatten_with_path(got)[0], jax.tree_util.tree_flatten_with_path(wanted)[0]):
+    for (path, a), (_, b) in zip(jax.tree_util.tree_flatten_with_path(results)[0], jax.tree_util.tree_flatten_with_path(expected)[0]):
         if is_extended_dtype(b.dtype):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         x, y = np.asarray(a), np.asarray(b)

@@ -133,8 +133,8 @@ def donatable(program: Program, candidates: Sequence[int], places: Places) -> li
     free = [layout(v) for v in (*program.outputs, *program.resets)]
     donated: list[int] = []
     for i in candidates:
-        if (wanted := layout(program.inputs[i])) in free:
-            free.remove(wanted)
+        if (output_layout := layout(program.inputs[i])) in free:
+            free.remove(output_layout)
             donated.append(i)
     return donated
 

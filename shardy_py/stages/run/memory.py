@@ -82,7 +82,7 @@ def _of(built: StagedStep, s: int) -> StageMemory:
     first = programs[0]
     outputs_of_forward = set(first.outputs)
     late = dict.fromkeys(v for program in programs[1:] for v in program.inputs)
-    kept = [v for v in late if v in outputs_of_forward or (v in first.inputs and v not in shared)]
+    residuals = [v for v in late if v in outputs_of_forward or (v in first.inputs and v not in shared)]
     state = [v for v, owner in built.updates.owner.items() if owner == s and v not in shared]
     mesh = s % built.schedule.meshes
     return StageMemory(
@@ -91,7 +91,7 @@ def _of(built: StagedStep, s: int) -> StageMemory:
         parameter_bytes=sum(_local(built, v, s) for v in shared),
         state_bytes=sum(_local(built, v, s) for v in state),
         gradient_bytes=sum(_local(built, v, s) for program in programs for v in program.sums),
-        activation_bytes=sum(_local(built, v, s) for v in kept),
+        activation_bytes=sum(_local(built, v, s) for v in residuals),
         in_flight=peak_held([task for task in built.schedule.orders[mesh] if task.stage == s], built.schedule.split_backwards),
     )
 

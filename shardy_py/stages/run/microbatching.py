@@ -287,14 +287,14 @@ class _Splitter:
 
     def make_local(self, source: Var, before: int) -> None:
         """Makes a value and its operands, back to the examples, statistics of one microbatch."""
-        wanted = {source}
+        needed = {source}
         for node in reversed(self.micro.nodes[:before]):
-            if wanted & set(node.eqn.outvars):
+            if needed & set(node.eqn.outvars):
                 for v in node.eqn.outvars:
                     if self.kinds[v] in (Kind.SUM, Kind.WHOLE):
                         self.kinds[v] = Kind.LOCAL
                         self.local.add(v)
-                wanted.update(v for v in node.eqn.invars if isinstance(v, Var) and self.kinds[v] in (Kind.SUM, Kind.WHOLE))
+                needed.update(v for v in node.eqn.invars if isinstance(v, Var) and self.kinds[v] in (Kind.SUM, Kind.WHOLE))
 
     def check_along(self, eqn: JaxprEqn) -> None:
         parameter = ALONG.get(eqn.primitive.name)
@@ -391,17 +391,17 @@ class _Splitter:
         read = dict.fromkeys(v for node in update for v in node.eqn.invars if isinstance(v, Var))
         read.update(dict.fromkeys(results))
         of_microbatch = {v for node in each for v in node.eqn.outvars}
-        wanted = [v for v in read if v in of_microbatch and v not in of_update]
-        nodes = live(each, wanted)
+        crossing = [v for v in read if v in of_microbatch and v not in of_update]
+        nodes = live(each, crossing)
         used = {v for node in nodes for v in node.eqn.invars if isinstance(v, Var)}
         # A cotangent is a part of a sum; a statistic of the forward pass is one of several estimates.
         backward = {v for node in nodes if node.backward for v in node.eqn.outvars}
         return Split(
-            Flat(micro.invars, tuple(wanted), tuple(nodes), {v: c for v, c in micro.consts.items() if v in used or v in read}),
+            Flat(micro.invars, tuple(crossing), tuple(nodes), {v: c for v, c in micro.consts.items() if v in used or v in read}),
             update, kinds,
-            [v for v in wanted if kinds[v] is Kind.SUM or (kinds[v] is Kind.LOCAL and v in backward)],
-            [v for v in wanted if kinds[v] is Kind.EXAMPLES],
-            [v for v in wanted if kinds[v] is Kind.LOCAL and v not in backward],
+            [v for v in crossing if kinds[v] is Kind.SUM or (kinds[v] is Kind.LOCAL and v in backward)],
+            [v for v in crossing if kinds[v] is Kind.EXAMPLES],
+            [v for v in crossing if kinds[v] is Kind.LOCAL and v not in backward],
             [v for v in self.prologue if v in used or v in read],
             micro if self.own else self.whole,
             self.data_only,

@@ -253,10 +253,10 @@ class Pipelined(Generic[P]):
             PipelineError: A result differs by more.
         """
         inner, args, _ = self._opened(_positional(self._options.fun, args, kwargs))
-        got = inner._run(args, ())
+        results = inner._run(args, ())
         self._remember(inner)
         fun = jax.value_and_grad(inner._options.fun) if inner._latest().is_loss else inner._options.fun
-        return compare(got, on_one_device(fun, args), rtol)
+        return compare(results, on_one_device(fun, args), rtol)
 
     def _opened(self, args: tuple[Any, ...]) -> tuple[Pipelined, tuple[Any, ...], nnx_modules.Opened | None]:
         """The pipeline of the function on states, where there are NNX modules among the arguments, else this one."""

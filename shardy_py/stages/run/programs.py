@@ -118,17 +118,17 @@ def parts_of_parameters(split: Split, parameters: Iterable[Var]) -> dict[Var, Va
     return {v: whole for v, whole in slices.items() if whole not in read_whole}
 
 
-def part_programs(split: Split, parts: Mapping[Var, Var], owner: Mapping[Var, int], wanted: Iterable[Var]) -> list[Program]:
+def part_programs(split: Split, parts: Mapping[Var, Var], owner: Mapping[Var, int], slices: Iterable[Var]) -> list[Program]:
     """Programs that cut parameters where they are kept, once per step.
 
     Args:
         split: The step.
         parts: Slice -> the parameter that it is of.
         owner: Parameter -> its stage.
-        wanted: The slices that stages read.
+        slices: The slices that stages read.
     """
     by_stage: dict[int, list[Var]] = {}
-    for v in dict.fromkeys(wanted):
+    for v in dict.fromkeys(slices):
         by_stage.setdefault(owner[parts[v]], []).append(v)
     programs = []
     for stage, outputs in sorted(by_stage.items()):

@@ -139,9 +139,9 @@ def _dimensions(eqn: JaxprEqn, operand: int) -> list[int | None]:
     if name in ("reshape", "squeeze", "expand_dims", "bitcast_convert_type"):
         return _same_place(before, after)
     if name in REDUCTIONS or name == "unstack":
-        gone = params["axes"] if name in REDUCTIONS else (params["axis"],)
+        reduced = params["axes"] if name in REDUCTIONS else (params["axis"],)
         number = itertools.count()
-        return [None if d in gone else next(number) for d in range(len(before))]
+        return [None if d in reduced else next(number) for d in range(len(before))]
     if name == "stack":
         return [d + (d >= params["axis"]) for d in range(len(before))]
     lost: set[int] = set()

@@ -35,9 +35,9 @@ class RecomputeChoice:
     def recompute(self, prices: Mapping[Var, float], price: float) -> None:
         """Adds the results of an equation, with the price of keeping each and that of computing them all again."""
         vertex = self._network.vertex()
-        for v, kept in prices.items():
+        for v, storage in prices.items():
             self.values[v], self.equations[v] = self._network.vertex(), vertex
-            self._network.edge(self.values[v], vertex, kept)
+            self._network.edge(self.values[v], vertex, storage)
         self._network.edge(vertex, self._sink, price)
 
     def free(self, results: Iterable[Var]) -> None:

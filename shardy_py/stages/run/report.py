@@ -39,8 +39,8 @@ class StageRow(StageMemory):
         """All but the name, as a table shows it."""
         times = (seconds_text(self.forward_seconds), seconds_text(self.backward_seconds))
         moved = (self.bytes_in, self.bytes_out, self.exchanged_bytes)
-        kept = (self.parameter_bytes, self.state_bytes, self.gradient_bytes, self.activation_bytes)
-        return (str(self.mesh), *times, *map(format_bytes, (*moved, *kept)), str(self.in_flight), format_bytes(self.memory_bytes))
+        sizes = (self.parameter_bytes, self.state_bytes, self.gradient_bytes, self.activation_bytes)
+        return (str(self.mesh), *times, *map(format_bytes, (*moved, *sizes)), str(self.in_flight), format_bytes(self.memory_bytes))
 
 
 @dataclass(frozen=True)

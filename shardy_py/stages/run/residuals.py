@@ -111,17 +111,17 @@ def handovers(
         arriving = [v for v in forward.inputs if not is_shared(v)]
         available = {*results, *arriving}
         read = tuple(dict.fromkeys(v for program in late for v in program.inputs if v in available))
-        wanted, nodes = set(read), []
+        needed, nodes = set(read), []
         for node in reversed(forward.nodes):
-            if any(v in wanted for v in node.eqn.outvars):
+            if any(v in needed for v in node.eqn.outvars):
                 nodes.append(node)
                 if is_cheap(node.eqn) or is_free(node.eqn.outvars[0]):
-                    wanted.update(reads(node.eqn))
+                    needed.update(reads(node.eqn))
         sent = frozenset(v for v in forward.outputs if v not in takers or any(t != s for t in takers[v]))
         free = frozenset(v for v in results if is_free(v))
         pairs = bound((*forward.nodes, *(node for program in late for node in program.nodes)))
-        pairs = tuple(pair for pair in pairs if pair[1] in wanted or pair[1] not in results)
-        result.append(Handover(tuple(nodes[::-1]), free, tuple(v for v in arriving if v in wanted), read, sent, pairs))
+        pairs = tuple(pair for pair in pairs if pair[1] in needed or pair[1] not in results)
+        result.append(Handover(tuple(nodes[::-1]), free, tuple(v for v in arriving if v in needed), read, sent, pairs))
     return result
 
 

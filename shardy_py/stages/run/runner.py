@@ -99,7 +99,7 @@ class Runner:
             for v, value in zip(program.outputs, call(*[at(v, program.stage) for v in program.inputs])):
                 values[v] = located[program.stage][v] = value
         each = self._each(values, extra)
-        shared = [{v: at(v, s) for v in wanted} for s, wanted in enumerate(self.shared)]
+        shared = [{v: at(v, s) for v in variables} for s, variables in enumerate(self.shared)]
         stacked = self.engine.run(shared, each)
         totals = self.engine.totals()
         for v, total in totals.items():
@@ -125,14 +125,14 @@ class Runner:
     def _each(self, values: dict[Var, Any], extra: dict[Var, Any]) -> list[dict[Var, list[Any]]]:
         """For every stage, the parts of the batch and the keys that it reads, one per microbatch."""
         count = self.built.options.num_microbatches
-        wanted = dict.fromkeys(v for row in self.engine.each for v in row)
+        variables = dict.fromkeys(v for row in self.engine.each for v in row)
         parts: dict[Var, list[Any]] = {}
-        for v in wanted:
+        for v in variables:
             if not self.is_batch.get(v):
                 parts[v] = self.fold(values[v] if v in values else extra[v], self._is_raw(v))
             elif isinstance(values[v], jax.Array):
                 parts[v] = self.cut(_automatic(values[v]))
-        for v in wanted:
+        for v in variables:
             if v not in parts:
                 whole = np.asarray(values[v])
                 rows = whole.shape[0] // count
@@ -182,11 +182,11 @@ def _with_resets(built: StagedStep) -> list[Program]:
 
 def _prologue(built: StagedStep) -> Any:
     """Computes the values of the whole batch that microbatches need."""
-    whole, wanted = built.split.whole, [built.split.whole_of[v] for v in built.split.prologue]
-    if not wanted or whole is None:
+    whole, variables = built.split.whole, [built.split.whole_of[v] for v in built.split.prologue]
+    if not variables or whole is None:
         return None
-    nodes = live([node for node in whole.nodes if node.eqn.outvars], wanted)
-    used = {v for node in nodes for v in node.eqn.invars if isinstance(v, Var)} | set(wanted)
+    nodes = live([node for node in whole.nodes if node.eqn.outvars], variables)
+    used = {v for node in nodes for v in node.eqn.invars if isinstance(v, Var)} | set(variables)
     inputs = [i for i, v in enumerate(whole.invars) if v in used]
 
     @jax.jit
@@ -194,7 +194,7 @@ def _prologue(built: StagedStep) -> Any:
         env: dict[Var, Any] = {whole.invars[i]: x for i, x in zip(inputs, arguments)}
         env.update({v: c for v, c in whole.consts.items() if v in used})
         evaluate(nodes, env)
-        return [env[v] for v in wanted]
+        return [env[v] for v in variables]
 
     here = NamedSharding(built.places.mesh(0), PartitionSpec())
     return lambda leaves: compute([jax.device_put(leaves[i], here) for i in inputs])

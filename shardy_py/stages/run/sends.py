@@ -165,7 +165,7 @@ class _Cuts:
         chosen = []
         for t, passes in enumerate(reading.read):
             earlier = {v for v, (s, back) in reading.home.items() if s < t and not back}
-            wanted = [v for v in dict.fromkeys((*passes[0], *(passes[1] if late else ()))) if v in earlier]
+            values = [v for v in dict.fromkeys((*passes[0], *(passes[1] if late else ()))) if v in earlier]
             there = {*passes[0], *passes[1]} - reading.home.keys()
 
             def price(v: Var, t: int = t, there: Set[Var] = there) -> _Price:
@@ -173,7 +173,7 @@ class _Cuts:
                     return FREE if reading.home[v][0] == t else self.sending(v, reading.home[v][0], t)
                 return FREE if v in there or alone.get(v) == t else self.giving(placed, v, t)
 
-            chosen.append(self.cheapest(reading, t, wanted, earlier, price))
+            chosen.append(self.cheapest(reading, t, values, earlier, price))
         return chosen
 
     def within_reach(self, placed: Placement) -> list[set[Var]]:
@@ -199,7 +199,7 @@ class _Cuts:
         chosen = []
         for t, passes in enumerate(reading.read):
             later = {v for v, (s, back) in reading.home.items() if s != t and (back or s > t)}
-            wanted = [v for v in passes[1] if v in later]
+            values = [v for v in passes[1] if v in later]
 
             def price(v: Var, t: int = t, passes: _Passes = passes, later: Set[Var] = later) -> _Price:
                 home = reading.home.get(v)
@@ -210,7 +210,7 @@ class _Cuts:
                     return 0, self.moved((BUFFER_BYTES + self.local(v, t)) / self.hardware.hbm_bandwidth)
                 return self.giving(placed, v, t) if home is None else self.sending(v, home[0], t)
 
-            chosen.append(self.cheapest(reading, t, wanted, later, price))
+            chosen.append(self.cheapest(reading, t, values, later, price))
         return chosen
 
     def sending(self, v: Var, s: int, t: int) -> _Price:
@@ -227,26 +227,26 @@ class _Cuts:
         """The bytes that the link moves in a time."""
         return math.ceil(time * self.hardware.fabric.bandwidth)
 
-    def cheapest(self, reading: _Reading, t: int, wanted: Sequence[Var], others: Set[Var], price: Callable[[Var], _Price]) -> set[Var]:
+    def cheapest(self, reading: _Reading, t: int, values: Sequence[Var], others: Set[Var], price: Callable[[Var], _Price]) -> set[Var]:
         """The values of others that a stage recomputes; by bytes alone where it would receive more of them for fewer values."""
-        before = sum(price(v)[0] for v in wanted)
-        copies = self.cut(reading, t, wanted, others, lambda v: sum(price(v)))
-        received = dict.fromkeys((*wanted, *(v for w in copies for v in reading.behind(reads(reading.node[w].eqn)))))
+        before = sum(price(v)[0] for v in values)
+        copies = self.cut(reading, t, values, others, lambda v: sum(price(v)))
+        received = dict.fromkeys((*values, *(v for w in copies for v in reading.behind(reads(reading.node[w].eqn)))))
         if sum(price(v)[0] for v in received if v not in copies) <= before:
             return copies
-        return self.cut(reading, t, wanted, others, lambda v: price(v)[0])
+        return self.cut(reading, t, values, others, lambda v: price(v)[0])
 
-    def cut(self, reading: _Reading, t: int, wanted: Sequence[Var], others: Set[Var], price: Callable[[Var], int]) -> set[Var]:
+    def cut(self, reading: _Reading, t: int, values: Sequence[Var], others: Set[Var], price: Callable[[Var], int]) -> set[Var]:
         """The values of others that a stage recomputes in the cheapest choice, in which it receives the rest."""
         layout = self.layouts[t]
         choice = RecomputeChoice()
-        most = sum(map(price, wanted))
+        most = sum(map(price, values))
 
         def light(v: Var) -> Node | None:
             """The equation of a value that could be recomputed."""
             return reading.node[v] if v in others and self.is_light(reading.node[v], t) else None
 
-        todo = list(wanted)
+        todo = list(values)
         while todo:
             v = todo.pop()
             if v in choice.values:
@@ -265,7 +265,7 @@ class _Cuts:
         for a, b in reading.bound:
             if a in choice.equations and b in choice.values:
                 choice.bind(a, b)
-        return set(choice.cheapest(wanted))
+        return set(choice.cheapest(values))
 
 
 def _only_reader(placed: Placement) -> dict[Var, int]:
@@ -303,8 +303,8 @@ def _copied(placed: Placement, chosen: Sequence[Set[Var]], hardware: Hardware, b
                 results = {v: Var(v.aval) for v in node.eqn.outvars}
                 rows.append((_renamed(node, own[t], results), t, back))
                 own[t].update(results)
-    kept = {id(node) for node in live([row[0] for row in rows], split.micro.outvars)}
-    rows = [row for row in rows if id(row[0]) in kept]
+    live_ids = {id(node) for node in live([row[0] for row in rows], split.micro.outvars)}
+    rows = [row for row in rows if id(row[0]) in live_ids]
     origin = {copy: v for results in own for v, copy in results.items()}
     kinds = {**split.kinds, **{copy: split.kinds[v] for copy, v in origin.items()}}
     dims = {**split.dims, **{copy: split.dims[v] for copy, v in origin.items()}}

@@ -97,11 +97,11 @@ def closure(nodes: Sequence[Node], chosen: Callable[[int], bool], free: Callable
         free: Whether it may be computed in any program.
         results: Values that the program has to make.
     """
-    wanted = set(results)
-    kept: list[Node] = []
+    needed = set(results)
+    nodes_needed: list[Node] = []
     for i in range(len(nodes) - 1, -1, -1):
         eqn = nodes[i].eqn
-        if chosen(i) or (free(i) and any(v in wanted for v in eqn.outvars)):
-            kept.append(nodes[i])
-            wanted.update(v for v in eqn.invars if not isinstance(v, Literal))
-    return kept[::-1]
+        if chosen(i) or (free(i) and any(v in needed for v in eqn.outvars)):
+            nodes_needed.append(nodes[i])
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return nodes_needed[::-1]

@@ -87,10 +87,10 @@ def greedy(meshes: int, microbatches: int, virtual: int, costs: Costs, bounds: S
                         continue
                     if kind == "F" and stage == mesh and task.microbatch - following["B"][stage] >= bounds[mesh]:
                         continue
-                    wanted = needs(task, stages)
-                    if any(need not in ends for need in wanted):
+                    needed = needs(task, stages)
+                    if any(need not in ends for need in needed):
                         continue
-                    start = max([free[mesh], *(ends[need] + costs.delay(need, task, meshes) for need in wanted)])
+                    start = max([free[mesh], *(ends[need] + costs.delay(need, task, meshes) for need in needed)])
                     order = (start, float(rank[kind]), float(-stage if kind == "F" else stage), float(mesh))
                     if best is None or order < best[0]:
                         best = order, task

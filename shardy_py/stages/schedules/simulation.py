@@ -173,10 +173,10 @@ def run(schedule: Schedule, costs: Costs, sizes: tuple[float, ...] | None = None
         for mesh, order in enumerate(schedule.orders):
             while position[mesh] < len(order):
                 task = order[position[mesh]]
-                wanted = needs(task, schedule.stages)
-                if any(need not in ends for need in wanted):
+                needed = needs(task, schedule.stages)
+                if any(need not in ends for need in needed):
                     break
-                start = max([free[mesh], *(ends[need] + costs.delay(need, task, schedule.meshes) for need in wanted)])
+                start = max([free[mesh], *(ends[need] + costs.delay(need, task, schedule.meshes) for need in needed)])
                 end = start + costs.of(task, (task.stage, task.microbatch) in split)
                 ends[task] = free[mesh] = end
                 spans[mesh].append(Span(mesh, task, start, end))

@@ -30,10 +30,10 @@ MAX_OPS = 5_000
 LINES = 16
 """Number of lines for inputs and for outputs: those that take the most memory, in the order of the program where all are shown."""
 
-MOVES_SHOWN = 12
+MAX_MOVES = 12
 """Number of listed reshards, those that move the most bytes."""
 
-FINDINGS_SHOWN = 12
+MAX_FINDINGS = 12
 """Number of listed findings, the gravest first."""
 
 MESH_SIDE = 8
@@ -65,13 +65,13 @@ def card(plan: PlanRecord) -> str:
     lists = _values("inputs", inputs, len(plan.inputs), seen), _values("outputs", outputs, len(plan.outputs), seen)
     parts = [
         f"<div><b>plan of {escape(plan.name)}</b> on mesh <b>{escape(axes)}</b>; {escape(figures)}</div>",
-        f"<div {_SIDE_BY_SIDE}>{_planned(plan)}{_peak(plan) if small else ''}{_sent(moved)}{_found(groups)}{_picture(plan.mesh)}</div>",
+        f"<div {_SIDE_BY_SIDE}>{_planned(plan)}{_peak(plan) if small else ''}{_sent(moved)}{_findings(groups)}{_picture(plan.mesh)}</div>",
         f"<div {_SIDE_BY_SIDE}>{''.join(lists)}</div>",
     ]
     if partitioned or reshards_of.is_computed(plan):
         parts.append(_moves(reshards_of(plan)))
     if groups:
-        rows = [f"<tr><td {_CELL}>{escape(str(group))}</td></tr>" for group in groups[:FINDINGS_SHOWN]]
+        rows = [f"<tr><td {_CELL}>{escape(str(group))}</td></tr>" for group in groups[:MAX_FINDINGS]]
         parts.append(_folded("findings", len(groups), rows, opened=groups[0].first.severity != "info"))
     parts.append("<div><small>plan.show() puts its page here: every value, why it is sharded so, charts.</small></div>")
     return f'<div style="font-size:13px;line-height:1.5">{"".join(parts)}</div>'
@@ -106,7 +106,7 @@ def _sent(collectives: Sequence[Collective] | None) -> str:
     return _fact("communication per device and call", size if exact else f"at least {size}", kinds or "no data moves between devices")
 
 
-def _found(groups: Sequence[Alike]) -> str:
+def _findings(groups: Sequence[Alike]) -> str:
     grave = [group for group in groups if group.first.severity != "info"]
     count = sum(group.count for group in grave)
     notes = sum(group.count for group in groups) - count
@@ -152,7 +152,7 @@ def _rows(nodes: Sequence[Node], level: int, rows: list[str]) -> None:
 
 def _moves(reshards: Sequence[Reshard]) -> str:
     ordered = sorted(reshards, key=lambda r: -r.call_bytes)
-    rows = [f"<tr><td {_CELL}>{_code(str(r))}</td></tr>" for r in ordered[:MOVES_SHOWN]]
+    rows = [f"<tr><td {_CELL}>{_code(str(r))}</td></tr>" for r in ordered[:MAX_MOVES]]
     return _folded("reshards", len(reshards), rows) if reshards else ""
 
 

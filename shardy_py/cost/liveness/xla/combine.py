@@ -53,8 +53,8 @@ def _combine(region: Region) -> None:
     if ordered is None:
         nodes = region.nodes
         for members in joined:
-            tried = _joined(nodes, [members])
-            nodes = nodes if _sorted(tried) is None else tried
+            candidate = _joined(nodes, [members])
+            nodes = nodes if _sorted(candidate) is None else candidate
         ordered = _sorted(nodes)
     if ordered is not None:
         region.nodes = ordered

@@ -18,12 +18,12 @@ def insert_copies(graph: Graph) -> None:
     _region(graph, graph.main, fixed, donated.keys())
     pairs = [(v, graph.main.results[r]) for v, r in donated.items()]
     _copy_overwritten(graph, graph.main, [(a, b) for a, b in pairs if a != b and b not in fixed])
-    seen: set[int] = set()
+    distinct: set[int] = set()
     results: list[int] = []
     for r, v in enumerate(graph.main.results):
-        if v in seen or (v in fixed and donated.get(v) != r):
+        if v in distinct or (v in fixed and donated.get(v) != r):
             v = _insert_copy(graph, v, graph.main.nodes)
-        seen.add(v)
+        distinct.add(v)
         results.append(v)
     graph.main.results = results
 
@@ -59,11 +59,11 @@ def _region(graph: Graph, region: Region, fixed: set[int], donated: Set[int]) ->
             for inner in node.regions:
                 _region(graph, inner, fixed, donated)
                 own = {v for n in inner.nodes for v in n.results}
-                taken: set[int] = set()
+                results: set[int] = set()
                 for i, v in enumerate(inner.results):
-                    if v not in own or v in taken:
+                    if v not in own or v in results:
                         inner.results[i] = _insert_copy(graph, v, inner.nodes)
-                    taken.add(inner.results[i])
+                    results.add(inner.results[i])
         elif id(node) in written:
             v = node.operands[0]
             node.operands[0] = copy = _insert_copy(graph, v, nodes)
@@ -97,8 +97,8 @@ def _unsafe_updates(region: Region, uses: dict[int, int], fixed: set[int]) -> se
             for v in set(reads(node)):
                 if v in readers:
                     readers[v].append(node)
-    wanted = {id(n): [u for u in readers[v] if u is not n] for v, nodes in shared.items() for n in nodes}
-    return unsafe | (wanted.keys() - _preceded(region, wanted))
+    readers_of_update = {id(n): [u for u in readers[v] if u is not n] for v, nodes in shared.items() for n in nodes}
+    return unsafe | (readers_of_update.keys() - _preceded(region, readers_of_update))
 
 
 def _count(region: Region, uses: dict[int, int]) -> None:
@@ -114,11 +114,11 @@ def _count(region: Region, uses: dict[int, int]) -> None:
 def _copy_carries(graph: Graph, body: Region) -> None:
     """Copies carried values that are read after, or beside, the node that writes the next one."""
     own = {v for n in body.nodes for v in n.results}
-    taken: set[int] = set()
+    results: set[int] = set()
     for i, v in enumerate(body.results):
-        if v not in own or v in taken:
+        if v not in own or v in results:
             body.results[i] = _insert_copy(graph, v, body.nodes)
-        taken.add(body.results[i])
+        results.add(body.results[i])
     _copy_overwritten(graph, body, list(zip(body.arguments, body.results)))
 
 
@@ -130,15 +130,15 @@ def _copy_overwritten(graph: Graph, region: Region, pairs: list[tuple[int, int]]
         for v in readers.keys() & reads(node):
             readers[v].append(node)
     others = {a: [u for u in readers[a] if u is not own[r]] for a, r in pairs}
-    wanted: dict[int, list[Node]] = {}
+    readers_of_maker: dict[int, list[Node]] = {}
     for argument, result in pairs:
-        wanted.setdefault(id(own[result]), []).extend(others[argument])
-    fine = _preceded(region, wanted)
+        readers_of_maker.setdefault(id(own[result]), []).extend(others[argument])
+    ordered = _preceded(region, readers_of_maker)
     first: list[Node] = []
     for argument, result in pairs:
         maker = own[result]
         in_place = argument in maker.shares or len(others[argument]) == len(readers[argument])
-        if not readers[argument] or (in_place and id(maker) in fine):
+        if not readers[argument] or (in_place and id(maker) in ordered):
             continue
         copy = _insert_copy(graph, argument, first)
         for u in readers[argument]:
@@ -146,18 +146,18 @@ def _copy_overwritten(graph: Graph, region: Region, pairs: list[tuple[int, int]]
     region.nodes[:0] = first
 
 
-def _preceded(region: Region, wanted: Mapping[int, list[Node]]) -> set[int]:
-    """The keys of `wanted` (ids of nodes) whose nodes all have to run before."""
-    number = {u: i for i, u in enumerate(dict.fromkeys(id(u) for nodes in wanted.values() for u in nodes))}
+def _preceded(region: Region, predecessors: Mapping[int, list[Node]]) -> set[int]:
+    """The keys of `predecessors` (ids of nodes) before which all of their nodes have to run."""
+    number = {u: i for i, u in enumerate(dict.fromkeys(id(u) for nodes in predecessors.values() for u in nodes))}
     if not number:
-        return {id(node) for node in region.nodes if id(node) in wanted}
+        return {id(node) for node in region.nodes if id(node) in predecessors}
     behind: dict[int, int] = {}
     preceded: set[int] = set()
     for node in region.nodes:
         before = 0
         for v in reads(node):
             before |= behind.get(v, 0)
-        if id(node) in wanted and all(before >> number[id(u)] & 1 for u in wanted[id(node)]):
+        if id(node) in predecessors and all(before >> number[id(u)] & 1 for u in predecessors[id(node)]):
             preceded.add(id(node))
         if id(node) in number:
             before |= 1 << number[id(node)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardy_py.cost.liveness.estimate import Estimate, estimated
 from shardy_py.cost.liveness.graph import Graph
 from shardy_py.cost.liveness.live import lives
-from shardy_py.cost.liveness.order import from_results, put_in_order
+from shardy_py.cost.liveness.order import from_results, order_nodes
 from shardy_py.cost.liveness.stacks import name_stacks
 from shardy_py.cost.liveness.xla.combine import combine
 from shardy_py.cost.liveness.xla.compilers import COMPILERS, Compiler
@@ -32,7 +32,7 @@ def estimate(graph: Graph, compiler: Compiler = COMPILERS["cpu"]) -> Estimate:
     combine(graph)
     fuse(graph)
     insert_copies(graph)
-    put_in_order(graph, compiler.order)
+    order_nodes(graph, compiler.order)
     lifetimes = lives(graph)
     temporaries = into_outputs(lifetimes.buffers)
     temp = packed(temporaries, compiler.alignment) if len(temporaries) <= compiler.small_program else None

@@ -227,14 +227,14 @@ def _thin_loop(loop: Node, needed: set[int]) -> None:
     """Removes carries that neither the loop's condition nor a reader after it needs."""
     _one_counter(loop, needed)
     condition, body = loop.regions
-    wanted = {i for i, v in enumerate(loop.results) if v in needed}
+    live = {i for i, v in enumerate(loop.results) if v in needed}
     inside: set[int] = set(condition.results)
     _thin(condition, inside)
     makers = {v: n for n in body.nodes for v in n.results}
-    wanted |= {i for i, v in enumerate(condition.arguments) if v in inside}
+    live |= {i for i, v in enumerate(condition.arguments) if v in inside}
     number = {v: i for i, v in enumerate(body.arguments)}
     seen: set[int] = set()
-    stack = [body.results[i] for i in wanted]
+    stack = [body.results[i] for i in live]
     for node in body.nodes:
         if node.key is None:
             stack.extend(node.operands)
@@ -243,12 +243,12 @@ def _thin_loop(loop: Node, needed: set[int]) -> None:
         if v in seen:
             continue
         seen.add(v)
-        if v in number and number[v] not in wanted:
-            wanted.add(number[v])
+        if v in number and number[v] not in live:
+            live.add(number[v])
             stack.append(body.results[number[v]])
         elif v in makers:
             stack.extend(reads(makers[v]))
-    _select(loop, sorted(wanted))
+    _select(loop, sorted(live))
     needed.update(inside)
     inside = set(body.results)
     _thin(body, inside)
@@ -260,14 +260,14 @@ def _one_counter(loop: Node, needed: set[int]) -> None:
     condition, body = loop.regions
     makers = {v: n for n in body.nodes for v in n.results}
     counters = [i for i, v in enumerate(body.results) if _counts(makers.get(v), body.arguments[i], makers)]
-    kept = next((i for i in counters if condition.arguments[i] in _all_read(condition)), counters[0] if counters else -1)
-    gone = [i for i in counters if i != kept and loop.results[i] not in needed]
+    base = next((i for i in counters if condition.arguments[i] in _all_read(condition)), counters[0] if counters else -1)
+    derived = [i for i in counters if i != base and loop.results[i] not in needed]
     for region in (condition, body):
-        for i in gone:
-            first, other = region.arguments[kept], region.arguments[i]
+        for i in derived:
+            first, other = region.arguments[base], region.arguments[i]
             region.nodes.insert(0, Node(Kind.ELEMENTWISE, [first], [other], key=("counter", i), label="add"))
-    if gone:
-        _select(loop, [i for i in range(len(loop.results)) if i not in gone])
+    if derived:
+        _select(loop, [i for i in range(len(loop.results)) if i not in derived])
 
 
 def _counts(maker: Node | None, argument: int, makers: dict[int, Node]) -> bool:

@@ -103,12 +103,12 @@ def fuse_reduce_and_slice(op: Op, program: Program) -> bool:
         return False
     if any(u.name != "sdy.all_slice" or u.attributes["slicing_axes"] is not users[0].attributes["slicing_axes"] for u in users):
         return False
-    taken = _taken_by_reduction(_per_dim(users[0]), reduce.attributes["reduction_axes"].axes)
+    counts = _num_scattered(_per_dim(users[0]), reduce.attributes["reduction_axes"].axes)
     block = reduce.block
-    if taken is None or block is None or any(user.block is not block for user in users):
+    if counts is None or block is None or any(user.block is not block for user in users):
         return False
-    scattered = [axes[:n] for axes, n in zip(_per_dim(users[0]), taken, strict=True)]
-    rest = [axes[n:] for axes, n in zip(_per_dim(users[0]), taken, strict=True)]
+    scattered = [axes[:n] for axes, n in zip(_per_dim(users[0]), counts, strict=True)]
+    rest = [axes[n:] for axes, n in zip(_per_dim(users[0]), counts, strict=True)]
     first = min(users, key=block.ops.index)
     sharding = _scattered(reduce, first, scattered, mesh)
     attributes = {name: value for name, value in reduce.attributes.items() if name == "reduction_op"}
@@ -123,17 +123,17 @@ def fuse_reduce_and_slice(op: Op, program: Program) -> bool:
     return True
 
 
-def _taken_by_reduction(sliced: list[tuple[AxisRef, ...]], reduced: tuple[AxisRef, ...]) -> list[int] | None:
+def _num_scattered(sliced: list[tuple[AxisRef, ...]], reduced: tuple[AxisRef, ...]) -> list[int] | None:
     """The number of leading axes of each dimension that are reduced; None where these do not cover the reduction."""
-    left = set(reduced)
-    taken: list[int] = []
+    remaining = set(reduced)
+    counts: list[int] = []
     for axes in sliced:
         n = 0
-        while n < len(axes) and axes[n] in left:
-            left.remove(axes[n])
+        while n < len(axes) and axes[n] in remaining:
+            remaining.remove(axes[n])
             n += 1
-        taken.append(n)
-    return None if left else taken
+        counts.append(n)
+    return None if remaining else counts
 
 
 def _scattered(reduce: Op, cut: Op, per_dim: list[tuple[AxisRef, ...]], mesh: Mesh) -> TensorSharding:

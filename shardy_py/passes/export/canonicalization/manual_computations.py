@@ -20,8 +20,8 @@ def drop_unused_inputs(op: Op, program: Program) -> bool:
     for operand in operands:
         op.append_operand(operand)
     _drop_arguments(body, used)
-    stated: tuple[TensorSharding, ...] = op.attributes["in_shardings"] or ()
-    op.attributes = {**op.attributes, "in_shardings": tuple(s for s, keep in zip(stated, used, strict=True) if keep)}
+    shardings: tuple[TensorSharding, ...] = op.attributes["in_shardings"] or ()
+    op.attributes = {**op.attributes, "in_shardings": tuple(s for s, keep in zip(shardings, used, strict=True) if keep)}
     return True
 
 

@@ -84,8 +84,8 @@ def _total(factor: int, axes: Axes, tensors: Sequence[FactorAxes], tensor_sizes:
     """The sizes of the tensors that have the axes on the factor, or more behind them."""
     total = 0
     for tensor, size in zip(tensors, tensor_sizes, strict=True):
-        stated = tensor.get(factor)
-        if stated is not None and (axes == stated or is_strict_prefix(axes, stated)):
+        own = tensor.get(factor)
+        if own is not None and (axes == own or is_strict_prefix(axes, own)):
             total += size
     return total
 
@@ -101,12 +101,12 @@ def _predecessors(rule: OpShardingRule) -> list[set[int]]:
 
 
 def _update(candidate: Candidate, factor: int, axes: Axes, chosen: AxesPerFactor, mesh: Mesh) -> bool:
-    """Takes from a candidate what the winner has got; False where nothing is left.
+    """Removes the axes of the winner from a candidate; False if none remain.
 
     A candidate that does not overlap counts in full again, even if its factor has been given axes in between; Shardy
     does it like that, and which candidate is next depends on it.
     """
-    taken = chosen[candidate.factor]
+    chosen_axes = chosen[candidate.factor]
     if candidate.factor == factor:
         if not is_strict_prefix(axes, candidate.axes):
             return False
@@ -116,7 +116,7 @@ def _update(candidate: Candidate, factor: int, axes: Axes, chosen: AxesPerFactor
         candidate.shards = num_shards(candidate.axes, mesh)
         return True
     candidate.axes = truncate_by_removing_overlaps(candidate.axes, axes)
-    if candidate.axes == taken:
+    if candidate.axes == chosen_axes:
         return False
-    candidate.shards = num_shards(candidate.axes, mesh) // num_shards(taken, mesh)
+    candidate.shards = num_shards(candidate.axes, mesh) // num_shards(chosen_axes, mesh)
     return True

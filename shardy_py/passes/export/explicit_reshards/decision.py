@@ -99,10 +99,10 @@ def decide(
     mesh_name, mesh = named_mesh
     tensors = [project(m, s, rule.factor_sizes, mesh, True) for m, s in zip(rule.mappings, shardings, strict=True)]
     setting = _Setting(op_name, rule, shardings, types, mesh_name, mesh, meshes, tensors)
-    dealt_anew = full and op_name == "stablehlo.reshape" and any(map(_overflows, tensors))
+    redistributed = full and op_name == "stablehlo.reshape" and any(map(_overflows, tensors))
     if full:
-        common = _common_axes(setting, dealt_anew, choice)
-        changes, reduced = _changes(setting, common, dealt_anew), setting.reduced(common)
+        common = _common_axes(setting, redistributed, choice)
+        changes, reduced = _changes(setting, common, redistributed), setting.reduced(common)
     else:
         changes, reduced = _dot_change(setting, choice), _reduced_by_choice(setting)
     count = len(rule.operand_mappings)
@@ -114,7 +114,7 @@ def decide(
         tuple((i, sharding) for i, sharding in changes if i < count),
         tuple((i - count, sharding) for i, sharding in changes if i >= count),
         sort_and_merge(reduced, mesh),
-        dealt_anew,
+        redistributed,
     )
 
 
@@ -150,15 +150,15 @@ def matching_meshes(shardings: Sequence[TensorSharding | None], meshes: Mapping[
     return pairs
 
 
-def _common_axes(setting: _Setting, dealt_anew: bool, choice: Choice) -> AxesPerFactor:
+def _common_axes(setting: _Setting, redistributed: bool, choice: Choice) -> AxesPerFactor:
     """The axes of each factor that all tensors get."""
     rule, mesh = setting.rule, setting.mesh
-    if dealt_anew:
+    if redistributed:
         return redistribute(rule, setting.tensors, setting.mesh_name, mesh)
     return choice.axes(Conflict(rule, factor_axes(setting.tensors), setting.types, mesh, lambda common: _moved(setting, common)))
 
 
-def _changes(setting: _Setting, common: AxesPerFactor, dealt_anew: bool) -> _Changes:
+def _changes(setting: _Setting, common: AxesPerFactor, redistributed: bool) -> _Changes:
     """The shardings that change when all tensors get the common axes."""
     changes: _Changes = []
     for i, (tensor, old) in enumerate(zip(setting.tensors, setting.shardings, strict=True)):
@@ -168,7 +168,7 @@ def _changes(setting: _Setting, common: AxesPerFactor, dealt_anew: bool) -> _Cha
             continue
         new = setting.with_axes(i, common)
         is_result = i >= len(setting.rule.operand_mappings)
-        if not (dealt_anew and is_result and new.is_equivalent(old)):
+        if not (redistributed and is_result and new.is_equivalent(old)):
             changes.append((i, new))
     return changes
 
@@ -210,15 +210,15 @@ def _reduced_by_choice(setting: _Setting) -> Axes:
         return ()
     reduced: list[AxisRef] = []
     for factor in rule.reduction:
-        stated = [tensor.factors[factor].axes for tensor in setting.tensors if factor in tensor.factors]
-        if any(axes != stated[0] for axes in stated):
+        factor_axes = [tensor.factors[factor].axes for tensor in setting.tensors if factor in tensor.factors]
+        if any(axes != factor_axes[0] for axes in factor_axes):
             raise ShardyError(
                 f"operands are sharded differently along reduction factor {factor_symbol(factor)}",
                 where=f"'{setting.op_name}' with {rule}",
                 why="the result has unreduced axes, so the operands must say along which axes it is reduced",
                 fix="shard the operands alike, or leave the result without unreduced axes",
             )
-        reduced.extend(stated[0] if stated else ())
+        reduced.extend(factor_axes[0] if factor_axes else ())
     return tuple(reduced)
 
 

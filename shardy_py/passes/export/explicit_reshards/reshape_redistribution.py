@@ -69,14 +69,14 @@ def _deal(
             break
         part = gcd(left[taker], size)
         left[taker] //= part
-        taken = axis
+        portion = axis
         if part == size:
             pending.pop(0)
         else:
             pre = axis.pre_size or 1
-            taken = AxisRef(axis.name, pre, part)
+            portion = AxisRef(axis.name, pre, part)
             pending[0] = AxisRef(axis.name, pre * part, size // part)
-        factors[taker].axes = merged((*factors[taker].axes, taken), mesh)
+        factors[taker].axes = merged((*factors[taker].axes, portion), mesh)
     if order:
         last = factors[order[-1]]
         if last.minor_most:

@@ -33,20 +33,20 @@ def all_reduce(axes: Axes, sharding: TensorSharding) -> Collective:
     return Collective(ALL_REDUCE, sharding, {"reduction_axes": AxisRefList(axes)})
 
 
-def reduce_to(source: TensorSharding | None, kept: TensorSharding | None, meshes: Mapping[str, Mesh]) -> list[Collective]:
-    """The all-reduce of the unreduced axes that `kept` does not have; empty where there are none.
+def reduce_to(source: TensorSharding | None, target: TensorSharding | None, meshes: Mapping[str, Mesh]) -> list[Collective]:
+    """The all-reduce of the unreduced axes that `target` lacks; empty if it has all.
 
     Raises:
         ShardyError: They are over different meshes.
     """
     if source is None or not source.unreduced:
         return []
-    mesh = _mesh_of_both(source, kept, meshes)
-    axes = set_difference(source.unreduced, () if kept is None else kept.unreduced, mesh)
+    mesh = _mesh_of_both(source, target, meshes)
+    axes = set_difference(source.unreduced, () if target is None else target.unreduced, mesh)
     if not axes:
         return []
-    left = sort_and_merge(set_difference(source.unreduced, axes, mesh), mesh)
-    return [all_reduce(sort_and_merge(axes, mesh), with_unreduced(source, left))]
+    remaining = sort_and_merge(set_difference(source.unreduced, axes, mesh), mesh)
+    return [all_reduce(sort_and_merge(axes, mesh), with_unreduced(source, remaining))]
 
 
 def more_unreduced(source: TensorSharding | None, target: TensorSharding | None, meshes: Mapping[str, Mesh]) -> list[Collective]:

@@ -1,4 +1,4 @@
-"""Computations without data-flow edges: the shardings that they state stand on their values while a pass propagates."""
+"""Computations without data-flow edges: their shardings stand on their values while a pass propagates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardy_py.passes.walk import ops_of
 
 
 @contextmanager
-def stated_shardings_on_values(program: Program) -> Generator[None]:
+def shardings_on_values(program: Program) -> Generator[None]:
     """Moves `in_shardings` and `out_shardings` of computations to their block arguments and results, and back afterwards.
 
     Nothing propagates between the inside and the outside of such a computation, but its block arguments and results take part
@@ -24,10 +24,10 @@ def stated_shardings_on_values(program: Program) -> Generator[None]:
                 owner.sharding = dataflow.get_sharding(owner)
     yield
     for op in computations:
-        _state(op)
+        _to_attributes(op)
 
 
-def _state(op: Op) -> None:
+def _to_attributes(op: Op) -> None:
     for owner in dataflow.owners(op):
         if dataflow.edge_of_owner(owner) is not None:
             continue
