@@ -1,4 +1,4 @@
-"""Errors that say what is wrong, where, why, and how to fix it."""
+"""Errors whose messages state the fault, its place, its reason and a fix."""
 
 from __future__ import annotations
 

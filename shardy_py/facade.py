@@ -1,4 +1,4 @@
-"""The plan that users hold: its record, its analyses, texts, pages and files."""
+"""`Plan`, the user's view of a plan: the record with its analyses, texts, pages and files as methods."""
 
 from __future__ import annotations
 

@@ -130,13 +130,13 @@ def _say(text: str) -> None:
 
 
 def _let_go_of_output() -> None:
-    """Standard output goes nowhere from here on, so that Python says nothing more of it when it ends."""
+    """Discards standard output from here on, so that Python prints no error about a closed pipe at exit."""
     with contextlib.suppress(OSError, ValueError):  # it may be no file, as in a test
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def diagnostics(error: ValueError, name: str) -> str:
-    """An error as MLIR prints it, with the name of the file where there is a place in it.
+    """An error as MLIR prints it, with the file name if the error has a place in a file.
 
     Args:
         error: The exception of `run_passes`.

@@ -28,7 +28,7 @@ AHEAD = 10.0
 
 
 class Agreement:
-    """Compares one signature's statement with those of the other processes, once.
+    """Compares the statement of one signature with those of the other processes, once.
 
     Args:
         peers: The processes.
@@ -74,7 +74,7 @@ class Agreement:
             self.settled = True
 
     def settle_within(self, leaves: Sequence[Any] = (), *, ahead: bool = False) -> None:
-        """As `settle`, for a program that runs as a part of another one, or of a derivative.
+        """As `settle`, for a program that runs inside another program or a derivative.
 
         Args:
             leaves: The arguments of the call; nothing where they are not known.

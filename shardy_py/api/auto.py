@@ -90,7 +90,7 @@ class Traced:
 
     @property
     def _planned_here(self) -> Planned:
-        """The plan for the devices that run it, which may be others than those that are planned for."""
+        """The plan for the devices that run it; `plan()` may be for other hardware."""
         call = self._call
         settings = self._settings.on(call.request.view, runs=True)
         if settings.options == call.request.settings.options:
@@ -193,7 +193,7 @@ class AutoSharded(Generic[P, R]):
         return self._slow(args, kwargs, attempt)
 
     def _is_for_here(self, entry: Entry) -> bool:
-        """Whether an entry is of the mesh that is set, where that decides."""
+        """Whether an entry is for the mesh of `jax.set_mesh`, if that decides."""
         return self._decoration.mesh is not None or entry.planned.traced.request.view is view_of(None)
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[Entry, Exception] | None) -> Any:

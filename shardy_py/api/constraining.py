@@ -187,7 +187,7 @@ _SLICE = "stablehlo.dynamic_slice"
 
 
 def as_plan_constrains(traced: TracedCall) -> TracedCall:
-    """A call whose `in_shardings` are a plan, with the constraints of the planner that made it; any other call as it is.
+    """A call whose `in_shardings` are a plan, with the plan's constraints; other calls unchanged.
 
     Raises:
         SpecError: The function is another one than was planned.

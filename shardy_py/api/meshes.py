@@ -1,4 +1,4 @@
-"""Meshes as users give them, in the one form that planning uses.
+"""Meshes of users, converted to the one form that planning uses.
 
 Planning sees axis names and sizes only; the devices come back when shardings are handed to JAX. All tracing happens under the
 *Auto twin* of the mesh (same axes, every axis of type Auto), whatever its own axis types are.

@@ -124,7 +124,7 @@ def _grouped(keys: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
 
 
 def _compared(here: Mapping[int, State], values_of: Callable[[int], Values], alone: tuple[int, ...]) -> Verdict:
-    """The verdict where all come with one program."""
+    """The verdict if all processes come with one program."""
     passing = [p for p, state in here.items() if state.values]
     if len({here[p].values for p in passing}) < 2:
         return Verdict("agreed", missing=alone)
@@ -158,7 +158,7 @@ def _elsewhere(own: State, absent: Mapping[int, State]) -> Verdict | None:
 
 
 def _different(waiting: Mapping[int, State]) -> dict[int, Verdict]:
-    """Verdicts for processes that wait for each other with different programs, so that none of them can go on."""
+    """Verdicts for processes that wait for each other with different programs: a deadlock."""
     stuck = {p: one.program for p, one in waiting.items() if any(_clash(one, other) for other in waiting.values())}
     groups = _grouped(stuck)
     return dict.fromkeys(stuck, Verdict("programs", tuple(groups.values()), tuple(groups)))

@@ -1,4 +1,4 @@
-"""The processes of a mesh: where they meet, and what they tell each other of failures and of their end."""
+"""The processes of a mesh: their rendezvous, and their reports of failures and exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments are put where the plan has them before they reach `jax.jit`, so that it compiles once wherever they come from.
+"""Arguments are moved to their planned shardings before `jax.jit`, so that it compiles once whatever their shardings are.
 
 `jax.jit` would place them too, but it traces and compiles once more when the next call brings the results of this one, which lie on the
 mesh where the first arguments did not, and it donates nothing that it has placed. With several processes it refuses to cut host arrays.
@@ -126,7 +126,7 @@ def placed_arguments(plan: PlanRecord, args: Any, mesh: AnyMesh) -> Any:
 
 
 def cut_for_processes(leaf: Any, sharding: NamedSharding, named: bool, described: Leaf, location: str) -> Any:
-    """A value that every process has, as one global array, where `jax.jit` does not take it; everything else as it is.
+    """A global array of a value that every process has, if `jax.jit` refuses the value itself; other values unchanged.
 
     With several processes `jax.jit` takes numpy arrays for replicated values, equal in every process, and refuses to shard them: they
     could be each process's part as well. Where no sharding is named, or where each process has all of it, they can only be the former.

@@ -124,7 +124,7 @@ class Planned:
 
     @property
     def region(self) -> Partitioning | None:
-        """Makes the region, where that is what runs."""
+        """The partitioning, if the plan runs as a region."""
         return None if self.plan.active_partitioner is None else self.partitioning
 
 

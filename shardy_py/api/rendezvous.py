@@ -69,7 +69,7 @@ class Store(Protocol):
         ...
 
     def key_value_delete(self, key: str) -> None:
-        """Forgets a key, or those below it."""
+        """Deletes a key and all keys below it."""
         ...
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
@@ -173,7 +173,7 @@ class Rendezvous:
         return f"{self._root}/verdicts/{self.own}/{ticket}"
 
     def _await_verdict(self, ticket: int, place: str, timeout: float | None) -> Verdict | None:
-        """The verdict, for which the first of those that wait looks itself; None where it does not come in time."""
+        """The verdict, computed here if this is the first waiting process; None if it does not come in time."""
         begin = noticed = time.monotonic()
         pause, longest = (_SHORTEST, _LONGEST) if self.own == self._processes[0] else (_FOLLOWER, 3 * _FOLLOWER)
         doubt: tuple[dict[int, Verdict], float] = {}, begin
@@ -205,7 +205,7 @@ class Rendezvous:
         return [None if value == "-" else value for value in text.split()]
 
     def _decides(self) -> bool:
-        """Whether it is this process that tells the others: the first that waits."""
+        """Whether this process publishes the verdicts: the first waiting one does."""
         first = self._processes[0]
         if self.own == first:
             return True
@@ -253,7 +253,7 @@ class Rendezvous:
         self._store.key_value_set(f"{self._root}/text/{key}/chunks", str(len(chunks)), allow_overwrite=True)
 
     def receive(self, key: str, seconds: float = 10.0) -> str | None:
-        """A text that another process publishes, waited for so long; None where it does not come."""
+        """A text that another process publishes; None if it does not come in time."""
         chunks = self._get(f"{self._root}/text/{key}/chunks", seconds)
         if chunks is None:
             return None

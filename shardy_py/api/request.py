@@ -185,7 +185,8 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
     location = location_of(settings.fun)
     view = view.holding(values)
     options = settings.options
-    annotated = _argument_shardings(settings, view, layout, labels, args, kwargs, values, leaves, structs, location)
+    specs = call_specs(_specs(settings.in_shardings, layout, labels, args, kwargs, location), leaves, structs)
+    annotated = _argument_shardings(specs, values, leaves, view, options, location)
     names = axis_names((args, kwargs))
     annotated = apply_axis_names(settings.logical_axis_rules, leaves, names, annotated, view, options, location)
     annotated = apply_rules(settings.rules, leaves, annotated, view, options, location)
@@ -197,24 +198,14 @@ def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[
 
 
 def _argument_shardings(
-    settings: Settings,
-    view: MeshView,
-    layout: Layout,
-    labels: list[str],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    values: list[Any],
-    leaves: list[Leaf],
-    structs: list[jax.ShapeDtypeStruct],
-    location: str,
+    specs: Sequence[object], values: Sequence[Any], leaves: Sequence[Leaf], view: MeshView, options: Options, location: str
 ) -> Annotated:
-    """The sharding of each leaf from `in_shardings` and the arguments."""
-    specs = call_specs(_specs(settings.in_shardings, layout, labels, args, kwargs, location), leaves, structs)
+    """The sharding of each leaf from its spec in `in_shardings` and from the argument."""
     out: list[TensorSharding | None] = []
     findings: list[Finding] = []
     for value, spec, leaf in zip(values, specs, leaves):
-        sharding, dropped = to_fitting_sharding(spec, view, leaf, "in_shardings", settings.options.indivisible, location)
-        out.append(_merged(sharding, value, view, leaf, settings.options, location))
+        sharding, dropped = to_fitting_sharding(spec, view, leaf, "in_shardings", options.indivisible, location)
+        out.append(_merged(sharding, value, view, leaf, options, location))
         findings += dropped
     sources = ["" if sharding is None else OWN if spec is None else "in_shardings" for sharding, spec in zip(out, specs)]
     return Annotated(out, sources, findings)

@@ -166,7 +166,7 @@ class Entry:
             self.__dict__["_reported"] = True
 
     def _settle(self, agreement: Agreement, slots: Sequence[Any], leaves: Sequence[Any], statics: Sequence[Any]) -> None:
-        """Waits for the other processes of the mesh; last, so that what fails in this process fails before they go on."""
+        """Waits for the other processes of the mesh; last, so that a failure of this process comes before they go on."""
         if is_staged():
             return  # what is written down passes a gate when it runs
         arguments, _ = self.jitted.inputs.flat(slots)
@@ -264,7 +264,7 @@ def make_entry(planned: Planned, *, abstract: bool = False, in_order: bool = Fal
 
 
 def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., Sequence[Any]]]:
-    """The traced jaxpr with constraints that pin the plan, as far as it is run, and a function that runs it."""
+    """The traced jaxpr with the constraints that pin the plan, and a function that runs it."""
     plan, request, view = planned.plan, planned.traced.request, planned.traced.request.view
     sides = _closed(plan.inputs), _closed(plan.outputs)
     closed = ClosedJaxpr(planned.imported.scope.jaxpr, planned.traced.jaxpr.consts)

@@ -1,4 +1,4 @@
-"""Pytree paths as users write them, and the description of one leaf."""
+"""Pytree paths in the user's notation, and the description of one leaf."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ WITH_RESULTS = frozenset({"io_callback", "pure_callback"})
 
 
 class CallbackErrors:
-    """The exceptions that callbacks of one program raise, for the calls during which they do."""
+    """The exceptions of one program's callbacks, assigned to the calls that they were raised in."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -25,7 +25,7 @@ elements beside large ones have few right digits.
 
 @dataclass(frozen=True)
 class Sample:
-    """One element: where it stands, what was expected, what came out."""
+    """One differing element: its index, the expected value, and the actual one."""
 
     index: tuple[int, ...]
     expected: Any

@@ -46,7 +46,7 @@ class CompiledOp:
 
     @property
     def called(self) -> list[tuple[str, str]]:
-        """`(role, computation)` for each computation that it calls; `role` is the attribute that names it: `body`, `calls`, ..."""
+        """`(role, computation)` for each called computation; `role` is the attribute that names it: `body`, `calls`, ..."""
         text = STRING.sub('""', self.attributes)
         return [(role, name) for role, names in _CALLED.findall(text) for name in NAMES.findall(names)]
 

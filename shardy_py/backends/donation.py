@@ -24,7 +24,7 @@ class Errors(Protocol):
         ...
 
     def twice(self, path: str, first: str, leaf: Any, same: bool = True) -> Exception:
-        """One array, or two that share memory, stand at two paths, at least one of them donated."""
+        """The error for one array, or two that share memory, at two paths of which one or both are donated."""
         ...
 
 
@@ -85,7 +85,7 @@ class Guard:
                 raise errors.twice(path, first, leaf)
 
     def look_at_memory(self, leaves: Sequence[Any], donated: Sequence[bool], paths: Sequence[str], errors: Errors) -> None:
-        """Raises where a donated array and another one share memory, as two that `jax.device_put` made of one array may.
+        """Raises if a donated array shares memory with another one, as two results of `jax.device_put` on one array may.
 
         It takes tens of microseconds per array, so it is for first calls, and those after one that did not pass.
         """
@@ -145,7 +145,7 @@ def used_inputs(closed: ClosedJaxpr) -> list[bool]:
 
 
 def why_off() -> str:
-    """The setting of JAX with which it donates nothing; empty where it donates."""
+    """The JAX setting that disables donation; empty if donation is enabled."""
     if jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
         return "jax_debug_nans is set, with which JAX donates nothing, to run again what made a NaN"
     return ""

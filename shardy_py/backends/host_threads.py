@@ -61,7 +61,7 @@ def _threads() -> int:
 
 
 def _requested_devices() -> int:
-    """As JAX reads it: its own setting, else the flag of XLA."""
+    """CPU devices that JAX will make: by its own setting, else by the flag of XLA."""
     jax = sys.modules.get("jax")
     configured = getattr(getattr(jax, "config", None), "jax_num_cpu_devices", None)
     if configured is None:

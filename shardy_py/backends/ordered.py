@@ -29,7 +29,7 @@ def as_ordered(x: Array, largest: bool) -> Array:
 
 
 def from_ordered(ordered: Array, dtype: Any) -> Array:
-    """The floats that `as_ordered` was given."""
+    """The inverse of `as_ordered`: integers back to floats."""
     wide = dtype if jnp.dtype(dtype).itemsize > 1 else jnp.float32
     return lax.convert_element_type(lax.bitcast_convert_type(_turned(ordered), wide), dtype)
 

@@ -141,7 +141,7 @@ class _Planning:
 
     @functools.cached_property
     def shardings(self) -> Shardings:
-        """Those of inputs, then those of results."""
+        """The shardings of inputs, then of results."""
         jaxpr, resolved, in_seeds, out_seeds = self._call
         ins, outs = self._partition.planned(jaxpr, resolved(in_seeds), resolved(out_seeds))
         return (*ins, *outs)
@@ -179,7 +179,7 @@ def _resolved(seeds: Seeds) -> Shardings:
 
 
 def _planned(jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds) -> tuple[Seeds, Seeds]:
-    """Seeds for calls derived from this one: its own as they are planned, those that were planned before as they are."""
+    """Seeds for calls derived from a call: the planned shardings of its own seeds; seeds that an earlier plan decides stay."""
     planning = _once(_Planning, partition, jaxpr, tuple(in_seeds), tuple(out_seeds))
     seeds = [s if isinstance(s, _Planned | _Mapped) else _Planned(planning, i) for i, s in enumerate((*in_seeds, *out_seeds))]
     return tuple(seeds[: len(in_seeds)]), tuple(seeds[len(in_seeds) :])
@@ -206,7 +206,7 @@ REMEMBERED = 256
 
 
 def _once(make: Callable[..., T], partition: Partition, *key: Hashable) -> T:
-    """A result for a call, remembered for as long as its partition lives, which is as long as calls under it do.
+    """A result for a call, cached with its partition, which lives as long as calls under it do.
 
     Args:
         make: Computes it from the partition and the key.
@@ -378,7 +378,7 @@ def _divide(
     early: dict[str, Any],
     late: dict[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parameters for the two calls into which `jax.checkpoint` divides one: what it saves, and what it computes again."""
+    """Parameters of the two calls into which `jax.checkpoint` divides a call: the saved part and the recomputed part."""
     in_seeds, out_seeds = early["in_seeds"], early["out_seeds"]
     early = dict(early, in_seeds=_where(in_seeds, unknown_in, False), out_seeds=_where(out_seeds, known_results) + (None,) * residuals)
     saved: Seeds = (None,) * residuals_in
@@ -442,7 +442,7 @@ jet.jet_rules[partitioned_call_p] = _jet
 
 
 def _sparse(env: Any, *values: Any, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds, **rest: Any) -> Any:
-    """Only what stays dense is laid out as planned."""
+    """The rule for sparse arrays; only dense operands and results are sharded as planned."""
     sparse = sys.modules["jax.experimental.sparse"]
     leaves, tree = jax.tree.flatten(sparse.transform.spvalues_to_arrays(env, values))
     run = sparse.sparsify(jaxpr_as_fun(jaxpr))

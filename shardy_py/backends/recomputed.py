@@ -56,7 +56,7 @@ def _recomputed(closed: ClosedJaxpr) -> Recomputed | None:
 
 
 class _Pair(NamedTuple):
-    """A scan, the one that reads what it keeps, and which of the results of the former nothing but the latter reads."""
+    """A forward scan, the backward scan that reads its residuals, and the results that only the latter reads."""
 
     forward: JaxprEqn
     backward: JaxprEqn
@@ -77,7 +77,7 @@ def _parts(eqn: JaxprEqn, values: Sequence[Any]) -> _Parts:
 
 
 def _first_pair(jaxpr: Jaxpr) -> _Pair | None:
-    """The first scan of which one that runs the other way reads results that nothing else reads, and which are not carries alone."""
+    """The first pair of a scan and a reversed one that alone reads some of its stacked results, unless these are plain carries."""
     uses = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if isinstance(v, Var))
     uses.update(v for v in jaxpr.outvars if isinstance(v, Var))
     scans = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan" and not eqn.effects]

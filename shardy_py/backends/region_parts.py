@@ -1,4 +1,4 @@
-"""A region of many arguments as several regions, one behind the other.
+"""A region of many arguments as a sequence of regions.
 
 XLA takes time by the square of a region's arguments and results: wherever an equation reads an argument, Shardy's passes ask for its
 sharding, and get that by making a list of the shardings of all of them. A training step of 1,000 parameters has some 6,000. So a large
@@ -59,7 +59,7 @@ class _Global:
 
 
 def _regions(region: JaxprEqn, most: int) -> list[JaxprEqn]:
-    """The regions that do together what one does."""
+    """The regions that together compute the results of one."""
     body: Jaxpr = region.params["jaxpr"]
     parts = list(_cut(body, _by_demand(body, ordered=bool(region.effects)), most))
     mesh = region.params["mesh"]

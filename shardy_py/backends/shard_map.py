@@ -227,7 +227,7 @@ def partitioned(
 def fits_inside(
     planned: Imported, context: AbstractMesh, inputs: Sequence[TensorSharding | None], outputs: Sequence[TensorSharding | None]
 ) -> bool:
-    """Whether a plan uses only axes that are left where it is to run, and these whole."""
+    """Whether a plan uses whole axes only, and only those that the surrounding region leaves."""
     shardings = [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)]
     used = [axis for sharding in shardings for dim in sharding.dims for axis in dim.axes]
     return cuts_of(used) is None and not any(axis.name in context.manual_axes for axis in used)
@@ -286,7 +286,7 @@ PASSES = 3
 
 
 def _foreseen(layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Callable[[Interpreter], Any], by_planner: bool) -> Choice:
-    """The walk to be repeated: the one before it, and where it started, as the cheapest of several dry runs has them.
+    """The cheapest of several dry runs, as the walk to repeat: its predecessor and its initial hint.
 
     By a planner's choices there is one walk.
 

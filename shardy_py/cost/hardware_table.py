@@ -118,7 +118,7 @@ HARDWARE: dict[str, Hardware] = merge_tables({entry.name: entry} for entry in _T
 
 
 def hardware(which: str | Hardware) -> Hardware:
-    """Hardware by name; one of the user's own as it is.
+    """Hardware by name; a user's own `Hardware` is returned unchanged.
 
     Args:
         which: One of the names in `HARDWARE`, in upper or lower case and with or without the maker's name, or a `Hardware`.

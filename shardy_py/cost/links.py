@@ -124,7 +124,7 @@ SLOW = ("dcn", "network")
 
 
 class Joined(Protocol):
-    """Hardware, as far as links are concerned."""
+    """The part of `Hardware` that links depend on."""
 
     @property
     def fabric(self) -> Fabric:
@@ -133,7 +133,7 @@ class Joined(Protocol):
 
     @property
     def network(self) -> Fabric:
-        """The links beyond these."""
+        """The links outside of the fabric's reach."""
         ...
 
 
@@ -220,7 +220,7 @@ def _on_fabric(sizes: Mapping[str, int], fabric: Fabric) -> dict[str, Links]:
 
 
 def split(size: int, parts: int) -> tuple[int, ...]:
-    """A number as a product of up to so many numbers, as equal as its factors allow, the largest first.
+    """A number as a product of at most `parts` factors of nearly equal size, the largest first.
 
     Example:
         >>> split(64, 3), split(32, 2), split(7, 2)

@@ -182,7 +182,7 @@ class Traffic(Fusion):
 
 
 def _before(value: Value) -> Value | None:
-    """The value that this one aliases; None where it is a value of its own."""
+    """The value that an op's result aliases; None if it has its own memory."""
     owner = value.owner
     if isinstance(owner, Op):
         if owner.name in FORWARDED or _is_folded(owner):
@@ -204,7 +204,7 @@ def _is_folded(op: Op) -> bool:
 
 
 def _users(value: Value) -> list[Op]:
-    """The ops that read a value in some layout, one for each operand that it is."""
+    """The readers of a value, once per operand."""
     users: list[Op] = []
     for user, _ in value.uses:
         users += _users(user.results[0]) if user.name in _MOVES else [user]

@@ -219,7 +219,7 @@ def can_coexist(axis: AxisRef, other: AxisRef) -> bool:
 
 
 def overlap(axis: AxisRef, other: AxisRef) -> AxisRef | None:
-    """The part they share; None where there is none or where they cannot coexist."""
+    """The common part of two axes; None if they do not overlap or cannot coexist."""
     if axis.name != other.name:
         return None
     if axis.pre_size is None or axis.next_pre_size is None:

@@ -13,7 +13,7 @@ from shardy_py.dialect.sharding import axis_list_text, axis_refs
 
 
 class _Attribute(Interned):
-    """An attribute that stands in an op as its body alone, and elsewhere as `#sdy<name body>`."""
+    """An attribute printed in an op by its body alone, and elsewhere as `#sdy<name body>`."""
 
     __slots__ = ()
 

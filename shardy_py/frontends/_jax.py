@@ -122,7 +122,7 @@ def is_staged() -> bool:
 
 
 def is_lowered_ahead() -> bool:
-    """Whether a program is lowered here because `.lower()` was called, or what calls that, such as `jax.export`: it need not run."""
+    """Whether a program is lowered by `.lower()` or a caller of it such as `jax.export`, and so need not run."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is _LOWER:
@@ -135,7 +135,7 @@ _LOWER = inspect.unwrap(jax.stages.Traced.lower).__code__
 
 
 def known_value(x: Any) -> Any:
-    """The value that a tracer stands for, as under `jax.grad` alone; None where it stands for none. Other values are returned."""
+    """The concrete value of a tracer, as under `jax.grad` alone, or None; values that are no tracers are returned."""
     return _core.to_concrete_value(x)
 
 

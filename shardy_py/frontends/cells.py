@@ -10,7 +10,7 @@ _CELL = re.compile(r".*[/\\]ipykernel_\d+[/\\]\d+\.py|<ipython-input-.*>", re.DO
 
 
 def cell_name(file: str) -> str:
-    """`In[3]` for the file that IPython compiles cell 3 under, as its tracebacks call it; any other file as it is.
+    """`In[3]`, as in tracebacks, for the file name under which IPython compiles cell 3; other file names unchanged.
 
     `linecache` then knows the cell's lines by that name too.
 

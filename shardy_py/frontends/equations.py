@@ -37,8 +37,46 @@ _TEMPLATES_AT_MOST = 20_000
 
 @functools.lru_cache(maxsize=16)
 def _template_table(platform: str, context: Hashable, manual: _jax.ManualContext | None) -> dict[Any, Template]:
-    """Signature of an equation -> its template, filled by those who read equations so."""
+    """Signature of an equation -> its template; importers fill it."""
     return {}
+
+
+_new_op, _new_value = Op.__new__, Value.__new__
+
+
+def _append(template: Template, eqn: JaxprEqn, values: list[Any], block: Block) -> None:
+    """Appends the ops of an equation's template to a block, and their results to the values of its operands."""
+    name, location, invars = eqn.primitive.name, eqn.source_info, eqn.invars
+    for op_template in template.ops:
+        # As Op(...) and Value(...), without the calls: this is most of the time of an import.
+        op = _new_op(Op)
+        op.name = op_template.name
+        operands = op.operands = [values[s] for s in op_template.operands]
+        results = op.results = []
+        op.attributes = op_template.attributes if op_template.literal < 0 else {"value": invars[op_template.literal].val}  # pyright: ignore[reportAttributeAccessIssue]
+        op.regions = ()
+        op.rule = op_template.rule
+        op.rule_decided = op_template.rule_decided
+        op.location = location
+        op.primitive = name
+        op.block = block
+        i = 0
+        for operand in operands:
+            operand.uses[op, i] = None
+            i += 1
+        i = 0
+        for result_type in op_template.result_types:
+            result = _new_value(Value)
+            result.type = result_type
+            result.owner = op
+            result.index = i
+            result.uses = {}
+            result.sharding = op_template.sharding
+            result.name = None
+            results.append(result)
+            values.append(result)
+            i += 1
+        block.ops.append(op)
 
 
 class EquationImporter(Importer):
@@ -90,10 +128,8 @@ class EquationImporter(Importer):
 
     def equations(self, eqns: Sequence[JaxprEqn], scope: Scope, block: Block) -> None:
         """Appends the ops of equations in order. The time of a whole import is spent here."""
-        env, templates, ops = scope.env, self._templates, block.ops
+        env, templates, typed = scope.env, self._templates, self.typed
         readers = READERS if not self.rules else {**READERS, **dict.fromkeys(self.rules, _ruled)}
-        typed = self.typed
-        new_op, new_value = Op.__new__, Value.__new__
         for index, eqn in enumerate(eqns):
             name = eqn.primitive.name
             reader = readers.get(name)
@@ -106,10 +142,9 @@ class EquationImporter(Importer):
                         error.at(f"{eqn.params.get('name', name)}, {'' if place is None else place.place}".rstrip(", "))
                     raise
                 continue
-            invars = eqn.invars
             values: list[Any] = []
             key: list[Any] = [name, tuple(eqn.params.values())]
-            for v in invars:
+            for v in eqn.invars:
                 if type(v) is Literal:
                     values.append(v)
                     aval: Any = v.aval
@@ -119,7 +154,7 @@ class EquationImporter(Importer):
                     values.append(value)
                     key.append(value.type)
             if typed:
-                key.extend([_jax.sharding_of(v.aval) for v in (*invars, *eqn.outvars)])
+                key.extend([_jax.sharding_of(v.aval) for v in (*eqn.invars, *eqn.outvars)])
             signature = tuple(key)
             try:
                 template = templates.get(signature)
@@ -131,37 +166,7 @@ class EquationImporter(Importer):
             if template is _FRAGMENT:
                 self.fragment(eqn, scope, block)
                 continue
-            location = eqn.source_info
-            for op_template in template.ops:
-                # As Op(...), without the calls.
-                op = new_op(Op)
-                op.name = op_template.name
-                operands = op.operands = [values[s] for s in op_template.operands]
-                results = op.results = []
-                op.attributes = op_template.attributes if op_template.literal < 0 else {"value": invars[op_template.literal].val}  # pyright: ignore[reportAttributeAccessIssue]
-                op.regions = ()
-                op.rule = op_template.rule
-                op.rule_decided = op_template.rule_decided
-                op.location = location
-                op.primitive = name
-                op.block = block
-                i = 0
-                for operand in operands:
-                    operand.uses[op, i] = None
-                    i += 1
-                i = 0
-                for result_type in op_template.result_types:
-                    result = new_value(Value)
-                    result.type = result_type
-                    result.owner = op
-                    result.index = i
-                    result.uses = {}
-                    result.sharding = op_template.sharding
-                    result.name = None
-                    results.append(result)
-                    values.append(result)
-                    i += 1
-                ops.append(op)
+            _append(template, eqn, values, block)
             for v, s in zip(eqn.outvars, template.outputs):
                 env[v] = values[s]
             if name == "name" and env[eqn.outvars[0]].name is None:  # checkpoint_name
@@ -210,7 +215,7 @@ class EquationImporter(Importer):
         self.lowered(eqn, scope, block)
 
     def lowered(self, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
-        """Reads an equation through JAX's own lowering of it; where JAX has none, it is one op that nothing passes through."""
+        """Reads an equation through JAX's lowering of it; without one, it becomes an op that nothing propagates through."""
         name = eqn.primitive.name
         expansion = expansion_of(eqn, self.platform)
         if expansion is not None:

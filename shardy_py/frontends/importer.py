@@ -114,7 +114,7 @@ class Importer(abc.ABC):
         return block.append(op).result
 
     def constant(self, literal: Literal, block: Block, location: object = None) -> Value:
-        """Appends the constant of a literal that is used as it is."""
+        """Appends the constant of a literal."""
         return self.array(literal.val, type_of_aval(literal.aval), block, location)
 
     def append(self, op: Op, block: Block) -> Op:

@@ -1,4 +1,4 @@
-"""Results that are remembered for as long as the jaxpr lives that they were made of."""
+"""Results cached per jaxpr, for as long as the jaxpr lives."""
 
 from __future__ import annotations
 

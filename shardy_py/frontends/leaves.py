@@ -1,4 +1,4 @@
-"""Pytrees as rows of leaves, so that the classes in them are built around tracers and arrays only.
+"""Pytrees as lists of leaves, so that user classes are only rebuilt around tracers and arrays.
 
 `jax.make_jaxpr` returns trees of `ShapeDtypeStruct`s, and `jax.jit` takes trees of shardings. Classes whose constructor looks at its fields
 (distributions, boundary conditions) refuse both. A `Leaves` stands in their place: its structure is known without them.

@@ -14,7 +14,7 @@ from shardy_py.ir import Location
 
 
 class Within:
-    """Where an op was written that stands inline, and where the equation that held it was: names inside begin at the latter.
+    """The location of an inlined op and of the equation around it, at which its names begin.
 
     Args:
         inner: The location of the op.

@@ -21,7 +21,7 @@ from shardy_py.ir import Function, Program
 def lower_fragment(
     primitive: Primitive, params: Mapping[str, Any], avals: Sequence[Any], platform: str = "cpu", *, mesh: AbstractMesh | None = None
 ) -> Program:
-    """The ops that JAX lowers one equation to, CHLO ops legalised as XLA does before it partitions.
+    """The ops of JAX's lowering of one equation, with CHLO ops legalised as XLA does before it partitions.
 
     Arrays of PRNG keys have their physical type in the result. No device or backend is asked for.
 

@@ -264,7 +264,7 @@ class _Reader:
             op.attributes = {**op.attributes, **attributes}
 
     def check_collectives(self, program: Program) -> None:
-        """Checks the parts of axes that collectives move, which MLIR takes as they are."""
+        """Checks the sub-axes of collectives, which MLIR's parser accepts unchecked."""
         for source, op in self.ops.items():
             if op.name in AXES_OF and op.attributes and op.result.sharding is not None:
                 try:
@@ -281,7 +281,7 @@ class _Reader:
 
 
 def _place(operation: Any) -> str:
-    """An operation for an error: its name and where it stands."""
+    """The name and place of an operation, for errors."""
     location = locate(operation.location)
     return f"'{operation.name}'" if location is None else f"{location.place}, '{operation.name}'"
 

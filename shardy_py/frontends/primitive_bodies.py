@@ -1,4 +1,4 @@
-"""Jaxprs that do what an equation does, by the rule that JAX lowers it with: for primitives of other packages, which no table knows."""
+"""Jaxprs equivalent to an equation, by JAX's lowering rule: for primitives of other packages, which no table lists."""
 
 from __future__ import annotations
 

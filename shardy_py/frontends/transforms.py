@@ -48,7 +48,7 @@ batch_jaxpr = _of_no_mesh(_jax.batch_jaxpr)
 
 
 def hoisted(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr with its constants as first inputs; itself where it has none."""
+    """The jaxpr with its constants as leading inputs; unchanged if it has none."""
     if not jaxpr.consts:
         return jaxpr
     if jaxpr not in _HOISTED:

@@ -151,7 +151,7 @@ def _number(value: Any, dtype: str) -> str:
 
 
 def _float(value: float, dtype: str) -> str:
-    """Six digits where these round-trip, else as many as the element type needs."""
+    """A float as MLIR prints it: six digits if these round-trip, else as many as the element type needs."""
     if not cmath.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     short = f"{value:.6e}"

@@ -1,4 +1,4 @@
-"""JAX primitives that call a jaxpr on their operands: the one list of them, for all that looks into calls or past them."""
+"""JAX primitives that call a jaxpr on their operands, in one list for all rooms."""
 
 from __future__ import annotations
 

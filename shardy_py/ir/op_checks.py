@@ -46,7 +46,7 @@ def same_type(one: Type, other: Type) -> bool:
 
 
 def sharding_of(value: Value) -> TensorSharding | None:
-    """The sharding a value has where no data-flow edge holds it: its own, or that stated by the computation it comes from."""
+    """The sharding of a value without a data-flow edge: its own, or the one that its computation's attributes give it."""
     if isinstance(value.owner, Op):
         if value.owner.name in COMPUTATIONS:
             shardings = value.owner.attributes.get("out_shardings")

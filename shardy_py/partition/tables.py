@@ -433,7 +433,7 @@ class _Decider:
         return self.lists.call(lambda *cuts: joined(cuts, sizes, self.mesh), [axes[factor] for factor in factors])
 
     def cut(self, runs: _Runs) -> Callable[[int, int], Array]:
-        """The parts into which dimensions are cut that a product sums over, as `run_shapes` asks for them."""
+        """The number of parts of a contracted dimension, for `run_shapes`."""
         exact = self.lists.exact
         layouts, numbers = [each.items for each in self.layouts], runs.numbers
         used = np.array([exact.mask(tuple(axis for dim in layout for axis in dim)) for layout in layouts[2]], np.int64)[numbers[2]]

@@ -53,7 +53,7 @@ def replicates(before: Cuts, after: Cuts, devices: int) -> bool:
 
 
 def _is_direct(before: Cuts, after: Cuts) -> bool:
-    """Whether one kind of collective does it."""
+    """Whether one kind of collective suffices."""
     changed = [(b, a) for b, a in zip(before, after) if b != a]
     if all(b > a for b, a in changed) or all(b < a for b, a in changed):
         return True

@@ -1,4 +1,4 @@
-"""Pipelines of passes, as the reference strings them together."""
+"""Pipelines of passes, in the order of the reference."""
 
 from __future__ import annotations
 

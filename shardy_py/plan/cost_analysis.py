@@ -294,7 +294,7 @@ Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds in a unit that suits them.
+    """Seconds as text, in a unit of fitting size.
 
     Example:
         >>> seconds_text(0.00125), seconds_text(3e-6), seconds_text(75.0), seconds_text(0)

@@ -20,7 +20,7 @@ Edge = tuple[Op, int]
 
 
 class Run(NamedTuple):
-    """One op that costs something.
+    """One op with a cost.
 
     Attributes:
         op: The op.

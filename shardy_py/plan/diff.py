@@ -317,7 +317,7 @@ def diff_text(diff: PlanDiff, limit: int | None = None) -> str:
 
 
 def search_lines(diff: PlanDiff) -> list[str]:
-    """The two searches, where they differ, one a line."""
+    """A line for each of two searches that differ."""
     if diff.searches[0] == diff.searches[1]:
         return []
     return [f"planner {sign} {text or 'none, annotations alone'}" for sign, text in zip("-+", diff.searches)]

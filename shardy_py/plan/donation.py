@@ -149,7 +149,7 @@ def donatable(
 def handed_on(
     program: Program, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], donated: Sequence[Donated]
 ) -> tuple[tuple[int, int], ...]:
-    """Inputs that are not donated, each with the result that takes its place in the next call: of its type, under its name.
+    """Undonated inputs, each with the result of its type and name, which replaces it in the next call.
 
     Args:
         program: The program, its shardings decided.

@@ -88,7 +88,7 @@ def _before(value: Value) -> Iterator[tuple[Value, int]]:
 
 
 def _into_body(argument: Value) -> Iterator[tuple[Value, int]]:
-    """The values outside of a body that one of its arguments stands for."""
+    """The outer values that an argument of a body is bound to."""
     parent = getattr(argument.owner, "parent", None)
     if not isinstance(parent, Op) or parent.name not in BODIES or argument.index >= len(parent.operands):
         return

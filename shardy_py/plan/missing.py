@@ -18,7 +18,7 @@ from shardy_py.passes.propagation.step import FactorStrategy
 from shardy_py.plan.explainer import Explainer, title
 from shardy_py.plan.explanation import Missing
 from shardy_py.plan.neighbours import Neighbours, dims_with
-from shardy_py.plan.obstacles import Obstacle, nearest_sizes, obstacle
+from shardy_py.plan.obstacles import Fixpoint, Obstacle, Passage, nearest_sizes, obstacle
 
 if TYPE_CHECKING:
     from shardy_py.plan.explanation import Reason
@@ -168,8 +168,8 @@ class _Search:
         how = self.explainer.plan.propagation
         strategies = ("basic", "aggressive") if how.strategy == "basic-then-aggressive" else (cast(FactorStrategy, how.strategy),)
         shardings = [self.history.at(h, self.history.end) for h in neighbours.holders]
-        meshes = self.explainer.meshes
-        blocker = obstacle(neighbours, target, source, factor, self.axis, shardings, meshes, strategies, how.conservative)
+        end = Fixpoint(shardings, self.explainer.meshes, strategies, how.conservative)
+        blocker = obstacle(Passage(neighbours, target, source, factor, self.axis), end)
         return Stop(neighbours, target, source, factor, blocker)
 
     def stopped(self, stop: Stop) -> Missing:

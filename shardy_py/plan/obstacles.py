@@ -39,67 +39,81 @@ class Obstacle(NamedTuple):
     size: int = 0
 
 
-def obstacle(
-    neighbours: Neighbours,
-    target: int,
-    source: int,
-    factor: int,
-    axis: str,
-    shardings: Sequence[TensorSharding | None],
-    meshes: Mapping[str, Mesh],
-    strategies: Sequence[FactorStrategy],
-    conservative: bool,
-) -> Obstacle:
-    """The obstacle in the way of an axis from one tensor to another along a factor that both have.
+class Passage(NamedTuple):
+    """The passage of an axis from one tensor to another along a factor of both.
 
-    Args:
+    Attributes:
         neighbours: The tensors and their rule.
         target: The number of the tensor that lacks the axis.
         source: The number of the tensor that has it.
         factor: The factor.
         axis: The name of the axis.
-        shardings: The shardings of all tensors at the end of the propagation, in stored form.
+    """
+
+    neighbours: Neighbours
+    target: int
+    source: int
+    factor: int
+    axis: str
+
+
+class Fixpoint(NamedTuple):
+    """The shardings of some tensors at the end of a propagation, and its options.
+
+    Attributes:
+        shardings: The shardings, in stored form.
         meshes: The meshes of the program.
         strategies: The strategies of the propagation.
         conservative: Whether it split no axes.
     """
-    rule = neighbours.rule
+
+    shardings: Sequence[TensorSharding | None]
+    meshes: Mapping[str, Mesh]
+    strategies: Sequence[FactorStrategy]
+    conservative: bool
+
+
+def obstacle(passage: Passage, end: Fixpoint) -> Obstacle:
+    """The obstacle in the way of an axis from one tensor to another.
+
+    Args:
+        passage: The axis and the tensors.
+        end: The end of the propagation, for all tensors of the rule.
+    """
+    neighbours, target, source, factor, axis = passage
+    rule, direction = neighbours.rule, neighbours.directions[factor]
     operands = len(rule.operand_mappings)
-    direction = neighbours.directions[factor]
     if direction == NONE:
         return Obstacle("barrier" if neighbours.kind == "barrier" else "blocked", source)
     if (direction == FORWARD and source >= operands) or (direction == BACKWARD and source < operands):
         return Obstacle("barrier", source)
     if neighbours.kind == "edge" and neighbours.op is not None and axis in dataflow.manual_axes(neighbours.op):
         return Obstacle("manual", source)
-    compared = [neighbours.view.seen(i, s) for i, s in enumerate(shardings)]
-    named_mesh = common_mesh(compared, meshes)
+    compared = [neighbours.view.seen(i, s) for i, s in enumerate(end.shardings)]
+    named_mesh = common_mesh(compared, end.meshes)
     if named_mesh is None:
         return Obstacle("mesh", source)
-    mesh, sizes, mappings = named_mesh[1], rule.factor_sizes, rule.mappings
-    tensors = [project(m, s, sizes, mesh) for m, s in zip(mappings, compared, strict=True)]
+    mesh, mappings = named_mesh[1], rule.mappings
+    tensors = [project(m, s, rule.factor_sizes, mesh) for m, s in zip(mappings, compared, strict=True)]
     agreed = compatible_major_axes(tensors, operands, factor, direction)
     source_axes = tensors[source].factors[factor].axes
     place = next((i for i, a in enumerate(source_axes) if a.name == axis), None)
     if place is None:
         return Obstacle("part", source, _dim_of(mappings[source], factor))
-    source_axes = source_axes[: place + 1]
     if all(a.name != axis for a in agreed):
-        return _conflict(tensors, mappings, factor, source_axes, target)
-    checked = range(len(tensors)) if strategies == ("basic",) else (target,)
-    for i in checked:
-        if factor in tensors[i].factors:
-            stop = _stop(tensors[i], mappings[i], i, factor, agreed, axis, sizes[factor], mesh, conservative and neighbours.kind == "op")
-            if stop is not None:
-                return stop
-    for strategy in strategies:
+        return _conflict(tensors, mappings, factor, source_axes[: place + 1], target)
+    conservative = end.conservative and neighbours.kind == "op"
+    for i in range(len(tensors)) if end.strategies == ("basic",) else (target,):
+        if factor in tensors[i].factors and (stop := _stop(passage, i, tensors[i], agreed, mesh, conservative)) is not None:
+            return stop
+    for strategy in end.strategies:
         update = propagate_step(
             rule,
             neighbours.directions,
             compared,
-            meshes,
+            end.meshes,
             strategy=strategy,
-            conservative=conservative and neighbours.kind == "op",
+            conservative=conservative,
             elementwise=neighbours.elementwise,
         )
         if any(i == target for i, _ in update):
@@ -110,7 +124,7 @@ def obstacle(
 def _conflict(
     tensors: Sequence[TensorFactors], mappings: Sequence[Sequence[Sequence[int]]], factor: int, source_axes: Axes, target: int
 ) -> Obstacle:
-    """The first tensor whose axes are neither among those wanted nor begin with them; the target itself before all others."""
+    """The first tensor whose axes are no prefix of the source's and have it as no prefix; the target before all others."""
     order = [target, *(i for i in range(len(tensors)) if i != target)]
     for i in order:
         state = tensors[i].factors.get(factor)
@@ -121,18 +135,19 @@ def _conflict(
     return Obstacle("conflict", target, _dim_of(mappings[target], factor))
 
 
-def _stop(
-    tensor: TensorFactors,
-    mapping: Sequence[Sequence[int]],
-    number: int,
-    factor: int,
-    agreed: Axes,
-    axis: str,
-    size: int,
-    mesh: Mesh,
-    conservative: bool,
-) -> Obstacle | None:
-    """The obstacle that keeps one tensor from taking the axes up to the one in question."""
+def _stop(passage: Passage, number: int, tensor: TensorFactors, agreed: Axes, mesh: Mesh, conservative: bool) -> Obstacle | None:
+    """The obstacle that keeps one tensor from taking the axes up to that of the passage.
+
+    Args:
+        passage: The passage.
+        number: The number of the tensor.
+        tensor: The axes of its factors.
+        agreed: The axes that all tensors agree on.
+        mesh: The mesh.
+        conservative: Whether no axes are split.
+    """
+    rule, factor, axis = passage.neighbours.rule, passage.factor, passage.axis
+    mapping, size = rule.mappings[number], rule.factor_sizes[factor]
     state = tensor.factors[factor]
     dim = _dim_of(mapping, factor)
     before = 1

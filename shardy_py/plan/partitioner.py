@@ -8,6 +8,7 @@ combiner and the reassociation of collectives, groupings of `dot_handler.cc` bey
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from shardy_py.dialect import (
@@ -341,28 +342,21 @@ class _Partitioner:
         assert isinstance(op, Op)
         dtype = origin.value.type.dtype
         size = -(-step.elements * element_bits(dtype) // 8)
-        self.add_transfer(op, origin, step.kind, tuple(map(format_axis, axes)), group, size, dtype, step.shape, outer, scope, step.scatters)
+        collective = Collective(step.kind, tuple(map(format_axis, axes)), group, size, outer.trips, dtype, step.shape)
+        self.add_transfer(op, origin, collective, hoisted=outer is not scope, scatters=step.scatters)
 
-    def add_transfer(
-        self,
-        op: Op,
-        origin: Origin,
-        kind: str,
-        axes: tuple[str, ...],
-        group: int,
-        size: int,
-        dtype: str,
-        shape: tuple[int, ...],
-        outer: _Scope,
-        scope: _Scope,
-        scatters: bool = False,
-    ) -> None:
+    def add_transfer(self, op: Op, origin: Origin, collective: Collective, *, hoisted: bool = False, scatters: bool = False) -> None:
+        """Lists a collective, with the names of its origin in the user's program."""
         cause, program = origin.op, self.lineage.program
-        primitive = "" if cause.name.endswith(".return") else cause.primitive or cause.name.rpartition(".")[2]
-        where, module = location_of(program, cause), module_of(program, cause)
-        name, backward = self.name(origin.value), in_backward_pass(program, cause)
-        collective = Collective(kind, axes, group, size, outer.trips, dtype, shape, name, primitive, where, module, backward)
-        self.transfers.append(Transfer(collective, op, origin, outer is not scope, scatters))
+        named = replace(
+            collective,
+            value=self.name(origin.value),
+            primitive="" if cause.name.endswith(".return") else cause.primitive or cause.name.rpartition(".")[2],
+            location=location_of(program, cause),
+            module=module_of(program, cause),
+            backward=in_backward_pass(program, cause),
+        )
+        self.transfers.append(Transfer(named, op, origin, hoisted, scatters))
 
     def user_collective(self, op: Op, scope: _Scope) -> None:
         """A collective of the user's."""
@@ -376,10 +370,10 @@ class _Partitioner:
         if group > 1 and size:
             axes = tuple(format_axis(AxisRef(axis)) for axis in names)
             origin = self.cause(op, RESULTS, value, None, None, scope)
-            self.add_transfer(copy, origin, KINDS[op.name], axes, group, size, value.type.dtype, shape, scope, scope)
+            self.add_transfer(copy, origin, Collective(KINDS[op.name], axes, group, size, scope.trips, value.type.dtype, shape))
 
     def on_one_device(self, op: Op, scope: _Scope) -> None:
-        """An op that runs on one device: its operands are gathered, its results are sent to all by adding them to zeros."""
+        """Runs an op on one device: gathers its operands, and sends its results to all devices by adding them to zeros."""
         copy = self.clone(op, [self.in_sharding(op, i, v, op.results[0].sharding, scope) for i, v in enumerate(op.operands)], scope)
         mesh = next((mesh for mesh in self.meshes.values() if mesh.axes), None)
         if mesh is None or mesh.size == 1:
@@ -393,7 +387,7 @@ class _Partitioner:
                 total.result.sharding = value.sharding
                 self.set(result, scope.append(total).result)
                 names, dtype = tuple(map(format_axis, axes)), result.type.dtype
-                self.add_transfer(total, origin, "all_reduce", names, mesh.size, size, dtype, result.type.shape, scope, scope)
+                self.add_transfer(total, origin, Collective("all_reduce", names, mesh.size, size, scope.trips, dtype, result.type.shape))
 
     def plain(self, op: Op, scope: _Scope) -> None:
         """An op that runs under the axes of its strategy."""
@@ -435,7 +429,7 @@ def _per_dim(axes: Sequence[Sequence[AxisRef]], mesh: Mesh) -> ListOfAxisRefList
 
 
 def _permuted(layout: Layout, target: Layout, gathered: Axes, mesh: Mesh) -> Layout:
-    """The layout into which pieces are ordered before they are gathered; as before where axes come from other dimensions."""
+    """The layout that orders pieces for a gather; unchanged if axes come from other dimensions."""
     permuted = tuple((*after, *(axis for axis in dim if axis in gathered)) for dim, after in zip(layout, target))
     same_pieces = all(num_shards(dim, mesh) == num_shards(after, mesh) for dim, after in zip(layout, permuted))
     return permuted if same_pieces else layout

@@ -74,7 +74,7 @@ class RegionPartitioner(Protocol):
         ...
 
     def region_jaxpr(self, plan: PlanRecord) -> Any:
-        """The partitioned program as a jaxpr; None where there is only `local_program`."""
+        """The partitioned program as a jaxpr; None if the plan has `local_program` only."""
         ...
 
     def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:

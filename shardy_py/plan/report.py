@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Report(abc.ABC):
-    """A result that is printed as its text, and kept as JSON."""
+    """An analysis with a text for `print` and a JSON form."""
 
     __slots__ = ()
 

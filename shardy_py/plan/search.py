@@ -121,7 +121,7 @@ class Alternative:
 
     @property
     def in_shardings(self) -> Any:
-        """Its input shardings, as `Plan.input_shardings`."""
+        """The input shardings of its plan, as in `Plan.input_shardings`."""
         return self._plan.input_shardings
 
 

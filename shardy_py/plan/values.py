@@ -91,7 +91,7 @@ def name_of(value: Value, names: Mapping[Value, str], movements: Set[Op] = froze
 
 
 def named_value(value: Value, names: Mapping[Value, str], movements: Set[Op] = frozenset()) -> Value:
-    """The value whose name another has: its own, or as an argument of a body that no trip changes that of its operand.
+    """The value that gives another its name: itself, or for a loop-invariant argument of a body the operand.
 
     Args:
         value: The value.
@@ -121,7 +121,7 @@ def location_of(program: Program, op: Op) -> str:
 
 
 def source_of(program: Program, op: Op) -> Location | None:
-    """The place that an op comes from, else the one that the op around it does; None where none of them is known."""
+    """The source location of an op, or else of the ops around it; None if all are unknown."""
     return next((where for each in op.outward() if (where := program.locate(each.location)) is not None), None)
 
 

@@ -71,7 +71,7 @@ class _Occurrence:
 
 
 def _refined(ops: Sequence[_Occurrence], colours: Sequence[int]) -> list[int]:
-    """Colours of classes that tell apart what is in other ops, or in other places of these, beside other colours."""
+    """Refined colours of classes: equal only for classes in equal places of equal ops beside equal colours."""
     seen: list[list[tuple[int, int]]] = [[] for _ in colours]
     kinds = _numbered([(op.kind, *(colours[c] for c in op.members)) for op in ops])
     for kind, op in zip(kinds, ops):
@@ -87,7 +87,7 @@ def _numbered(keys: Sequence[object]) -> list[int]:
 
 
 def _pattern(slots: Slots) -> tuple[tuple[int, ...], ...]:
-    """Which dimensions of an op's values have one class."""
+    """The partition of the dimensions of an op's values into classes."""
     numbers: dict[int, int] = {}
     return tuple(tuple(numbers.setdefault(c, len(numbers)) for c in slot) for slot in slots)
 

@@ -131,7 +131,7 @@ class _Search:
 
     @property
     def at_hand(self) -> tuple[int, ...]:
-        """The best assignment, or one that breaks some limits while there is none."""
+        """The best assignment; one that breaks limits while none keeps them."""
         return self.nearest if self.best is None else self.best
 
     @property

@@ -215,7 +215,7 @@ class _Work:
         self.rows = largest + [self.supported(unique[key], largest) for key in sorted(unique)]
 
     def supported(self, shell: _Rows, tables: Sequence[_Rows]) -> _Rows:
-        """The entries of a shell that one of the tables around it has, so that these in turn are in each smaller shell."""
+        """The entries of a shell that some containing table supports, so that smaller shells inherit the restriction."""
         index = EntryIndex(_as_table(shell), self.problem.strategies)
         present = np.zeros(len(shell.costs), bool)
         classes = set(shell.classes)
@@ -226,7 +226,7 @@ class _Work:
         return shell if present.all() else shell.take(present)
 
     def fold_moves(self) -> None:
-        """Adds the costs of moves that one table decides on to its entries, and pays for those that are always needed."""
+        """Folds moves that a single table decides into its entries, and unconditional moves into the constant."""
         count = len(self.move_costs)
         readers, makers, deciders, maker = (np.zeros(count + 1, np.int64) for _ in range(4))
         always = np.append(self.needed, False)
@@ -377,7 +377,7 @@ def _normal(moves: Array, at_hand: Array, costs: Array) -> tuple[Array, Array]:
 
 
 def _compact(moves: Array) -> Array:
-    """Moves without duplicates in a row, in as few columns as hold them."""
+    """Moves without duplicates per row, in as few columns as possible."""
     if not moves.shape[1]:
         return moves
     moves = -np.sort(-moves, axis=1)

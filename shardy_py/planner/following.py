@@ -32,7 +32,7 @@ def neighbours_of(program: Program, space: Space) -> Neighbours:
 
 
 def _pairs(op: Op, space: Space) -> Iterator[tuple[int, int]]:
-    """Classes that an op carries a strategy between; those that it joins are one class."""
+    """Pairs of different classes that share a factor of an op."""
     if op.name == WHILE:
         for operand, result, end in zip(op.operands, op.results, op.regions[1].terminator.operands):
             yield from zip(space.classes[operand], space.classes[result])

@@ -19,7 +19,7 @@ PASSES = 5  # Between two looks at the moves, which cost as much as several pass
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A class that tables share, or a table that others contain.
+    """A class shared by tables, or a table contained in others.
 
     Attributes:
         links: To the tables that share it.

@@ -91,7 +91,7 @@ class Model:
 
     @functools.cached_property
     def problem(self) -> Problem:
-        """The problem, in which of each cond one branch counts, so that no assignment costs more than its plan."""
+        """The problem with one branch of each cond, so that no assignment costs more than its plan."""
         return with_branches(self.unbranched, self.counted)
 
     @property
@@ -147,7 +147,7 @@ class _Column:
     other: Array
 
     def uses(self) -> Iterator[tuple[int, object]]:
-        """The moves, each with what tells which entries choose it."""
+        """The moves, each with the table columns that select it."""
         for a, b in zip(*np.nonzero(self.numbers >= 0)):
             yield int(self.numbers[a, b]), (self.key, int(a), int(b))
 

@@ -73,7 +73,7 @@ class Planner:
             )
 
     def objective(self, step: Range) -> float:
-        """The seconds that count of those that a step may take.
+        """The seconds of a range that the planner minimizes.
 
         Args:
             step: As `CostAnalysis.step_seconds`.

@@ -62,7 +62,7 @@ class Seeds(Protocol):
         ...
 
     def plan(self, pins: Mapping[int, TensorSharding], *, results: bool = True) -> tuple[PlanRecord, Sequence[Variable | None]]:
-        """The plan that propagation gives, as XLA's partitioner runs it, and its variables.
+        """The plan by propagation under XLA's partitioner, and its variables.
 
         Args:
             pins: Shardings of variables by their number.
@@ -211,7 +211,7 @@ def _needed(pins: Sequence[int], propagate: Propagate, outcome: Outcome, seconds
             drop(some[len(some) // 2 :])
 
     def spare() -> None:
-        """Drops the pins that cost the least, as many as are too many."""
+        """Drops the cheapest pins until `FEW` remain."""
         costs = {pin: propagate([other for other in remaining if other != pin]) for pin in remaining}
         for pin in sorted((pin for pin in remaining if costs[pin].fits >= outcome.fits), key=lambda pin: costs[pin].seconds):
             rest = [other for other in remaining if other != pin]

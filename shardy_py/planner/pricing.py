@@ -145,7 +145,7 @@ class Prices:
         return solution, self._as_run(plan), model.constant
 
     def _annotated(self, number: int, layout: Layout) -> tuple[Solution, PlanRecord | None, float]:
-        """The same where an argument shares its classes with others: annotated, it does not."""
+        """As `_pinned`, for an argument that shares its classes with others: an annotation gives it classes of its own."""
         searcher, annotations = self.searcher, self.searcher.annotations
         sharding = TensorSharding(searcher.mesh_name, [DimensionSharding(sort_and_merge(axes, searcher.space.mesh)) for axes in layout])
         inputs = (*annotations.inputs[:number], sharding, *annotations.inputs[number + 1 :])
@@ -156,7 +156,7 @@ class Prices:
         return solution, plan, other.model.constant
 
     def _as_run(self, plan: PlanRecord) -> PlanRecord:
-        """A plan as those run that the search compared."""
+        """A plan under the lowering that the search compared plans under."""
         return plan if self.best.run.partitioner is not None else replace(plan, partitioner=None)
 
     @property
@@ -164,7 +164,7 @@ class Prices:
         return max(SHARE * self.searcher.planner.time_limit_s, 0.2)
 
     def price_of_annotations(self) -> tuple[Price, ...]:
-        """Per annotated input and result, the seconds that it costs: those of the plan less those of one without it."""
+        """The cost of each annotation of an input or result: seconds of the plan less those of a plan without it."""
         searcher = self.searcher
         annotations = searcher.annotations
         prices: list[Price] = []

@@ -54,7 +54,7 @@ class Prices:
     constant: float
 
     def towards(self, other: Prices, part: float) -> Prices:
-        """Prices between these and others, which are prices too."""
+        """A convex combination with other prices, which is feasible too."""
         columns = self.columns + part * (other.columns - self.columns)
         shares = self.shares + part * (other.shares - self.shares)
         return Prices(columns, shares, self.constant + part * (other.constant - self.constant))
@@ -95,7 +95,7 @@ class Program:
     links: tuple[Link, ...]
 
     def prices(self) -> Prices:
-        """The costs as they are."""
+        """The prices of the unmodified costs."""
         return Prices(self.costs.copy(), np.zeros(self.moves.shape[0]), 0.0)
 
     def take(self, columns: Array) -> Program:

@@ -52,7 +52,7 @@ class Multipliers:
     values: Array
 
     def costs(self, model: Pairwise) -> Array:
-        """Per column, what its usage costs."""
+        """Per column, the cost of its usage."""
         priced = self.values > 0
         if not priced.any():
             return np.zeros(len(model.costs))
@@ -64,7 +64,7 @@ class Multipliers:
         return float(self.values[priced] @ model.room(self.epochs[priced])) if priced.any() else 0.0
 
     def mixed(self, other: Multipliers, share: float) -> Multipliers:
-        """An average with other multipliers; epochs that one lacks are free there."""
+        """A weighted average of two sets of multipliers; an epoch that one set lacks counts as zero there."""
         epochs = np.union1d(self.epochs, other.epochs).astype(np.int64)
         values = np.zeros(len(epochs))
         values[np.searchsorted(epochs, self.epochs)] += (1 - share) * self.values
@@ -109,7 +109,7 @@ class Restricted:
             last = value
 
     def first_multipliers(self) -> Multipliers:
-        """One price for the epochs that are fullest when as little as possible is used, by bisection."""
+        """One multiplier, by bisection, for the epochs that are fullest under the least usage."""
         model = self.model
         usage = model.usage(least_usage(model))
         epochs = peaks(usage, FULLEST * usage.max(initial=0.0), set()) if np.isfinite(model.limit) else np.zeros(0, dtype=np.int64)

@@ -113,7 +113,7 @@ class Candidate:
 
 @dataclass(eq=False)
 class Searcher:
-    """A search, as far as it has come.
+    """A search in progress.
 
     Attributes:
         base: The plan of the user's annotations alone.
@@ -256,7 +256,7 @@ class Searcher:
 
     @functools.cached_property
     def neighbours(self) -> Neighbours:
-        """Per class, those that its strategies are carried on to."""
+        """Per class, the classes that its strategies are propagated to."""
         return neighbours_of(self.program, self.space)
 
     def start(self, template: Template) -> list[int]:

@@ -277,7 +277,7 @@ class _Joiner:
                 self.join((result, dim), (op.operands[0], dim))
 
     def loop(self, op: Op) -> None:
-        """A loop: its results and the arguments of its regions are cut alike, and so are operands that it hands on unchanged."""
+        """Joins the results of a loop, the arguments of its regions, and operands that it passes through unchanged."""
         body = op.regions[1]
         ends = body.terminator.operands
         for i, result in enumerate(op.results):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from shardy_py.dialect import FactorType, OpShardingRule
 from shardy_py.rules.builder import NO_DIM, Builder, FactorBuilder, Shape, Signature
@@ -13,6 +14,36 @@ SCATTER_REDUCTIONS = frozenset(
 """Update computations under which scatters of parts of the updates can be combined."""
 
 
+class _Indexing(NamedTuple):
+    """The shapes and dimension numbers of a gather or scatter, under the names of a gather.
+
+    Attributes:
+        inputs: Number of arrays that are indexed at once.
+        operand: Shape of each of them.
+        indices: Shape of the indices.
+        slices: Shape of each result of a gather, or of each update of a scatter.
+        window_dims: Dimensions of `slices` that run along the operand.
+        collapsed_dims: Dimensions of the operand along which a slice has one element, which `slices` lacks.
+        operand_batching_dims: Dimensions of the operand that are batched with the indices.
+        indices_batching_dims: The dimensions of the indices that they go with.
+        index_vector_dim: Dimension of the indices that holds the parts of an index; the rank where an index is a scalar.
+        batch_type: Type of the factors of the other dimensions of the indices.
+        is_scatter: Whether slices are written.
+    """
+
+    inputs: int
+    operand: Shape
+    indices: Shape
+    slices: Shape
+    window_dims: Sequence[int]
+    collapsed_dims: Sequence[int]
+    operand_batching_dims: Sequence[int]
+    indices_batching_dims: Sequence[int]
+    index_vector_dim: int
+    batch_type: FactorType
+    is_scatter: bool
+
+
 def gather(signature: Signature) -> OpShardingRule:
     """Offset dimensions follow the operand where taken whole, batch dimensions follow the indices.
 
@@ -20,8 +51,7 @@ def gather(signature: Signature) -> OpShardingRule:
     """
     dims = signature.attributes
     operand, indices = signature.operands
-    return _rule(
-        signature,
+    indexing = _Indexing(
         inputs=1,
         operand=operand,
         indices=indices,
@@ -34,6 +64,7 @@ def gather(signature: Signature) -> OpShardingRule:
         batch_type=FactorType.PASS_THROUGH,
         is_scatter=False,
     )
+    return _rule(signature, indexing)
 
 
 def scatter(signature: Signature) -> OpShardingRule:
@@ -43,8 +74,7 @@ def scatter(signature: Signature) -> OpShardingRule:
     """
     dims = signature.attributes
     inputs = len(signature.results)
-    return _rule(
-        signature,
+    indexing = _Indexing(
         inputs=inputs,
         operand=signature.operands[0],
         indices=signature.operands[inputs],
@@ -57,50 +87,37 @@ def scatter(signature: Signature) -> OpShardingRule:
         batch_type=FactorType.REDUCTION if dims["body"] in SCATTER_REDUCTIONS else FactorType.NEED_REPLICATION,
         is_scatter=True,
     )
+    return _rule(signature, indexing)
 
 
-def _rule(
-    signature: Signature,
-    *,
-    inputs: int,
-    operand: Shape,
-    indices: Shape,
-    slices: Shape,
-    window_dims: Sequence[int],
-    collapsed_dims: Sequence[int],
-    operand_batching_dims: Sequence[int],
-    indices_batching_dims: Sequence[int],
-    index_vector_dim: int,
-    batch_type: FactorType,
-    is_scatter: bool,
-) -> OpShardingRule:
+def _rule(signature: Signature, at: _Indexing) -> OpShardingRule:
     builder = FactorBuilder(signature.operands, signature.results)
 
     def add(
         size: int, type: FactorType, *, on_operand: int = NO_DIM, on_indices: int = NO_DIM, on_slices: int = NO_DIM, blocked: bool = False
     ) -> None:
-        if is_scatter:
-            operand_dims = (*(on_operand,) * inputs, on_indices, *(on_slices,) * inputs)
-            builder.add(operand_dims, (on_operand,) * inputs, size, type, blocked)
+        if at.is_scatter:
+            operand_dims = (*(on_operand,) * at.inputs, on_indices, *(on_slices,) * at.inputs)
+            builder.add(operand_dims, (on_operand,) * at.inputs, size, type, blocked)
         else:
             builder.add((on_operand, on_indices), (on_slices,), size, type, blocked)
 
-    kept_dims = (dim for dim in range(len(operand)) if dim not in collapsed_dims and dim not in operand_batching_dims)
-    index_dims = (dim for dim in range(len(indices)) if dim != index_vector_dim)
-    batching = dict(zip(indices_batching_dims, operand_batching_dims, strict=True))
-    for slices_dim, slices_size in enumerate(slices):
-        if slices_dim not in window_dims:
+    window_of_operand = (dim for dim in range(len(at.operand)) if dim not in at.collapsed_dims and dim not in at.operand_batching_dims)
+    index_dims = (dim for dim in range(len(at.indices)) if dim != at.index_vector_dim)
+    batching = dict(zip(at.indices_batching_dims, at.operand_batching_dims, strict=True))
+    for slices_dim, slices_size in enumerate(at.slices):
+        if slices_dim not in at.window_dims:
             indices_dim = next(index_dims)
             if indices_dim in batching:
                 add(slices_size, FactorType.PASS_THROUGH, on_operand=batching[indices_dim], on_indices=indices_dim, on_slices=slices_dim)
             else:
-                add(slices_size, batch_type, on_indices=indices_dim, on_slices=slices_dim)
+                add(slices_size, at.batch_type, on_indices=indices_dim, on_slices=slices_dim)
             continue
-        dim = next(kept_dims)
-        size = operand[dim]
+        dim = next(window_of_operand)
+        size = at.operand[dim]
         if size == slices_size:
             add(size, FactorType.PASS_THROUGH, on_operand=dim, on_slices=slices_dim)
-        elif is_scatter:
+        elif at.is_scatter:
             add(size, FactorType.NEED_REPLICATION, on_operand=dim)
             add(slices_size, FactorType.NEED_REPLICATION, on_slices=slices_dim)
         elif slices_size == 1:
@@ -109,13 +126,13 @@ def _rule(
         else:
             add(size, FactorType.NEED_REPLICATION, on_operand=dim, on_slices=slices_dim, blocked=True)
 
-    for dim in collapsed_dims:
-        if is_scatter:
-            add(operand[dim], FactorType.PASS_THROUGH, on_operand=dim)
+    for dim in at.collapsed_dims:
+        if at.is_scatter:
+            add(at.operand[dim], FactorType.PASS_THROUGH, on_operand=dim)
         else:
-            add(operand[dim], FactorType.NEED_REPLICATION if operand[dim] == 1 else FactorType.REDUCTION, on_operand=dim)
-    if index_vector_dim < len(indices):
-        add(indices[index_vector_dim], FactorType.NEED_REPLICATION, on_indices=index_vector_dim)
+            add(at.operand[dim], FactorType.NEED_REPLICATION if at.operand[dim] == 1 else FactorType.REDUCTION, on_operand=dim)
+    if at.index_vector_dim < len(at.indices):
+        add(at.indices[at.index_vector_dim], FactorType.NEED_REPLICATION, on_indices=at.index_vector_dim)
     return builder.build()
 
 

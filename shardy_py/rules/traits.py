@@ -75,7 +75,7 @@ def is_elementwise(op_name: str) -> bool:
 
 
 def is_pure(op: Op) -> bool:
-    """Whether the op has no effect besides its results, so that it is dead once these are unused."""
+    """Whether an op without uses is dead: its results are its only effect."""
     name = op.name
     if name == "stablehlo.custom_call":
         return not op.attributes.get("has_side_effect", False)

@@ -61,7 +61,7 @@ class Network:
         return level
 
     def _push(self, source: int, sink: int, level: list[int], following: list[int]) -> float:
-        """Sends as much as one path takes; 0 if there is no path left along which the level grows by one."""
+        """Augments the flow along one path of growing levels; returns the amount, 0 if there is no such path."""
         path: list[int] = []
         vertex = source
         while vertex != sink:

@@ -29,7 +29,7 @@ _LONGEST = 40
 
 
 def assert_plan_matches(plan: Plan, file: str | os.PathLike[str], *, update: bool = False, intermediates: bool = False) -> None:
-    """Asserts that a plan is as it was when a file was written.
+    """Asserts that a plan equals a pinned one in a file.
 
     The file is JSON that is meant to lie in a repository and to be read in reviews: one line per input, output, kind of reshard and kind
     of collective. Source lines, names of intermediates and numbers of ops are not in it, so that an edit that leaves the shardings alone

@@ -63,7 +63,7 @@ class _Move:
 
     @property
     def total(self) -> int:
-        """Bytes of one of them in a call, one trip counted where the number is unknown."""
+        """Bytes of one movement in a call; an unknown trip count is one."""
         return self.bytes * (1 if self.trips is None else self.trips)
 
 

@@ -101,7 +101,7 @@ def _packed(jaxpr: Jaxpr, groups: list[list[JaxprEqn]], sizes: Mapping[str, int]
         return not any(not isinstance(v, Literal) and v in missing for v in eqn.invars)
 
     def run(eqn: JaxprEqn) -> bool:
-        """Appends an equation, or the group that it completes; returns whether it completed one."""
+        """Appends an equation, or the group that it completes; returns whether a group was completed."""
         group = group_of.get(id(eqn))
         if group is None:
             packed.append(eqn.replace(invars=[use(v) for v in eqn.invars]))

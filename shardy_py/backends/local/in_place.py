@@ -1,4 +1,4 @@
-"""Rewrites updates that read other elements of the array that they write, as XLA on CPU would run them in place.
+"""Rewrites updates that read other elements of the array they write, which XLA on CPU wrongly runs in place.
 
 XLA computes an update where it writes it, in one loop over the updated window, and lets the result share the memory of the operand. Where
 the update is computed of other elements of the operand, it may not do both. On CPU it does, if the operand is reshaped before the update or
@@ -63,7 +63,7 @@ def _selected(x: Array, update: Array, *starts: Array) -> list[Array]:
 
 
 def _reads_elsewhere(eqn: JaxprEqn, defining: Defining) -> bool:
-    """Whether the update of a window is computed, in one loop with it, of other elements of the operand than those that it replaces."""
+    """Whether XLA fuses an update of a window with reads of other elements of the operand than it replaces."""
     operand, update, *_ = list[Any](eqn.invars)
     buffer = _buffer(operand, defining)
     seen: set[tuple[Any, bool]] = set()

@@ -322,7 +322,7 @@ def _shifted(
 
 
 def _split_windows(u: Array, numbers: Any, dims: Sequence[int], rank: int) -> tuple[Array, Any]:
-    """Updates whose windows have one element along some dimensions: these stand behind the others that are indexed."""
+    """Updates whose windows have one element along some dimensions, which follow the other indexed dimensions."""
     single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     window = dict(zip((d for d in range(rank) if d not in single), numbers.update_window_dims, strict=True))
     batch = [at for at in range(u.ndim) if at not in numbers.update_window_dims]

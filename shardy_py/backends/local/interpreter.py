@@ -553,7 +553,7 @@ class Interpreter:
         return sorted(ranked, key=lambda pair: pair[1].cost)
 
     def _planned_op(self, equation: Equation, scope: Scope | None) -> PlannedOp | None:
-        """The planned op that an equation is; None where there is none."""
+        """The planned op of an equation, or None."""
         eqn = equation.eqn
         values = [] if scope is None else [value for v in eqn.outvars if (value := scope.env.get(v)) is not None]
         op = values[0].defining_op if values else None

@@ -1,4 +1,4 @@
-"""Primitives that belong to no other file."""
+"""Local rules of primitives outside the families of the other files."""
 
 from __future__ import annotations
 

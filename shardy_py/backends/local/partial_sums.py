@@ -1,4 +1,4 @@
-"""Sums that every device keeps its own part of."""
+"""Partial sums, one per device."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def _axes(eqn: JaxprEqn) -> tuple[str, ...]:
 
 
 def spelled(axes: Sequence[str], spelling: Spelling) -> tuple[str, ...]:
-    """Axes as the user names them: parts that make up a whole axis are that axis.
+    """The user's names of axes; parts that make up a whole axis become that axis.
 
     Args:
         axes: Axes of the region's mesh.

@@ -217,7 +217,7 @@ _REDUCERS = {"reduce_window_sum": "add", "reduce_window_max": "max", "reduce_win
 
 
 def select_and_scatter_add(equation: Equation) -> LocalRule | None:
-    """Each block fetches the windows that touch it, and the elements that these cover."""
+    """Each device fetches the windows that overlap its block, and the elements they cover."""
     params = equation.params
     source, shape = equation.shapes
     if 0 in (*source, *shape):

@@ -41,7 +41,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Builds a schedule, simulates it, draws it."""
+    """Builds, simulates and draws a schedule."""
     from shardy_py.stages import schedule, simulate
 
     if options.width is not None and options.width < 1:

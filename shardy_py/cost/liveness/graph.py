@@ -143,7 +143,7 @@ class Graph:
 
 
 def reads(node: Node) -> list[int]:
-    """All values that a node reads, those that its regions read from outside included."""
+    """All values that a node reads, including those that its regions capture."""
     if not node.regions:
         return node.operands
     values = list(node.operands)

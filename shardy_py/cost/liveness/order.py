@@ -150,7 +150,7 @@ def breadth_first(region: Region) -> list[Node]:
 
 
 class _Value(NamedTuple):
-    """A value that waits in the queue, as seen through so many views."""
+    """A value in the queue, seen through `views` views."""
 
     number: int
     views: int = 0

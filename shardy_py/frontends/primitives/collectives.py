@@ -51,7 +51,7 @@ def _group_size(b: Builder) -> int:
 
 
 def _all_to_all(b: Builder) -> Template:
-    """Nothing where each group is one device."""
+    """An all-to-all; a no-op if each group is one device."""
     if _group_size(b) == 1:
         return b.build((0,), typed=False)
     attributes = {"split_dimension": int(b.params["split_axis"]), "concat_dimension": int(b.params["concat_axis"])}

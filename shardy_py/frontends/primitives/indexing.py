@@ -74,7 +74,7 @@ def _scatter(b: Builder) -> Template:
 
 
 def _scatter_body(b: Builder) -> str:
-    """The update computation where it is a reduction that may run in parts."""
+    """The update computation, if it is a reduction that may run in parts."""
     body = common_body(b.params["update_jaxpr"])
     allowed = _REDUCTIONS | _LOGICAL_REDUCTIONS if b.out_type.dtype == "bool" else _REDUCTIONS
     return body if body in allowed else ""

@@ -24,7 +24,7 @@ _COMPLEX_PAIRS = ("stablehlo.maximum", "stablehlo.minimum")
 
 
 def _body(op: str, dtype: str) -> str:
-    """The reducer's name where its body is that one op; the extrema of complex values are several."""
+    """The name of a reducer that is a single op; extrema of complex values are several ops."""
     return "" if dtype.startswith("complex") and op in _COMPLEX_PAIRS else op
 
 

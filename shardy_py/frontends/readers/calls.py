@@ -107,7 +107,7 @@ def inlined_jaxpr(importer: Importer, index: int, jaxpr: ClosedJaxpr | Jaxpr, eq
 
 
 def _place(ops: Sequence[Op], eqn: JaxprEqn) -> None:
-    """Notes that ops stand where an equation stood."""
+    """Gives ops the location of an equation."""
     for op in ops:
         op.location = eqn.source_info if op.location is None else Within(op.location, eqn.source_info)
 

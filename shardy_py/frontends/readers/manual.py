@@ -67,7 +67,7 @@ def _manual_computation(
 
 
 def _over_other_axes(importer: Importer, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
-    """A shard_map over the same devices in other axes, as that of `jax.pmap`: one op, its operands and results cut as it says."""
+    """A shard_map over the same devices with other axes, as in `jax.pmap`: one opaque op with operands and results sharded by its specs."""
     params = eqn.params
     mesh = params["mesh"]
     if importer.manual is not None or len(params["newly_manual_axes"]) < len(mesh.axis_names):

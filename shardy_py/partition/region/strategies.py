@@ -106,7 +106,7 @@ def strategy_along(
     bytes_inside: Callable[[Sequence[int]], int] | None,
     weight: float,
 ) -> Strategy:
-    """The strategy along axes that are decided, as far as the equation can run along them; sums are deferred where that is cheaper.
+    """The strategy along given axes, as far as the equation can run along them; sums are deferred if that is cheaper.
 
     `axes` are those of each factor; all behind it is as in `strategies`.
     """

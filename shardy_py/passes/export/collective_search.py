@@ -63,7 +63,7 @@ class Search:
         self.wanted = {part: (dim, i) for dim, parts in enumerate(self.target) for i, part in enumerate(parts)}
 
     def renew_present(self) -> None:
-        """Finds anew which axes are there to be moved."""
+        """Recomputes the axes that can be moved."""
         self.present = {part for parts in self.source for part in parts}
 
     def emit(self, kind: str, per_dim: Sequence[Sequence[Part]] = (), move: tuple[int, int] | None = None) -> None:
@@ -193,7 +193,7 @@ class Search:
         self.index()
 
     def reorder_devices(self) -> None:
-        """Goes over to the mesh of the target, where it is another, with all axes where they are."""
+        """Moves to the mesh of the target, if it is another, with unchanged axes."""
         if self.other_mesh:
             self.other_mesh = False
             self.emit("collective_permute")

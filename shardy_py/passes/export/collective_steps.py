@@ -50,7 +50,7 @@ class CollectiveStep:
 def collectives_for(
     source: TensorSharding | None, target: TensorSharding, shape: Sequence[int], meshes: Mapping[str, Mesh], *, complete: bool = True
 ) -> tuple[CollectiveStep, ...]:
-    """The collectives that turn one sharding into another, as `sdy-reshard-to-collectives` chooses them; none where nothing moves.
+    """The collectives from one sharding to another, as `sdy-reshard-to-collectives` chooses them; empty if nothing moves.
 
     Open dimensions, priorities and replicated axes do not matter. Where jaxlib reports an error because the op it made is not valid,
     which can only be where axis sizes are not powers of two, all that has to change is gathered and sliced.

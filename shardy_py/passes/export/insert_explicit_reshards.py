@@ -210,7 +210,7 @@ class _Inserter:
         return collective
 
     def make(self, step: Collective, value: Value, why: str, cause: Op) -> Op:
-        """Makes the op and tells of it; the caller says where it stands."""
+        """Makes the op of a collective and records it; the caller inserts it."""
         defining = value.defining_op
         location = None if defining is None else defining.location
         collective = Op(step.name, (value,), (value.type,), dict(step.attributes), location=location, sharding=step.sharding)

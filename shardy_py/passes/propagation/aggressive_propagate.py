@@ -14,7 +14,7 @@ from shardy_py.passes.propagation.step import Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class AggressivePropagate(PropagationPass):
-    """Propagates, every tensor taking the axes that it can."""
+    """Propagates by the aggressive strategy: every tensor takes all axes that it can."""
 
     name = "sdy-aggressive-propagate"
 

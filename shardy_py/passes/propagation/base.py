@@ -20,7 +20,7 @@ OP_PRIORITY = "propagate through ops that move no data first"
 
 @dataclass(frozen=True, kw_only=True)
 class PropagationPass(Pass):
-    """Propagates, then drops the rules that it attached, unless they are to stay."""
+    """Propagates, then drops the rules that it attached, unless an option keeps them."""
 
     keep_sharding_rules: bool = option(False, KEEP_SHARDING_RULES)
     module_dump_directory: str = option("", UNUSED)

@@ -19,7 +19,7 @@ _TABLE_LIMIT = 1 << 20
 
 
 def common_mesh(shardings: Sequence[TensorSharding | None], meshes: Mapping[str, Mesh]) -> tuple[str | Mesh, Mesh] | None:
-    """The one mesh that shardings are on, with its name; None where there is none or they differ. Empty meshes do not count."""
+    """The common mesh of shardings, with its name; None if there is none or they differ. Empty meshes do not count."""
     common: tuple[str | Mesh, Mesh] | None = None
     for sharding in shardings:
         if sharding is None:

@@ -69,7 +69,7 @@ def _in_front_of_scan(value: Value) -> tuple[Value, Op | None]:
 
 
 def _sliced_dimension(op: Op) -> int | None:
-    """The sharded dimension along which a slice has one element; None where there is none."""
+    """The sharded dimension along which a slice has one element, or None."""
     source, result = op.operands[0], op.results[0]
     dims = () if source.sharding is None else source.sharding.dims
     return next((d for d, dim in enumerate(dims) if dim.axes and result.type.shape[d] == 1 and source.type.shape[d] > 1), None)

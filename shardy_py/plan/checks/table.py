@@ -46,30 +46,32 @@ class Kind:
 
 KINDS = (
     Kind("no-rule", "warning", "a primitive or a `custom_partitioning` without a sharding rule: shardings stop there"),
-    Kind("unused-rule", "warning", "a rule by name that matches no argument and no named result, or only what an earlier rule takes"),
+    Kind(
+        "unused-rule", "warning", "a rule by name that matches no argument and no named result, or only leaves that an earlier rule matches"
+    ),
     Kind(
         "unmatched-rule",
         "note",
-        "an argument of rank 2 or more that no rule by name matches, or one that names its dimensions where no rules for names are",
+        "an argument of rank 2 or more that no rule by name matches, or one with named dimensions where there are no rules for names",
     ),
-    Kind("overruled-rule", "warning", "an argument that is committed otherwise than its rule by name says: its own sharding counts"),
-    Kind("refused-donation", "warning", "a donated array that no output reuses, and why"),
+    Kind("overruled-rule", "warning", "an argument committed to another sharding than its rule by name: its own sharding counts"),
+    Kind("refused-donation", "warning", "a donated array that no output reuses, with the reason"),
     Kind("runs-whole", "warning, note", 'under `lowering="shard_map"`, an op that runs whole on every device'),
     Kind("jit-lowering", "warning, note", 'under `lowering="auto"`, why XLA\'s partitioner runs the plan'),
-    Kind("whole-dimension", "note", 'under `lowering="shard_map"`, an op along a cut dimension that no device can run a part of'),
-    Kind("whole-callback", "warning, note", 'under `lowering="shard_map"`, a callback that is given whole arrays'),
-    Kind("indivisible", "warning, note", "axes that do not divide a dimension: cut off, or padded for", indivisible),
+    Kind("whole-dimension", "note", 'under `lowering="shard_map"`, an op along a sharded dimension that cannot run in parts'),
+    Kind("whole-callback", "warning, note", 'under `lowering="shard_map"`, a callback that receives whole arrays'),
+    Kind("indivisible", "warning, note", "axes that do not divide a dimension: dropped, or padded for", indivisible),
     Kind("sub-axis-removed", "warning, note", "an argument or result lost part of an axis, which JAX cannot name", sub_axis_removed),
-    Kind("state-unlike-parameter", "warning, note", "optimizer state that is cut by fewer axes than its parameter", state_unlike_parameter),
-    Kind("unused-axis", "warning", "a mesh axis that cuts nothing", unused_axis),
-    Kind("cut-along-scan", "warning, note", "a stack that is cut along the dimension that a scan runs along", cut_along_scan),
+    Kind("state-unlike-parameter", "warning, note", "optimizer state sharded by fewer axes than its parameter", state_unlike_parameter),
+    Kind("unused-axis", "warning", "a mesh axis that shards nothing", unused_axis),
+    Kind("cut-along-scan", "warning, note", "a stack sharded along the dimension that a scan iterates over", cut_along_scan),
     Kind("costly-reshard", "warning, note", "XLA replicates a value to reshard it, or an intermediate is gathered whole", costly_reshard),
-    Kind("left-to-xla", "note", "where shardings conflict, a value that XLA will cut otherwise than planned", left_to_xla),
+    Kind("left-to-xla", "note", "a value that XLA will shard otherwise than planned, where shardings conflict", left_to_xla),
     Kind("axis-lost-in-reshape", "warning, note", "a reshape whose result cannot have an axis of its operand", axis_lost_in_reshape),
     Kind("batch-axis-lost", "warning, note", "an axis of the data gave way to the same axis on a parameter", batch_axis_lost),
-    Kind("smaller-peak", "warning, note", "a checkpoint, a donation or a cut that leaves a smaller peak", smaller_peak),
-    Kind("opaque", "warning, note", "a kernel or callback without a sharding rule that is given whole arrays", opaque),
-    Kind("replicated-large", "warning, note", "a large value that every device has whole, though nobody said so", replicated_large),
+    Kind("smaller-peak", "warning, note", "a checkpoint, a donation or a sharding that lowers the memory peak", smaller_peak),
+    Kind("opaque", "warning, note", "a kernel or callback without a sharding rule, which receives whole arrays", opaque),
+    Kind("replicated-large", "warning, note", "a large value that is replicated without an annotation", replicated_large),
 )
 """In the order in which checks run; a later one skips paths that an earlier one reported."""
 

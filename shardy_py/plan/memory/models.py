@@ -28,7 +28,7 @@ class MemoryModel(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, as `Plan.memory_analysis` takes it."""
+        """The name for `Plan.memory_analysis(compiler=)`."""
         ...
 
     @property

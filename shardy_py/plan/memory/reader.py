@@ -112,7 +112,7 @@ class Reader:
             self._is(result, inner)
 
     def _is(self, value: Value, other: Value) -> int:
-        """Reads one value as another; returns its number."""
+        """Maps a value to the node of another; returns its number."""
         number = self.numbers[value] = self.numbers[other]
         return number
 

@@ -40,7 +40,7 @@ class Contributor:
 
     @property
     def title(self) -> str:
-        """The name, with the type where it is said."""
+        """The name, with the type if there is one."""
         return f"{self.name} {self.type}" if self.type else self.name
 
 

@@ -258,7 +258,7 @@ def _keeps_order(op: Op) -> bool:
 
 
 def _passed(value: Value) -> Value:
-    """The value that this one is, looking through calls that forward it."""
+    """The value itself, or the one that calls forward to it."""
     while True:
         op = value.defining_op
         if op is not None and op.name in _SAME:

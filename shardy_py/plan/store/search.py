@@ -1,4 +1,4 @@
-"""The search of a planner as a plan's file keeps it: its certificate, and what was considered, without times, which differ by run."""
+"""The search of a planner in a stored plan: its certificate and its alternatives, without times, which differ by run."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def is_name(text: str) -> bool:
 
 
 def bind_plain(kind: LayerKind, description: Description) -> Call:
-    """The call of a kind whose description holds its arguments one by one."""
+    """The call of a kind whose description lists single arguments."""
     positional, named = _without_inplace(description)
     if kind.arguments is None:
         for value in (*positional, *named.values()):

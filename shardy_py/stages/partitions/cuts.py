@@ -215,7 +215,7 @@ def crossing_bytes(graph: ProfileGraph, members: Bools) -> Floats:
 
 
 def tensors_of(graph: ProfileGraph) -> list[tuple[int, float, tuple[int, ...]]]:
-    """(node that makes it, bytes, nodes that read it) of every tensor that someone reads."""
+    """`(producer, bytes, readers)` of every tensor with readers."""
     tensors = []
     for node, users in enumerate(graph.uses):
         sizes = graph.nodes[node].activations

@@ -17,7 +17,7 @@ from shardy_py.stages.profiles.profile import chosen_leaves
 
 
 class DivisionError(ShardyError):
-    """A partition that is not one of the function it is used for."""
+    """A partition of another function."""
 
 
 def divide(

@@ -8,7 +8,7 @@ from shardy_py.stages.profiles.graph import ProfileGraph, positions
 
 
 def lightest(graph: ProfileGraph, inside: int, outside: int) -> tuple[float, int]:
-    """The closed set that sends the fewest bytes of those that hold some nodes and not some others.
+    """The closed set with the fewest bytes across its border that contains some nodes and excludes others.
 
     Args:
         graph: The graph.

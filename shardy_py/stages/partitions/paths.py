@@ -288,7 +288,7 @@ class _Values:
         self.last = {m: np.full((*kinds, pipelines.ends.stop - pipelines.ends.start), np.inf) for m in totals}
 
     def at(self, step: Step) -> Floats:
-        """Those that a step leads to."""
+        """The values at the ends that a step leads to."""
         return (self.last[step.after] if step.last else self.inner[step.after])[..., step.ends]
 
     @property

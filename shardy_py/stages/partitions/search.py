@@ -137,7 +137,7 @@ def _bounded(pool: _Pool, rules: Rules, machines: Machines, lowest: float, fixed
 
 
 def _improved(pool: _Pool, rules: Rules, machines: Machines, lowest: float, fixed_cuts: Sequence[int], best: Solution) -> Solution:
-    """A partition that is at least as good as a given one."""
+    """The best partition that a few rounds of local search reach from a given one."""
     limit = _bounded_limit(machines)
     failed = 0
     for _ in range(ROUNDS):

@@ -138,7 +138,7 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A level as PipeDream fills its table.
+    """PipeDream's dynamic-programming table of one level.
 
     `table[i, m, j]` is the time per minibatch, in seconds, of the slowest stage of the best pipeline that runs what lies behind
     cut i - 1 (from the start for i = 0) and up to cut j on m + 1 machines; infinite where there is none. It is filled in the order

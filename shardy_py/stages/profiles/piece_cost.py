@@ -22,7 +22,7 @@ _NUMBER = re.compile(re.escape(_SCOPE) + r"(\d+)")
 
 
 class Seconds(NamedTuple):
-    """Seconds of one piece; backward 0 where there is nothing to differentiate."""
+    """Seconds of one piece; backward is 0 for a piece without derivatives."""
 
     forward: float
     backward: float

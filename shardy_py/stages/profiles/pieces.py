@@ -17,7 +17,7 @@ GRAINS = ("equation", "scope", "layer")
 
 @dataclass(frozen=True)
 class Piece:
-    """Neighbouring equations that become one node.
+    """Consecutive equations that form one node of the graph.
 
     Attributes:
         name: Its description in the profile.

@@ -260,7 +260,7 @@ class _Assigner:
             stage[i] = min((s for j in consumers[i] if (s := stage[j]) is not None), default=0)
 
     def through(self, atoms: Sequence[object]) -> list[Var]:
-        """The values that a node reads, and those from which it computes free ones."""
+        """The operands of a node, and transitively those of free nodes among them."""
         values: dict[Var, None] = {}
         todo = [v for v in atoms if isinstance(v, Var)]
         while todo:

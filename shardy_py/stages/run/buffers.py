@@ -54,7 +54,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class PartialSums:
-    """One value as parts that every device has its own of, and that sum up to it.
+    """A value as partial sums, one per device.
 
     Attributes:
         member: The value.

@@ -9,7 +9,7 @@ from shardy_py.errors import ShardyError
 
 
 class PipelineError(ShardyError):
-    """A function that cannot be run as the pipeline that was asked for."""
+    """A function that cannot run as the requested pipeline."""
 
 
 def place(eqn: JaxprEqn) -> str:

@@ -31,7 +31,7 @@ FEWEST_USES = 8
 
 @dataclass(frozen=True)
 class Packed:
-    """Programs that hand each other buffers.
+    """Programs whose values between them are packed into buffers.
 
     Attributes:
         programs: (role, stage) to program.

@@ -209,7 +209,7 @@ def _numbers(argnums: int | Sequence[int], label: str) -> tuple[int, ...]:
 
 
 class Pipelined(Generic[P]):
-    """A function as a pipeline, as `pipeline` returns it; call it as the function itself.
+    """The result of `pipeline`: a function that runs as a pipeline, with the signature of the original.
 
     Args:
         options: The arguments of `pipeline`.

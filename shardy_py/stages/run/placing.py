@@ -158,12 +158,12 @@ def submeshes(mesh: AnyMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh
 
 
 def replicated(copies: Sequence[int]) -> list[Mesh | AbstractMesh]:
-    """Meshes of so many devices each, one after the other, with an axis "data"; abstract where there are too few devices."""
+    """Meshes of the given sizes over consecutive devices, with an axis "data"; abstract if there are too few devices."""
     return meshes_of([(count,) for count in copies], ("data",))
 
 
 def meshes_of(shapes: Sequence[tuple[int, ...]], names: tuple[str, ...]) -> list[Mesh | AbstractMesh]:
-    """Meshes of such shapes, one after the other; abstract where there are too few devices."""
+    """Meshes of the given shapes over consecutive devices; abstract if there are too few devices."""
     counts = [math.prod(shape) for shape in shapes]
     devices = _devices(sum(counts))
     types = (AxisType.Auto,) * len(names)
@@ -174,7 +174,7 @@ def meshes_of(shapes: Sequence[tuple[int, ...]], names: tuple[str, ...]) -> list
 
 
 def _devices(count: int) -> list[Any] | None:
-    """So many devices, of this process where it has enough; None where there are too few."""
+    """`count` devices, of this process if it has enough; None if there are too few."""
     enough = [devices for devices in (jax.local_devices(), jax.devices()) if len(devices) >= count]
     return enough[0][:count] if enough else None
 

@@ -105,7 +105,7 @@ class _Reading:
     bound: list[tuple[Var, Var]]
 
     def behind(self, values: Sequence[Var]) -> list[Var]:
-        """These values; in place of those that every program computes for itself, the values they are computed from."""
+        """The values, with those that every program computes for itself replaced by the values that they are computed from."""
         return list(dict.fromkeys(w for v in values for w in self.through.get(v, (v,))))
 
 
@@ -228,7 +228,7 @@ class _Cuts:
         return math.ceil(time * self.hardware.fabric.bandwidth)
 
     def cheapest(self, reading: _Reading, t: int, values: Sequence[Var], others: Set[Var], price: Callable[[Var], _Price]) -> set[Var]:
-        """The values of others that a stage recomputes; by bytes alone where it would receive more of them for fewer values."""
+        """The values of other stages that a stage recomputes; by bytes alone if the cut by price would receive more bytes."""
         before = sum(price(v)[0] for v in values)
         copies = self.cut(reading, t, values, others, lambda v: sum(price(v)))
         received = dict.fromkeys((*values, *(v for w in copies for v in reading.behind(reads(reading.node[w].eqn)))))
@@ -237,7 +237,7 @@ class _Cuts:
         return self.cut(reading, t, values, others, lambda v: price(v)[0])
 
     def cut(self, reading: _Reading, t: int, values: Sequence[Var], others: Set[Var], price: Callable[[Var], int]) -> set[Var]:
-        """The values of others that a stage recomputes in the cheapest choice, in which it receives the rest."""
+        """The values of other stages that a stage recomputes in the cheapest cut; it receives the rest."""
         layout = self.layouts[t]
         choice = RecomputeChoice()
         most = sum(map(price, values))

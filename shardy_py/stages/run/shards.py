@@ -95,7 +95,7 @@ class _Across:
 
 @dataclass(frozen=True)
 class _Alike:
-    """Arrays to another mesh, on which they are sharded as before."""
+    """Moves arrays to another mesh with the same specs."""
 
     sharding: NamedSharding | SingleDeviceSharding
     devices: tuple[Device, ...]

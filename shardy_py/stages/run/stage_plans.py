@@ -164,7 +164,7 @@ class ProgramPrices:
 
 
 def set_specs(places: Places, stage: int, program: StageProgram, plan: StagePlan) -> None:
-    """Lets the values of a stage lie as its plan has them, as far as microbatches can be cut so."""
+    """Shards the values of a stage as its plan does, as far as microbatches divide."""
     specs = dict(zip((*program.inputs, *program.outputs), (*plan.inputs, *plan.outputs), strict=True))
     sizes = dict(places.mesh(stage).shape)
     for v, w in program.of.items():

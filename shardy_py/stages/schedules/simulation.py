@@ -131,7 +131,7 @@ def simulate(
     transfer: float | Sequence[float] = 0.0,
     activation_bytes: float | Sequence[float] | None = None,
 ) -> Simulation:
-    """Simulates a schedule: every mesh runs its tasks in order, each as soon as its inputs have arrived.
+    """Simulates a schedule: every mesh runs its tasks in order, each when its inputs have arrived.
 
     A transfer delays the task that waits for it and keeps no mesh busy: it is asynchronous, and links are not shared.
 

@@ -16,7 +16,7 @@ KINDS = ("F", "B", "W")
 
 
 class ScheduleError(ShardyError):
-    """A schedule that cannot be made, or one that cannot run."""
+    """A schedule that does not exist or would deadlock."""
 
 
 class Task(NamedTuple):

@@ -83,7 +83,7 @@ def _joined(nodes: list[Node], groups: list[list[Node]]) -> list[Node]:
 
 
 def _sorted(nodes: list[Node]) -> list[Node] | None:
-    """The nodes in topological order, as near to their present order as possible; None where they wait for each other."""
+    """The nodes in the topological order nearest to the current one; None if there is a cycle."""
     maker = {v: n for n in nodes for v in n.results}
     is_out: dict[int, bool] = {}
     out: list[Node] = []

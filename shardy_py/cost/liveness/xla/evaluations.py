@@ -102,7 +102,7 @@ class Evaluations:
         return Placement(times, counters, max(*(part.most for part in parts), *joint.values()), joint)
 
     def are_several(self, nodes: Sequence[Node]) -> bool:
-        """Whether nodes have more than one root between them."""
+        """Whether nodes have more than one distinct root."""
         first = self.of(nodes[0]).times if nodes else _NOTHING
         return len(first) > 1 or any(self.of(n).times.keys() != first.keys() for n in nodes[1:])
 

@@ -123,7 +123,7 @@ def _merged(pieces: list[_Piece]) -> list[_Piece]:
 
 
 def _before_transpose(pieces: list[_Piece], shape: Sequence[int], permutation: Sequence[int]) -> list[_Piece] | None:
-    """The cuts of a transpose's operand that make those of its result, which has the given shape; None where sizes do not divide."""
+    """The sharding of a transpose's operand that gives the sharding of its result; None if sizes do not divide."""
     operand_shape = [0] * len(shape)
     for i, dim in enumerate(permutation):
         operand_shape[dim] = shape[i]

@@ -133,7 +133,7 @@ def _reduction(op: Op, i: int) -> str:
 
 
 def _local_indices(out: Emitter, indices: Value, dims: Sequence[int]) -> Value:
-    """The indices into the part; those of other parts lie outside of it."""
+    """Indices relative to the local part; those of other parts are out of range."""
     dtype = indices.type.dtype
     components = [
         out.convert(part_offset(out, out.facts.operands[0], dim), dtype) if dim in dims else out.integer(0, dtype=dtype)

@@ -19,7 +19,7 @@ _SPLAT = re.compile(r"dense<[^\[\"]*>")
 
 
 def generic(padder: Padder, op: Op) -> None:
-    """An op that works on padded values as on others; what it puts into the padding is not known."""
+    """An op that treats padding like other elements; the padding of its results is unknown."""
     tensors = [value for value in (*op.operands, *op.results) if isinstance(value.type, TensorType)]
     if any(map(padder.padded_dims, tensors)):
         rule = op.rule if op.rule_decided else rule_for(op)

@@ -11,7 +11,7 @@ from shardy_py.passes.partitioner.padding.padder import Conversion, Padder
 
 
 def slice_(padder: Padder, op: Op) -> None:
-    """Moves the limits of a slice so that it gives the padded result."""
+    """Extends the limits of a slice to the padded result."""
     operand, result = op.operands[0], op.result
     bounds = tuple(tuple(op.attributes[name]) for name in ("start_indices", "limit_indices", "strides"))
     shapes = (padder.before(result), result.type.shape)

@@ -272,7 +272,7 @@ def _by_bits(reader: XlaReader, op: Op, region: Region) -> None:
 
 
 def _remainder(reader: XlaReader, op: Op, region: Region) -> None:
-    """Cheap where it is one of bits."""
+    """A remainder, by bit operations if the divisor is a power of two."""
     if _is_by_power_of_two(reader, op):
         _by_bits(reader, op, region)
     else:

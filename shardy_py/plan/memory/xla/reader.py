@@ -91,7 +91,7 @@ class XlaReader(Reader):
         return True
 
     def _folded(self, op: Op, region: Region) -> bool:
-        """Reads an op that folds to a splat or to one of its operands as that; whether it did."""
+        """Folds an op into a splat or one of its operands, if it can; returns whether it has."""
         if op.name in CONSTANTS:
             number = _number(op.attributes["value"])
             if number is not None:
