@@ -1,4 +1,4 @@
-"""Options of planning."""
+"""`Options`: propagation, platform, checks, and arrays that do not fit their annotations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a traced call to a Plan."""
+"""Makes the plan of a traced call, by propagation or by a planner's search, under the lowering that runs it."""
 
 from __future__ import annotations
 

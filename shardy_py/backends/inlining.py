@@ -1,4 +1,4 @@
-"""Calls of a jaxpr put in place."""
+"""Inlines the calls of a jaxpr."""
 
 from __future__ import annotations
 

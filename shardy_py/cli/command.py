@@ -1,4 +1,4 @@
-"""Subcommands."""
+"""The description of a subcommand: its name, arguments and function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hardware by name."""
+"""Known accelerators by name, each figure with its source."""
 
 from __future__ import annotations
 

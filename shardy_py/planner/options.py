@@ -1,4 +1,4 @@
-"""The options of a search for shardings."""
+"""`Planner`: the options of a search for shardings."""
 
 from __future__ import annotations
 

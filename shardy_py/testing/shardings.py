@@ -1,4 +1,4 @@
-"""The sharding of one value."""
+"""Assertions on the sharding of one value."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Plans for people: text and other forms."""
+"""Renders plans as text, HTML, Perfetto timelines and Model Explorer graphs."""

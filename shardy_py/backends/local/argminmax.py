@@ -1,4 +1,4 @@
-"""argmax and argmin."""
+"""Local rules of argmax and argmin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that work element by element."""
+"""Local rules of elementwise primitives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fourier transforms."""
+"""Local rule of Fourier transforms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contractions."""
+"""Local rules of contractions."""
 
 from __future__ import annotations
 

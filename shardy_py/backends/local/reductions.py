@@ -1,4 +1,4 @@
-"""Reductions over dimensions."""
+"""Local rules of reductions over dimensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that rearrange dimensions."""
+"""Local rules of primitives that rearrange dimensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sorts and the largest elements."""
+"""Local rules of sorts and of top_k."""
 
 from __future__ import annotations
 

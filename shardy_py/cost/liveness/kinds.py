@@ -1,4 +1,4 @@
-"""The kind of each op."""
+"""The table of ops by their kind: how each treats memory."""
 
 from __future__ import annotations
 

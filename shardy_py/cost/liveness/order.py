@@ -1,4 +1,4 @@
-"""The order in which nodes run."""
+"""The order in which a compiler runs the nodes of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of a generated package."""
+"""Writes the files of a generated package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XLA's use of memory."""
+"""The model of XLA's memory: the program as XLA's steps, and their buffers."""
 
 from __future__ import annotations
 
