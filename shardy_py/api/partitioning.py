@@ -30,6 +30,7 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.values import name_of
 
 _LOGGER = logging.getLogger("shardy_py")
 
@@ -78,9 +79,8 @@ class Partitioning:
             ins, outs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
             with plan.timings.step("partition"):
                 platform, (_, used) = options.platform_of(view.user_mesh), self.needed
-                names = [value.path for value in plan.inputs]
                 self._partitioned = partitioned(
-                    self.closed, self.imported, view.twin, ins, outs, platform, view.user_mesh, self.context, used, names, self.by_planner
+                    self.closed, self.imported, view.twin, ins, outs, platform, view.user_mesh, self.context, used, self.by_planner
                 )
         return self._partitioned
 
@@ -97,7 +97,7 @@ class Partitioning:
 
     def collectives(self, plan: PlanRecord) -> tuple[Collective, ...]:
         """The collectives of the region."""
-        return self.partitioned(plan).collectives
+        return self.partitioned(plan).collectives(lambda value: name_of(value, plan.names))
 
     def region_jaxpr(self, plan: PlanRecord) -> Jaxpr:
         """The body of the region."""

@@ -12,14 +12,14 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from shardy_py.backends.local.read_collectives import KINDS
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.rewriting import Copier, Pins, Replacement
 from shardy_py.backends.shard_map import Partitioned
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
+from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
 
-ASKING = frozenset({*KINDS, "axis_index"})
+ASKING = frozenset({*COLLECTIVE_KINDS, "axis_index"})
 """Primitives that speak of the axes of the mesh."""
 
 
@@ -33,9 +33,11 @@ def per_device(partitioned: Partitioned) -> tuple[ClosedJaxpr, ...] | None:
         One program per device, in the order of the mesh; one object for all where they do the same.
     """
     region_eqn = _region(partitioned.jaxpr)
-    if region_eqn is None or partitioned.collectives:
+    if region_eqn is None:
         return None
     body: Jaxpr = region_eqn.params["jaxpr"]
+    if any(eqn.primitive.name in COLLECTIVE_KINDS for eqn in _all(body)):
+        return None
     count = len(partitioned.jaxpr.consts)
     local = body.replace(constvars=body.invars[:count], invars=body.invars[count:])
     consts = partitioned.jaxpr.consts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,9 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from shardy_py.backends.local import regions
 from shardy_py.backends.local.effects import inspect_sharding
-from shardy_py.backends.local.interpreter import EquationSite, Interpreter, JaxprAnalysis, LayoutHint
+from shardy_py.backends.local.interpreter import EquationSite, Interpreter, LayoutHint
+from shardy_py.backends.local.jaxpr_analysis import JaxprAnalysis
+from shardy_py.backends.local.moved_values import MovedValues, MovementRecorder
 from shardy_py.backends.local.passes import merged_as_by_xla, optimize_region
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.sharded_value import RegionContext
@@ -28,6 +29,7 @@ from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.transforms import axes_bound
 from shardy_py.ir import Value
+from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
 from shardy_py.partition.region.layouts import Layout, layout, names, replicated
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
@@ -44,7 +46,7 @@ class Partitioned:
         spelling: Texts of parts of axes in terms of the plan's mesh.
         platform: The platform that is compiled for.
         findings: Remarks on ops that run whole.
-        names: Paths of the arguments; empty where they have none.
+        moved: The planned values that its collectives move.
     """
 
     jaxpr: ClosedJaxpr
@@ -52,7 +54,7 @@ class Partitioned:
     spelling: Mapping[str, str]
     platform: str
     findings: tuple[Finding, ...]
-    names: tuple[str, ...] = ()
+    moved: MovedValues
 
     @property
     def body(self) -> Jaxpr:
@@ -60,12 +62,15 @@ class Partitioned:
         (eqn,) = self.jaxpr.eqns
         return eqn.params["jaxpr"]
 
-    @functools.cached_property
-    def collectives(self) -> tuple[Collective, ...]:
-        """The collectives; read on the first request, as running does not need them."""
+    def collectives(self, name: Callable[[Value], str]) -> tuple[Collective, ...]:
+        """The collectives.
+
+        Args:
+            name: The name of a planned value.
+        """
         with no_collection():
             merged = _within(self.jaxpr, lambda body: merged_as_by_xla(body, self.platform))
-            return read_collectives(merged.jaxpr, self.mesh.shape, self.spelling, self.names)
+            return read_collectives(merged.jaxpr, self.mesh.shape, self.spelling, self.moved, name)
 
     def as_call(self, used: Sequence[bool]) -> ClosedJaxpr:
         """The region as a function of constants and arguments of the planned jaxpr.
@@ -138,7 +143,6 @@ def partitioned(
     mesh: AnyMesh | None = None,
     context: AbstractMesh | None = None,
     used: Sequence[bool] | None = None,
-    names: Sequence[str] = (),
     by_planner: bool = False,
 ) -> Partitioned:
     """The traced jaxpr as one region over all axes of the mesh.
@@ -153,7 +157,6 @@ def partitioned(
         mesh: The mesh of shardings that users see; by default the twin.
         context: The mesh as the `shard_map` around has it, some axes of which are manual; None outside of any. See `fits_inside`.
         used: Which constants and arguments a result or an effect depends on; the region reads no other. None is all.
-        names: Paths of the arguments.
         by_planner: Whether equations run along the axes that a planner's model runs them along, and not by the fewest bytes.
     """
     manual = () if context is None else context.manual_axes
@@ -199,9 +202,9 @@ def partitioned(
         run(interpreter, [None] * (len(at_consts) + len(at_in)))
 
     choice = _foreseen(layouts, platform, analysis, dry_run, by_planner)
-    interpreter = Interpreter(
-        RegionContext(layouts.mesh, platform), layouts, analysis, choice.before, choice.start, choice.ranks, choice.last
-    )
+    movements = MovementRecorder()
+    region_context = RegionContext(layouts.mesh, platform, movements=movements)
+    interpreter = Interpreter(region_context, layouts, analysis, choice.before, choice.start, choice.ranks, choice.last)
 
     @remembering()
     def local(*parts: Any) -> list[Any]:
@@ -220,8 +223,16 @@ def partitioned(
         walk.release()
     sizes = layouts.mesh.shape
     traced = _within(traced, lambda body: optimize_region(body, sizes, platform, layouts.spelling))
+    moved: MovedValues = {}
+
+    def read_off(body: Jaxpr) -> Jaxpr:
+        nonlocal moved
+        body, moved = movements.read_off(body, COLLECTIVE_KINDS)
+        return body
+
+    traced = _within(traced, read_off)
     whole = _with_consts(traced, len(at_consts), closed.consts)
-    return Partitioned(whole, layouts.twin, layouts.spelling, platform, tuple(dict.fromkeys(interpreter.findings)), tuple(names))
+    return Partitioned(whole, layouts.twin, layouts.spelling, platform, tuple(dict.fromkeys(interpreter.findings)), moved)
 
 
 def fits_inside(

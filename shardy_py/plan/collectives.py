@@ -24,7 +24,7 @@ class Collective:
             branch of a cond counts as if it ran.
         dtype: Element type of the operand, in JAX's spelling.
         shape: Shape of the operand on one device.
-        value: Name of the value that moves; empty where unknown.
+        value: Name of the value that moves, as that of `Reshard`; the primitive that makes the operand where the plan lists no such value.
         primitive: The JAX primitive that asks for it; empty for results of the function.
         location: `file:line` of the user's code; empty where unknown.
         module: The named scopes of what makes the parts of a sum, else of what reads the result; as those of `PlannedValue`.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import TensorType, Value
+from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
 from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.collective_axes import axis_refs_of
 from shardy_py.plan.collectives import Collective
@@ -23,7 +24,7 @@ from shardy_py.rules.traits import CONSTRAINTS
 def reshards_of(plan: PlanRecord) -> tuple[Reshard, ...]:
     """The reshards that a call runs; together they are `plan.collectives`."""
     if plan.active_partitioner is not None:
-        return tuple(_of_shard(plan, f"{c.primitive} in the region", [c]) for c in collectives_of(plan))
+        return tuple(_of_shard(plan, _region_reason(c), [c]) for c in collectives_of(plan))
     return tuple(_reshard(plan, origin, collectives) for origin, collectives in _movements(plan).items())
 
 
@@ -44,7 +45,7 @@ def reshards_at(plan: PlanRecord) -> dict[Value, list[Reshard]]:
 
 
 def moving_value(plan: PlanRecord, name: str, origin: Origin | None) -> Value | None:
-    """The value of the plan's program that a movement is of; None where it is a value of a region that is no argument.
+    """The value of the plan's program that a movement is of; None where the plan does not list it, such as what a loop carries.
 
     Args:
         plan: The plan.
@@ -53,8 +54,8 @@ def moving_value(plan: PlanRecord, name: str, origin: Origin | None) -> Value | 
     """
     if origin is not None:
         return named_value(origin.value, plan.names)
-    value, planned = plan.by_path.get(name, (None, None))
-    return value if isinstance(value, Value) and planned is not None and planned.kind == "input" else None
+    value, _ = plan.by_path.get(name, (None, None))
+    return value if isinstance(value, Value) else None
 
 
 def _movements(plan: PlanRecord) -> dict[Origin, list[Collective]]:
@@ -69,6 +70,19 @@ def _of_shard(plan: PlanRecord, reason: str, collectives: list[Collective]) -> R
     """A movement of the arrays of one device."""
     first = collectives[0]
     return _measured(plan, collectives, Reshard(first.value, TensorType(first.shape, first.dtype), None, None, (), 0, reason))
+
+
+def _region_reason(collective: Collective) -> str:
+    """The reason of a collective of a region.
+
+    That of a sum does not say of which op: ops that are linear pass its parts on, and an edit may add one.
+    """
+    name = collective.primitive
+    if name in COLLECTIVE_KINDS:
+        return f"{name} in the shard_map"
+    if collective.kind in ("all_reduce", "reduce_scatter"):
+        return f"reduction over {','.join(collective.axes)}"
+    return f"operand of {name}" if name else "function result"
 
 
 def _reshard(plan: PlanRecord, origin: Origin, collectives: list[Collective]) -> Reshard:

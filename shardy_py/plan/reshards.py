@@ -39,13 +39,15 @@ class Reshard:
 
     Attributes:
         value: Path or name of the value that moves, as in `Plan.values`. An argument of a computation, and a value that a loop carries
-            unchanged, has the name of its operand.
+            unchanged, has the name of its operand; so has a slice of a scan's operand in a region. Small sums that a region sends
+            together are named one after the other, `%3, %7`.
         type: Its global type; inside a `shard_map`, that of one shard.
         source: The sharding before; axes of a sum still to be taken are its unreduced axes.
         target: The sharding afterwards.
         collectives: Its collectives, in order.
         bytes_per_device: Bytes that each device receives, once; see above.
-        reason: Its cause: `operand of dot_general`, `sharding constraint`, `function result result[0]`, ...
+        reason: Its cause: `operand of dot_general`, `sharding constraint`, `function result result[0]`, ...; of a sum in
+            a region `reduction over model`.
         location: `file:line` of the user's code; empty where unknown.
         primitive: The JAX primitive that asks for it; empty for results of the function.
         depth: Number of bodies (scan, while, cond, computations) around it.

@@ -92,7 +92,7 @@ def _collective(group: Sequence[Collective]) -> _Row:
     c = group[0]
     steps = f"{c.kind}({','.join(c.axes)})"
     what = " of ".join(part for part in (c.operand, c.value) if part) + (f" and {len(group) - 1} more" if len(group) > 1 else "")
-    return format_bytes(c.received_bytes), trips_text(c.trips), steps, c.location.rpartition("/")[2], what
+    return format_bytes(c.received_bytes), trips_text(c.trips), steps, c.location.rpartition("/")[2], f"{what}  {c.primitive}"
 
 
 def _reshard(group: Sequence[Reshard]) -> _Row:

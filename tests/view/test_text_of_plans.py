@@ -205,7 +205,7 @@ def test_collectives_of_a_partitioned_program() -> None:
     )
     assert plan.as_text().splitlines()[-2:] == [
         "collectives  1, which brings 6 KiB to each device in a call",
-        f"  6 KiB  all_reduce(model)  test_text_of_plans.py:{f.__code__.co_firstlineno + 1}  float32[16,64] of dot_general",
+        f"  6 KiB  all_reduce(model)  test_text_of_plans.py:{f.__code__.co_firstlineno + 1}  float32[16,64] of %1  dot_general",
     ]
     assert plan.as_text(where="f:9*") == "plan of f on mesh data=2, model=4, where 'f:9*'\n  nothing of 6 values is like that"
 

@@ -15,6 +15,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.backends.local.jaxpr_rewriting import Atom, Rewritten, retraced, rewrite_bodies
 from shardy_py.backends.local.local_rule import bind
+from shardy_py.backends.local.moved_values import moving_together
 
 SMALL = 64 << 10
 """Bytes of an operand up to which its reduction is packed with others."""
@@ -143,7 +144,8 @@ def _as_one(group: list[JaxprEqn], operands: list[Atom], sizes: Mapping[str, int
 
     def run(*xs: Any) -> list[Any]:
         flat = lax.concatenate([lax.reshape(x, (x.size,)) for x in xs], 0)
-        (whole,) = bind(first, [flat], first.params)
+        with moving_together(group):
+            (whole,) = bind(first, [flat], first.params)
         out, start = [], 0
         for x in xs:
             out.append(lax.reshape(lax.slice_in_dim(whole, start, start + x.size), x.shape))

@@ -37,11 +37,11 @@ def callback(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Valu
     if interpreter.region.dry:
         parts = [None] * len(eqn.outvars)
     else:
-        parts = bind(eqn, arrays, eqn.params) if partitioned else once(interpreter, eqn, arrays)
+        parts = bind(eqn, arrays, eqn.params) if partitioned else once(interpreter, eqn, arrays, scope)
     return [interpreter.result(x, v) for x, v in zip(parts, eqn.outvars, strict=True)]
 
 
-def once(interpreter: Interpreter, eqn: JaxprEqn, arrays: Sequence[Array]) -> list[Array]:
+def once(interpreter: Interpreter, eqn: JaxprEqn, arrays: Sequence[Array], scope: Scope | None) -> list[Array]:
     """Runs an equation of whole operands on the first device of the region, and gives its results to all."""
     if interpreter.mesh.size == 1:
         return bind(eqn, arrays, eqn.params)
@@ -55,7 +55,11 @@ def once(interpreter: Interpreter, eqn: JaxprEqn, arrays: Sequence[Array]) -> li
         return [_as_bits(jnp.zeros(a.shape, a.dtype)) for a in avals]
 
     bits = lax.cond(lax.axis_index(names) == 0, call, wait, *arrays)
-    return [_from_bits(lax.psum(x, names), a.dtype) for x, a in zip(bits, avals, strict=True)]
+    results = []
+    for x, v, aval in zip(bits, eqn.outvars, avals, strict=True):
+        with interpreter.moving([v], scope):
+            results.append(_from_bits(lax.psum(x, names), aval.dtype))
+    return results
 
 
 def _as_bits(x: Array) -> Array:

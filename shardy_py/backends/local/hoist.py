@@ -15,6 +15,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.core import eval_jaxpr
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.source_info_util import current_name_stack, user_context
 
 from shardy_py.backends.local.combine import SMALL
 from shardy_py.backends.local.jaxpr_rewriting import (
@@ -259,7 +260,8 @@ def _applied(jaxpr: Jaxpr, arrays: Sequence[Any]) -> list[Any]:
     env: dict[Any, Any] = dict(zip(jaxpr.invars, arrays, strict=True))
     for eqn in jaxpr.eqns:
         operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
-        env.update(zip(eqn.outvars, bind(eqn, operands, eqn.params), strict=True))
+        with user_context(eqn.source_info.traceback, name_stack=current_name_stack() + eqn.source_info.name_stack):
+            env.update(zip(eqn.outvars, bind(eqn, operands, eqn.params), strict=True))
     return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
 

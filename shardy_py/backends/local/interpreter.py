@@ -6,14 +6,15 @@ import contextlib
 import enum
 import functools
 import itertools
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import current_name_stack, user_context
 
+from shardy_py.backends.local.jaxpr_analysis import NO_CONTEXT, JaxprAnalysis, Step
 from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule, Recorded, as_is, bind, bits_of
 from shardy_py.backends.local.planned_op import PlannedOp
 from shardy_py.backends.local.reshard import all_reduce, in_mesh_order, reshard
@@ -21,11 +22,9 @@ from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, 
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.projection import project
-from shardy_py.frontends.context import current_settings, local_type, settings, trace_context, under_settings
+from shardy_py.frontends.context import local_type
 from shardy_py.frontends.importer import Scope
-from shardy_py.frontends.jaxprs import bodies, live_positions
 from shardy_py.frontends.locations import locate
-from shardy_py.frontends.primitive_bodies import body_of
 from shardy_py.partition.region.layouts import Layout, local_shape, names, replicated
 from shardy_py.partition.region.reshard_steps import reshard_steps
 from shardy_py.partition.region.runnable import layouts_under, runnable
@@ -36,7 +35,6 @@ from shardy_py.plan.movements import format_bytes
 
 Array = Any
 Handler = Callable[["Interpreter", JaxprEqn, int, Values, Scope | None], Values]
-Builders = dict[str, Callable[[Equation], LocalRule | None]]
 ScopedValues = dict[int, dict[Var, ShardedValue]]
 """Id of a scope -> values of its variables; scopes tell call sites of one jaxpr apart."""
 EquationSite = tuple[int, int]
@@ -49,152 +47,6 @@ class LayoutHint(enum.Enum):
     PLAN = "the fewest bytes between operands and planned results"
     FORWARD = "the fewest bytes of operands"
     PLANNER = "the axes that a planner's model runs each equation along"
-
-
-EquationCaches = dict[Any, dict[Any, Any]]
-"""Signature of an equation -> its local rule, strategies and recorded traces."""
-
-MAX_SHARED_CACHES = 1024
-"""Equation caches that outlive a region, the latest ones, per configuration of JAX and mesh."""
-
-
-@functools.lru_cache(maxsize=4)
-def _caches_under(context: Hashable, mesh: Mesh) -> EquationCaches:
-    """Caches of earlier regions; lowering a program again, as in a notebook, or a similar one starts from them."""
-    return {}
-
-
-def _is_plain(eqn: JaxprEqn) -> bool:
-    """Whether an equation has no functions or jaxprs as parameters, and so keeps no arrays alive."""
-    return not bodies(eqn) and not any(callable(value) and not isinstance(value, type) for value in eqn.params.values())
-
-
-class JaxprAnalysis:
-    """Facts about jaxprs that all interpreters of a region share: local rules of equations, live equations, use counts.
-
-    Args:
-        local_rules: Primitive -> builder of its local rule.
-        handlers: Primitive -> handler, for equations that hold jaxprs or name shardings.
-        mesh: The region's mesh.
-        whole: Primitives that run whole, even if JAX lowers them by a jaxpr.
-    """
-
-    def __init__(self, local_rules: Builders, handlers: dict[str, Handler], mesh: Mesh, whole: Container[str] = ()) -> None:
-        self.local_rules = local_rules
-        self.handlers = handlers
-        self._whole = whole
-        self._settings = current_settings()
-        self._equations: dict[int, Equation] = {}
-        self._caches: EquationCaches = {}
-        self._shared_caches = _caches_under(trace_context(), mesh)
-        self._bodies: dict[tuple[int, str], ClosedJaxpr | None] = {}
-        self._uses: dict[int, tuple[Jaxpr, dict[Var, int]]] = {}
-        self._used: dict[int, tuple[bool, ...]] = {}
-        self._live: dict[int, list[tuple[int, JaxprEqn]]] = {}
-        self._steps: dict[int, list[_Step]] = {}
-        self._scopes: dict[int, Scope] = {}
-
-    def settings_of(self, eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
-        """A context with the settings of JAX under which the equation was traced, where they differ from the current ones."""
-        return _NO_CONTEXT if settings(eqn) == self._settings else under_settings(eqn)
-
-    def equation(self, eqn: JaxprEqn) -> Equation:
-        """The `Equation` of an equation, made once."""
-        equation = self._equations.get(id(eqn))
-        if equation is None:
-            equation = self._equations[id(eqn)] = Equation(eqn, self._used.get(id(eqn)))
-        return equation
-
-    def local_rule(self, equation: Equation) -> LocalRule | None:
-        """The local rule of an equation, or None if it has to run whole."""
-        local_rule = equation.cache.get("local_rule", _MISSING)
-        if local_rule is _MISSING:
-            self._attach_cache(equation)
-            local_rule = equation.cache["local_rule"]
-        return local_rule
-
-    def _attach_cache(self, equation: Equation) -> None:
-        """Gives an equation the cache of its signature, which holds its local rule."""
-        build = self.local_rules.get(equation.name)
-        if build is None:
-            equation.cache["local_rule"] = None
-            return
-        eqn = equation.eqn
-        weak = tuple([getattr(v.aval, "weak_type", False) for v in eqn.outvars])
-        types = (*equation.shapes, *equation.dtypes, weak)
-        key = (build, equation.name, *equation.params.items(), types, tuple(map(_literal, eqn.invars)), equation.used, settings(eqn))
-        try:
-            cache = self._shared_caches.get(key) or self._caches.get(key)
-        except TypeError as error:
-            if "hash" not in str(error):
-                raise
-            key, cache = None, None
-        if cache is None:
-            with self.settings_of(eqn):
-                cache = {"local_rule": build(equation)}
-            if key is not None:
-                shared = _is_plain(eqn)
-                if shared and len(self._shared_caches) >= MAX_SHARED_CACHES:
-                    self._shared_caches.pop(next(iter(self._shared_caches)), None)
-                (self._shared_caches if shared else self._caches)[key] = cache
-        equation.cache = cache
-
-    def body(self, eqn: JaxprEqn, platform: str) -> ClosedJaxpr | None:
-        """The jaxpr that JAX lowers an equation without a local rule by, such as a package's own primitive; None if it has to run whole."""
-        key = id(eqn), platform
-        if key not in self._bodies:
-            self._bodies[key] = None if eqn.effects or eqn.primitive.name in self._whole else body_of(eqn, platform)
-        return self._bodies[key]
-
-    def scope(self, jaxpr: Jaxpr) -> Scope:
-        """An empty scope for a jaxpr that was not planned, such as the body of a call with a rule; the same one for all interpreters."""
-        scope = self._scopes.get(id(jaxpr))
-        if scope is None:
-            scope = self._scopes[id(jaxpr)] = Scope(jaxpr, {})
-        return scope
-
-    def uses(self, jaxpr: Jaxpr) -> dict[Var, int]:
-        """Uses of each variable of a jaxpr by live equations and results."""
-        entry = self._uses.get(id(jaxpr))
-        if entry is None:
-            counts: dict[Var, int] = {}
-            live = [eqn for _, eqn in self.live(jaxpr)]
-            for eqn in live:
-                for v in eqn.invars:
-                    if not isinstance(v, Literal):
-                        counts[v] = counts.get(v, 0) + 1
-            for v in jaxpr.outvars:
-                if not isinstance(v, Literal):
-                    counts[v] = counts.get(v, 0) + 1
-            for eqn in live:
-                if len(eqn.outvars) > 1:
-                    self._used[id(eqn)] = tuple(v in counts for v in eqn.outvars)
-            entry = self._uses[id(jaxpr)] = (jaxpr, counts)
-        return entry[1]
-
-    def live(self, jaxpr: Jaxpr) -> list[tuple[int, JaxprEqn]]:
-        """The equations of a jaxpr that a result depends on or that have effects, with their positions."""
-        equations = self._live.get(id(jaxpr))
-        if equations is None:
-            live = live_positions(jaxpr.eqns, jaxpr.outvars, keeps=lambda eqn: eqn.effects or not eqn.outvars)
-            equations = self._live[id(jaxpr)] = [(index, jaxpr.eqns[index]) for index in live]
-        return equations
-
-    def steps(self, jaxpr: Jaxpr) -> list[_Step]:
-        """The live equations of a jaxpr as steps, made once."""
-        steps = self._steps.get(id(jaxpr))
-        if steps is None:
-            uses = self.uses(jaxpr)
-            steps = self._steps[id(jaxpr)] = []
-            for index, eqn in self.live(jaxpr):
-                equation = self.equation(eqn) if eqn.primitive.name not in self.handlers else None
-                literal = any(isinstance(v, Literal) for v in eqn.invars)
-                steps.append((index, eqn, equation, eqn.invars, literal, [(v, uses.get(v, 0)) for v in eqn.outvars]))
-        return steps
-
-
-_Step = tuple[int, JaxprEqn, Equation | None, Sequence[Any], bool, list[tuple[Var, int]]]
-"""Position, equation, its `Equation` (None where it has a handler), operands, whether any is a literal, results with their uses."""
 
 
 class Interpreter:
@@ -287,6 +139,8 @@ class Interpreter:
         env: dict[Any, ShardedValue] = {}
         for v, value in zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True):
             value.uses = uses.get(v, 0) if value.uses == 1 else max(value.uses, 2)
+            if value.planned is None:
+                value.planned = scope.env.get(v)
             env[v] = value
         count = len(env)
         steps = self.analysis.steps(jaxpr)
@@ -298,21 +152,26 @@ class Interpreter:
             self.values.setdefault(id(scope), {}).update(itertools.islice(env.items(), count, None))
         return [self._literal(v) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
-    def _run_steps(self, steps: Sequence[_Step], env: dict[Any, ShardedValue], scope: Scope | None) -> None:
+    def _run_steps(self, steps: Sequence[Step], env: dict[Any, ShardedValue], scope: Scope) -> None:
         """Traces equations."""
-        literals, prefix = self._literal, current_name_stack()
+        literals, prefix, movements = self._literal, current_name_stack(), self.region.movements
+        around = movements.primitive
         for index, eqn, equation, reads, literal, results in steps:
             operands = [literals(v) if isinstance(v, Literal) else env[v] for v in reads] if literal else [env[v] for v in reads]
             outs = None if equation is None else self.replay(equation, operands, scope, prefix)
             if outs is None:
+                movements.primitive = eqn.primitive.name
                 with self.at_source(eqn):
                     outs = self.run_handler(eqn, index, operands, scope) if equation is None else self.run_rule(equation, operands, scope)
             for (v, used), value in zip(results, outs, strict=True):
                 if value.uses < 2:
                     value.uses = used
+                if value.planned is None:
+                    value.planned = scope.env.get(v)
                 env[v] = value
+        movements.primitive = around
 
-    def _dry_run_steps(self, steps: Sequence[_Step], env: dict[Any, ShardedValue], scope: Scope | None) -> None:
+    def _dry_run_steps(self, steps: Sequence[Step], env: dict[Any, ShardedValue], scope: Scope | None) -> None:
         """Tallies the costs of equations without tracing them."""
         literals, region, best_strategy = self._literal, self.region, self.best_strategy
         for index, eqn, equation, reads, literal, results in steps:
@@ -374,8 +233,26 @@ class Interpreter:
     def at_source(self, eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
         """A context that gives traced equations the source location of an equation."""
         if self.region.dry:
-            return _NO_CONTEXT
+            return NO_CONTEXT
         return user_context(eqn.source_info.traceback, name_stack=current_name_stack() + eqn.source_info.name_stack)
+
+    def moving(self, variables: Sequence[Any], scope: Scope | None) -> contextlib.AbstractContextManager[Any]:
+        """A context in which collectives are of the planned values of variables."""
+        if scope is None or self.region.dry:
+            return NO_CONTEXT
+        return self.region.movements.moving(scope.env.get(v) for v in variables if not isinstance(v, Literal))
+
+    def _exchanging(
+        self, local_rule: LocalRule, axes: Sequence[Axes], operands: Values, eqn: JaxprEqn, scope: Scope | None
+    ) -> contextlib.AbstractContextManager[Any]:
+        """A context in which collectives are of the operand whose pieces a local rule exchanges, else of the results."""
+        if local_rule.bytes_inside is None:
+            return NO_CONTEXT
+        cut = {factor for factor in local_rule.rule.permutation if axes[factor]}
+        for value, mapping in zip(operands, local_rule.rule.operand_mappings, strict=True):
+            if not cut.isdisjoint(itertools.chain.from_iterable(mapping)):
+                return self.region.movements.moving([value.planned])
+        return self.moving(eqn.outvars, scope)
 
     def run_handler(self, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
         """Runs an equation by its primitive's handler."""
@@ -396,7 +273,8 @@ class Interpreter:
                 if body is None:
                     return self.run_whole(equation, operands)
                 consts = [self.constant(c, v.aval) for c, v in zip(body.consts, body.jaxpr.constvars, strict=True)]
-                return self.jaxpr(body.jaxpr, consts, operands, None)
+                with self.moving(eqn.outvars, scope):
+                    return self.jaxpr(body.jaxpr, consts, operands, None)
         best = self.best_strategy(equation, local_rule, operands, scope)
         if best is None:
             return [self._rematerialized(equation, local_rule, operands, i) for i in range(len(eqn.outvars))]
@@ -410,10 +288,17 @@ class Interpreter:
             why = f"{equation.name} runs whole on every device", "shard dimensions that it does not work along, if there are any"
             self.report_gathers(eqn, operands, "whole-dimension", *why, severity="info")
         arrays = [value.get(at) for value, at in zip(operands, strategy.operands, strict=True)]
-        parts = self.apply_rule(equation, local_rule, id(strategy), strategy.axes, arrays)
+        with self._exchanging(local_rule, strategy.axes, operands, eqn, scope):
+            parts = self.apply_rule(equation, local_rule, id(strategy), strategy.axes, arrays)
         if strategy.reduced:
-            parts = [all_reduce(x, in_mesh_order(strategy.reduced, self.mesh), local_rule.combine, region.platform) for x in parts]
+            over = in_mesh_order(strategy.reduced, self.mesh)
+            parts = [self._reduced(x, over, local_rule, v, scope) for x, v in zip(parts, eqn.outvars, strict=True)]
         return [self.new_value(x, at, s, d) for x, at, s, d in zip(parts, strategy.results, shapes, dtypes, strict=True)]
+
+    def _reduced(self, x: Array, over: Axes, local_rule: LocalRule, v: Any, scope: Scope | None) -> Array:
+        """The result of an equation, given this device's part of the reduction."""
+        with self.moving([v], scope):
+            return all_reduce(x, over, local_rule.combine, self.region.platform)
 
     def replay(self, equation: Equation, operands: Values, scope: Scope | None, prefix: Any) -> Values | None:
         """Records an equation from the trace of an equal one; None where there is none yet, or an operand has to be moved.
@@ -448,7 +333,7 @@ class Interpreter:
 
     def _recorded_as_is(self, equation: Equation, local_rule: LocalRule, strategy: Strategy) -> Recorded | None:
         """The record of an equation that runs unchanged on local arrays; None if it does not."""
-        if local_rule.run is not as_is or self.analysis.settings_of(equation.eqn) is not _NO_CONTEXT:
+        if local_rule.run is not as_is or self.analysis.settings_of(equation.eqn) is not NO_CONTEXT:
             return None
         avals, mesh = [v.aval for v in equation.eqn.outvars], self.mesh
         types = [local_type(a, local_shape(s, at, mesh)) for a, s, at in zip(avals, equation.result_shapes, strategy.results)]
@@ -477,7 +362,7 @@ class Interpreter:
         with settings:
             parts = local_rule.run(local, arrays)
         own = local.sole_record(arrays, parts)
-        if settings is _NO_CONTEXT and own is not None:
+        if settings is NO_CONTEXT and own is not None:
             equation.cache[key] = own
         return parts
 
@@ -671,11 +556,6 @@ class Interpreter:
         return runnable_axes if is_sliced else ((),) * rule.num_factors
 
 
-_MISSING = object()
-
-_NO_CONTEXT = contextlib.nullcontext()
-
-
 def _plain(v: Literal) -> Any:
     """The value of a literal without the mesh it was traced under, from which JAX would cast it at every use."""
     value, aval = v.val, cast(Any, v.aval)
@@ -683,13 +563,6 @@ def _plain(v: Literal) -> Any:
         return value
     plain = np.asarray(value)
     return value if aval.weak_type or plain.dtype != aval.dtype else plain
-
-
-def _literal(v: Any) -> Any:
-    """The value of a scalar literal, as a Python number where it is one; None for other atoms."""
-    if not isinstance(v, Literal) or getattr(v.aval, "shape", None) != ():
-        return None
-    return v.val.item() if hasattr(v.val, "item") else v.val
 
 
 def runs_dry(handler: Handler) -> Handler:

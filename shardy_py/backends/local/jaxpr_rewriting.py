@@ -118,16 +118,17 @@ def retraced(
     arguments: Sequence[Atom] = like.invars if operands is None else operands
     types = [v.aval for v in arguments]
     whole_key = key, tuple(types), settings(like)
+    stack = like.source_info.name_stack
     jaxpr = None if traces is None else traces.get(whole_key)
     if jaxpr is not None:
-        return inlined(jaxpr, arguments, lambda source: like.source_info.replace(name_stack=source.name_stack))
-    with like.ctx.manager, axes_bound(sizes), user_context(like.source_info.traceback, name_stack=like.source_info.name_stack):
+        return inlined(jaxpr, arguments, lambda source: like.source_info.replace(name_stack=stack + source.name_stack))
+    with like.ctx.manager, axes_bound(sizes), user_context(like.source_info.traceback):
         traced = traced_locally(function, types)
     if traced.consts:
         raise AssertionError(f"what stands for {like.primitive.name} has constants")
     if traces is not None:
         traces[whole_key] = traced.jaxpr
-    return inlined(traced.jaxpr, arguments, lambda source: source)
+    return copy_equations(traced.jaxpr, like, arguments)  # JAX traces without the names around
 
 
 def copy_equations(jaxpr: Jaxpr, like: JaxprEqn, operands: Sequence[Atom]) -> Rewritten:

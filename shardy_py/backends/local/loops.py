@@ -191,6 +191,8 @@ def scan(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, 
     def step(state: Any, slices: Any) -> tuple[Any, Any]:
         at = [*const_layouts, *carry_layouts, *x_layouts]
         arguments = _body_arguments(interpreter, [*const_arrays, *state, *slices], at, variables, inner, n_consts, eqn.params["length"])
+        for x, piece in zip(xs, arguments[n_consts + n_carry :]):
+            piece.planned = x.planned
         outputs = run_body(interpreter, body, arguments, inner)
         y_layouts[:] = [cheap_layout(value, planned) for value, planned in zip(outputs[n_carry:], y_planned, strict=True)]
         new = [value.get(where) for value, where in zip(outputs, (*carry_layouts, *y_layouts), strict=True)]

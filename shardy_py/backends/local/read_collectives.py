@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local.jaxpr_rewriting import BODIES
+from shardy_py.backends.local.moved_values import MovedValues, RegionMovement
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 from shardy_py.frontends.locations import locate
-from shardy_py.frontends.loops import scan_counts
+from shardy_py.ir import Value
+from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.modules import is_backward, module_path
-
-KINDS: Mapping[str, str] = {
-    "all_gather": "all_gather",
-    "all_gather_invariant": "all_gather",
-    "all_to_all": "all_to_all",
-    "pmax": "all_reduce",
-    "pmin": "all_reduce",
-    "pmul": "all_reduce",
-    "ppermute": "collective_permute",
-    "psum": "all_reduce",
-    "psum_invariant": "all_reduce",
-    "reduce_scatter": "reduce_scatter",
-}
-"""Primitive -> kind of collective."""
+from shardy_py.plan.reshards import primitive_of
 
 _SUMS = frozenset(("all_reduce", "reduce_scatter"))
 
@@ -49,7 +39,11 @@ class _Place(NamedTuple):
 
 
 def read_collectives(
-    jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Spelling | None = None, names: Sequence[str] = ()
+    jaxpr: Jaxpr,
+    sizes: Mapping[str, int],
+    spelling: Spelling | None = None,
+    moved: MovedValues | None = None,
+    name: Callable[[Value], str] = str,
 ) -> tuple[Collective, ...]:
     """The collectives of a jaxpr, in the order in which they stand; those of loops once, with their trips.
 
@@ -57,69 +51,75 @@ def read_collectives(
         jaxpr: A jaxpr with regions, or that of a region.
         sizes: The axes of the regions' mesh.
         spelling: Texts of axes that are parts of the user's; by default their names.
-        names: Paths of the arguments of the jaxpr; by default they have none.
+        moved: The values that they move; of others the primitive that makes the operand is known.
+        name: The name of a value.
     """
-    paths = dict(zip(jaxpr.invars, names)) if names else {}
-    return tuple(_read(jaxpr, 1, sizes, spelling or {}, _Place("", False), paths))
+    return tuple(_Reader(sizes, spelling or {}, moved or {}, name).read(jaxpr, 1, _Place("", False)))
 
 
-def _read(
-    jaxpr: Jaxpr, trips: int | None, sizes: Mapping[str, int], spelling: Spelling, around: _Place, paths: Mapping[Any, str]
-) -> Iterator[Collective]:
-    producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        kind = KINDS.get(name)
-        if kind is not None:
-            yield from _entries(eqn, kind, trips, sizes, spelling, producers, around, paths)
-            continue
-        within = trips
-        if name == "scan":
-            within = None if trips is None else trips * eqn.params["length"]
-        elif name == "while":
-            within = None
-        if name in BODIES or name == "shard_map":
-            for _, _, body in bodies(eqn):
-                inner = open_jaxpr(body)
-                yield from _read(inner, within, sizes, spelling, _place(eqn, around), _paths_inside(eqn, inner, producers, paths))
+@dataclass(frozen=True)
+class _Reader:
+    """Reads a jaxpr; the attributes are the arguments of `read_collectives`."""
+
+    sizes: Mapping[str, int]
+    spelling: Spelling
+    moved: MovedValues
+    name: Callable[[Value], str]
+
+    def read(self, jaxpr: Jaxpr, trips: int | None, around: _Place) -> Iterator[Collective]:
+        """The collectives of a body."""
+        producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        for eqn in jaxpr.eqns:
+            name = eqn.primitive.name
+            if name in COLLECTIVE_KINDS:
+                yield from self.entries(eqn, trips, producers, around)
+                continue
+            within = trips
+            if name == "scan":
+                within = None if trips is None else trips * eqn.params["length"]
+            elif name == "while":
+                within = None
+            if name in BODIES or name == "shard_map":
+                for _, _, body in bodies(eqn):
+                    yield from self.read(open_jaxpr(body), within, _place(eqn, around))
+
+    def entries(self, eqn: JaxprEqn, trips: int | None, producers: Mapping[Any, JaxprEqn], around: _Place) -> Iterator[Collective]:
+        """The collectives that an equation is, one per operand."""
+        kind, axes, groups = COLLECTIVE_KINDS[eqn.primitive.name], _axes(eqn), eqn.params.get("axis_index_groups")
+        size = math.prod(self.sizes.get(axis, 1) for axis in axes) if groups is None else len(groups[0])
+        if size == 1:
+            return
+        place = locate(eqn.source_info)
+        where = f"{place.file}:{place.line}" if place is not None else ""
+        movement = self.moved.get(eqn.outvars[0], RegionMovement((), eqn.primitive.name))
+        names = list(dict.fromkeys(map(self.name, movement.values)))
+        for i, v in enumerate(eqn.invars):
+            aval: Any = v.aval
+            producer = producers.get(_source(v, producers))
+            maker = "" if producer is None else producer.primitive.name
+            # A sum is taken where it is first read; it is of the module that makes its parts.
+            inside = _place(producer if producer is not None and kind in _SUMS else eqn, around)
+            yield Collective(
+                kind,
+                spelled(axes, self.spelling),
+                size,
+                math.prod(aval.shape) * aval.dtype.itemsize,
+                trips,
+                str(aval.dtype),
+                tuple(aval.shape),
+                (names[i] if len(names) == len(eqn.invars) else ", ".join(names)) or maker,
+                _primitive(movement, kind),
+                where,
+                *inside,
+            )
 
 
-def _entries(
-    eqn: JaxprEqn,
-    kind: str,
-    trips: int | None,
-    sizes: Mapping[str, int],
-    spelling: Spelling,
-    producers: Mapping[Any, JaxprEqn],
-    around: _Place,
-    paths: Mapping[Any, str],
-) -> Iterator[Collective]:
-    axes = _axes(eqn)
-    groups = eqn.params.get("axis_index_groups")
-    size = math.prod(sizes.get(axis, 1) for axis in axes) if groups is None else len(groups[0])
-    if size == 1:
-        return
-    place = locate(eqn.source_info)
-    where = f"{place.file}:{place.line}" if place is not None else ""
-    for v in eqn.invars:
-        aval: Any = v.aval
-        source = _source(v, producers)
-        producer = producers.get(source)
-        # A sum is taken where it is first read; it is of the module that makes its parts.
-        inside = _place(producer if producer is not None and kind in _SUMS else eqn, around)
-        yield Collective(
-            kind,
-            spelled(axes, spelling),
-            size,
-            math.prod(aval.shape) * aval.dtype.itemsize,
-            trips,
-            str(aval.dtype),
-            tuple(aval.shape),
-            paths.get(source, "") if producer is None else producer.primitive.name,
-            eqn.primitive.name,
-            where,
-            *inside,
-        )
+def _primitive(movement: RegionMovement, kind: str) -> str:
+    """The primitive that a movement is for: of a sum, unless the user takes it, the one that makes its parts, wherever it is first read."""
+    maker = movement.values[0].defining_op if movement.values else None
+    if kind not in _SUMS or movement.primitive in COLLECTIVE_KINDS or maker is None:
+        return movement.primitive
+    return primitive_of(maker)
 
 
 def _source(v: Any, producers: Mapping[Any, JaxprEqn]) -> Any:
@@ -130,19 +130,6 @@ def _source(v: Any, producers: Mapping[Any, JaxprEqn]) -> Any:
             return v
         v = producer.invars[list[Any](producer.outvars).index(v)]
     return None
-
-
-def _paths_inside(eqn: JaxprEqn, body: Jaxpr, producers: Mapping[Any, JaxprEqn], paths: Mapping[Any, str]) -> dict[Any, str]:
-    """The paths of a body's arguments: of all where the equation hands over its operands one by one, of a scan's but for carries."""
-    operands = eqn.invars[-len(body.invars) :] if eqn.primitive.name == "cond" else eqn.invars
-    if not paths or eqn.primitive.name == "while" or len(operands) != len(body.invars):
-        return {}
-    carried = range(0)
-    if eqn.primitive.name == "scan":
-        first, count = scan_counts(eqn)
-        carried = range(first, first + count)
-    sources = [(inner, _source(v, producers)) for i, (v, inner) in enumerate(zip(operands, body.invars)) if i not in carried]
-    return {inner: paths[source] for inner, source in sources if source in paths}
 
 
 def _place(eqn: JaxprEqn, around: _Place) -> _Place:

@@ -80,8 +80,9 @@ def _shard_map(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Va
             fix='give the shard_map the mesh that is planned for, call it outside of the function, or use lowering="jit"',
         )
     left = Mesh(tuple((name, size) for name, size in sizes.items() if name not in manual))
-    region = RegionContext(left, interpreter.region.platform, dry=interpreter.region.dry)
-    region.trips = interpreter.region.trips
+    around = interpreter.region
+    region = RegionContext(left, around.platform, dry=around.dry, movements=around.movements)
+    region.trips = around.trips
     inner = _Inner(region, interpreter.layout_of, interpreter.analysis, interpreter.previous, interpreter.hint)
     inner.findings, inner.values = interpreter.findings, interpreter.values
     child = only_child(scope, index)
@@ -99,7 +100,7 @@ def _shard_map(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Va
         shape = tuple(getattr(v.aval, "shape", ()))
         at, free = _within(cut(spec, value.rank), settled_layout(value), shape, interpreter.mesh)
         results.append(interpreter.new_value(value.get(free), at, shape, value.dtype))
-    interpreter.region.spent += region.spent
+    around.spent += region.spent
     return results
 
 
@@ -156,13 +157,18 @@ def _collective(interpreter: Interpreter, eqn: JaxprEqn, operands: Values, renam
     run = _PLAIN.get(name, lambda eqn, arrays: bind(eqn, arrays, eqn.params))
     if interpreter.region.dry:
         run = _nothing
+    moving = interpreter.region.movements.moving(value.planned for value in operands)
     if touched is None:
         why = f"{name} rearranges all dimensions, so it takes operands that are whole along the axes that are not manual"
         interpreter.report_gathers(eqn, operands, "runs-whole", why, "make those axes manual too")
-        parts = run(eqn, [value.whole() for value in operands])
+        arrays = [value.whole() for value in operands]
+        with moving:
+            parts = run(eqn, arrays)
         return [interpreter.result(x, v) for x, v in zip(parts, eqn.outvars, strict=True)]
     at = [layout([() if d in touched else dim.axes for d, dim in enumerate(settled_layout(value).dims)]) for value in operands]
-    parts = run(eqn, [value.get(where) for value, where in zip(operands, at)])
+    arrays = [value.get(where) for value, where in zip(operands, at)]
+    with moving:
+        parts = run(eqn, arrays)
     equation = interpreter.analysis.equation(eqn)
     return [
         interpreter.new_value(x, where, shape, dtype)

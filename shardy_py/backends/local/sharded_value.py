@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from shardy_py.backends.local.local_rule import bits_of
+from shardy_py.backends.local.moved_values import MovementRecorder
 from shardy_py.backends.local.reshard import reshard
 from shardy_py.dialect import Mesh
+from shardy_py.ir import Value
 from shardy_py.partition.region.layouts import Layout, replicated
 from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES, reshard_cost
 
@@ -21,6 +23,7 @@ class RegionContext:
         mesh: The axes that are manual in the region.
         platform: The platform to compile for.
         dry: Whether to count collectives only, without tracing anything.
+        movements: Records which values collectives move; by default a new one.
 
     Attributes:
         trips: Executions of the current equation per execution of the region.
@@ -28,12 +31,13 @@ class RegionContext:
         work: Cost of computing, in bytes that could be sent meanwhile; dry runs only.
     """
 
-    __slots__ = ("dry", "mesh", "platform", "spent", "trips", "work")
+    __slots__ = ("dry", "mesh", "movements", "platform", "spent", "trips", "work")
 
-    def __init__(self, mesh: Mesh, platform: str, *, dry: bool = False) -> None:
+    def __init__(self, mesh: Mesh, platform: str, *, dry: bool = False, movements: MovementRecorder | None = None) -> None:
         self.mesh = mesh
         self.platform = platform
         self.dry = dry
+        self.movements = movements or MovementRecorder()
         self.trips = 1
         self.spent = 0
         self.work = 0.0
@@ -68,10 +72,11 @@ class ShardedValue:
         uses: Number of uses in its jaxpr.
         requested: The layouts it was used in, in order.
         slice_of: The value it is a slice of, the sliced dimension and the start; None where it is no slice.
+        planned: The value of the plan that it is; None where the plan has none, and in dry runs.
         trips: Executions of the equation that computes it; a value from outside of a loop is moved once, in front of the loop.
     """
 
-    __slots__ = ("copies", "dtype", "region", "rematerialize", "requested", "shape", "slice_of", "trips", "uses")
+    __slots__ = ("copies", "dtype", "planned", "region", "rematerialize", "requested", "shape", "slice_of", "trips", "uses")
 
     def __init__(
         self, region: RegionContext, shape: tuple[int, ...], dtype: Any, at: Layout | None = None, array: Array = None, *, uses: int = 0
@@ -84,6 +89,7 @@ class ShardedValue:
         self.uses = uses
         self.requested: dict[Layout, None] = {}
         self.trips = region.trips
+        self.planned: Value | None = None
         self.slice_of: tuple[ShardedValue, int, int] | None = None
 
     @property
@@ -137,7 +143,8 @@ class ShardedValue:
                 region.spend(best[0], self.trips)
                 part = None
             else:
-                part = reshard(self.copies[best[2]], best[2], target, self.shape, region.mesh, region.platform)
+                with region.movements.moving([self.planned]):
+                    part = reshard(self.copies[best[2]], best[2], target, self.shape, region.mesh, region.platform)
         self.copies[target] = part
         return part
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardy_py.backends.local.interpreter import JaxprAnalysis
+from shardy_py.backends.local.jaxpr_analysis import JaxprAnalysis
 from shardy_py.backends.local.table import LOCAL_RULES
 from shardy_py.dialect import Mesh
 

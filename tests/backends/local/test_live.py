@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from shardy_py.backends.local.interpreter import JaxprAnalysis
+from shardy_py.backends.local.jaxpr_analysis import JaxprAnalysis
 from shardy_py.backends.local.table import HANDLERS, LOCAL_RULES
 from shardy_py.dialect import Mesh
 

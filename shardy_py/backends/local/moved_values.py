@@ -1,0 +1,104 @@
+"""The values that the collectives of a region move: numbers in name stacks while it is traced and rewritten, a table afterwards.
+
+A pass may write one collective as several, in a loop or behind it, and with variables of its own; JAX keeps the name stack through all of
+it. The numbers are gone from what is lowered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.source_info_util import extend_name_stack
+
+from shardy_py.backends.local.jaxpr_rewriting import rewrite_bodies
+from shardy_py.ir import Value
+
+_SCOPE = "region_movement="
+
+
+@dataclass(frozen=True, slots=True)
+class RegionMovement:
+    """A movement of data in a region.
+
+    Attributes:
+        values: The values of the plan that move; empty where it has none of them.
+        primitive: The primitive that it is for; empty for results of the function.
+    """
+
+    values: tuple[Value, ...]
+    primitive: str
+
+
+MovedValues = Mapping[Any, RegionMovement]
+"""The first result of a collective -> the movement that it is a part of."""
+
+
+class MovementRecorder:
+    """Numbers the movements of a region.
+
+    Attributes:
+        primitive: The primitive that is being traced; empty outside of all.
+    """
+
+    def __init__(self) -> None:
+        self.primitive = ""
+        self._numbers: dict[RegionMovement, int] = {}
+
+    def moving(self, values: Iterable[Value | None]) -> contextlib.AbstractContextManager[Any]:
+        """A context in which collectives are of some values, for the primitive that is being traced.
+
+        Args:
+            values: The values; None of one that the plan does not have.
+        """
+        movement = RegionMovement(tuple(value for value in values if value is not None), self.primitive)
+        return extend_name_stack(_text([self._numbers.setdefault(movement, len(self._numbers))]))
+
+    def read_off(self, jaxpr: Jaxpr, collectives: Collection[str]) -> tuple[Jaxpr, MovedValues]:
+        """The jaxpr of a region without numbers in its name stacks, and the values that its collectives move.
+
+        Args:
+            jaxpr: The jaxpr.
+            collectives: Primitives of collectives.
+        """
+        movements, moved = list(self._numbers), dict[Any, RegionMovement]()
+
+        def read(eqn: JaxprEqn) -> JaxprEqn:
+            stack = eqn.source_info.name_stack
+            if not any(map(_is_number, stack.stack)):
+                return eqn
+            if eqn.primitive.name in collectives:
+                moved[eqn.outvars[0]] = _joined([movements[number] for number in _numbers_of(eqn)])
+            kept = stack[:0]
+            for i, scope in enumerate(stack.stack):
+                kept = kept if _is_number(scope) else kept + stack[i : i + 1]
+            return eqn.replace(source_info=eqn.source_info.replace(name_stack=kept))
+
+        return rewrite_bodies(jaxpr, lambda body: body.replace(eqns=list(map(read, body.eqns)))), moved
+
+
+def moving_together(eqns: Sequence[JaxprEqn]) -> contextlib.AbstractContextManager[Any]:
+    """A context in which a collective is of all values that some collectives move."""
+    numbers = dict.fromkeys(number for eqn in eqns for number in _numbers_of(eqn))
+    return extend_name_stack(_text(numbers)) if numbers else contextlib.nullcontext()
+
+
+def _joined(movements: Sequence[RegionMovement]) -> RegionMovement:
+    return RegionMovement(tuple(value for movement in movements for value in movement.values), movements[0].primitive)
+
+
+def _numbers_of(eqn: JaxprEqn) -> Iterator[int]:
+    """The numbers of the innermost scope that has some."""
+    innermost = next((scope.name for scope in reversed(eqn.source_info.name_stack.stack) if _is_number(scope)), _SCOPE)
+    return map(int, filter(None, innermost.removeprefix(_SCOPE).split(",")))
+
+
+def _text(numbers: Iterable[int]) -> str:
+    return _SCOPE + ",".join(map(str, numbers))
+
+
+def _is_number(scope: Any) -> bool:
+    return scope.name.startswith(_SCOPE)
