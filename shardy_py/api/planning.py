@@ -46,9 +46,9 @@ from shardy_py.plan.store.structure import Structure
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 from shardy_py.planner.options import Planner
-from shardy_py.planner.pins import Variable
 from shardy_py.planner.pricing import Prices
-from shardy_py.planner.search import Candidate, Searcher, assigned, fits, objective
+from shardy_py.planner.search import Searcher, assigned, fits, objective
+from shardy_py.planner.seeds import Variable
 from shardy_py.planner.space import Annotations, Resolution
 from shardy_py.planner.templates import UserTemplate
 
@@ -195,15 +195,20 @@ def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
             return planning.planned(None)
         searcher = planning.searcher(planner, began)
         best, search = searched(searcher, traced, runs=runs)
-        searcher.assign(best.assignment)
-        prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with, PropagatedSeeds(planning, best.plan))
+        prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with)
         if settings.shapes is not None:
-            search = settings.shapes.of_all_shapes(search, planner.gap, planning.policy == "xla")
-        return _run_cheaper(planning, searcher, best, replace(search, pricer=prices))
+            search = settings.shapes.of_all_shapes(search, planner.gap, searcher.policy == "xla")
+        search = replace(search, pricer=prices)
+        if not planner.constraints:
+            planned = planning.seeded(searcher.annotations, *searcher.shardings(best.trial))
+            return replace(planned, plan=replace(planned.plan, search=search))
+        searcher.assign(best.assignment)
+        return _run_cheaper(planning, prices, search)
 
 
-def _run_cheaper(planning: _Planning, searcher: Searcher, best: Candidate, search: Search) -> Planned:
+def _run_cheaper(planning: _Planning, prices: Prices, search: Search) -> Planned:
     """The plan as it runs, with its own figures; of XLA's partitioner and a region `"auto"` takes the cheaper one."""
+    searcher, best = prices.searcher, prices.best
     lowering = planning.traced.request.settings.lowering
     if lowering == "jit":
         return planning.planned(search, by_xla=True)
@@ -216,9 +221,9 @@ def _run_cheaper(planning: _Planning, searcher: Searcher, best: Candidate, searc
     seconds, peak = searcher.objective(plan), searcher.peak(plan)
     if seconds > best.seconds or not searcher.fits(peak):
         return planning.planned(search, by_xla=True)
-    searcher.region = planning.region
     bound = min(search.lower_bound_seconds, seconds)
-    measured = replace(search, objective_seconds=seconds, lower_bound_seconds=bound, peak_bytes=peak)
+    prices = replace(prices, best=replace(best, run=plan, seconds=seconds, peak=peak), bound=bound)
+    measured = replace(search, objective_seconds=seconds, lower_bound_seconds=bound, peak_bytes=peak, pricer=prices)
     return replace(planned, plan=replace(plan, search=measured))
 
 
@@ -298,22 +303,58 @@ class _Planning:
             platform, variants = options.platform_of(request.view.user_mesh), TracedVariants(traced, _plan_alone)
             return Plan(request.name, request.view.dialect_mesh, *described, propagation, platform, variants, search)
 
-    @property
-    def policy(self) -> str:
-        """The policy that the planner's model prices by."""
-        return "planner" if self.traced.request.settings.lowering == "shard_map" else "xla"
-
     def searcher(self, planner: Planner, began: float) -> Searcher:
         """The search for its shardings."""
         base = self.plan(None)
-        region = self.region if self.policy == "planner" else None
         donated = tuple((d.input, d.output) for d in base.donation if d.output is not None)
         self.alike = (*donated, *handed_on(base.program, base.inputs, base.outputs, base.donation))
         user_templates = tuple(UserTemplate(name, self.template_shardings(name, specs)) for name, specs in planner.templates.items())
-        policy = self.policy
+        return self._searcher(base, self.annotations(), planner, began, user_templates)
+
+    def _searcher(
+        self, base: Plan, annotations: Annotations, planner: Planner, began: float, templates: tuple[UserTemplate, ...] = ()
+    ) -> Searcher:
+        lowering = self.traced.request.settings.lowering
         return Searcher(
-            base, self.annotations(), planner, self.plan, self.replan, MESH_NAME, began, user_templates, policy=policy, region=region
+            base,
+            annotations,
+            planner,
+            self.plan,
+            functools.partial(self.replan, annotations),
+            functools.partial(PropagatedSeeds, self),
+            MESH_NAME,
+            began,
+            templates,
+            lowering=lowering,
+            region=self.region if lowering == "shard_map" and planner.constraints else None,
+            propagate=None if planner.constraints else lambda inputs, outputs: self.seeded(annotations, inputs, outputs).plan,
         )
+
+    def seeded(self, annotations: Annotations, inputs: Sequence[TensorSharding], outputs: Mapping[int, TensorSharding]) -> Planned:
+        """The plan that propagation gives from shardings of all arguments, and of some results.
+
+        Args:
+            annotations: The user's, for the other results.
+            inputs: Per argument.
+            outputs: By number of a result.
+        """
+        settings = self.traced.request.settings
+        ranks = [len(leaf.shape) for leaf in self.traced.request.leaves]
+        specs = [
+            decided(outputs[n], len(leaf.shape)) if n in outputs else None if own is None else own.with_dims(own.dims[: len(leaf.shape)])
+            for n, (leaf, own) in enumerate(zip(self.results.leaves, annotations.outputs, strict=True))
+        ]
+        planned = make_plan(_seeded(self.traced, settings.lowering, list(map(decided, inputs, ranks)), specs))
+        plan = planned.plan
+        own_inputs, own_results = (
+            zip(self.traced.request.shardings, self.traced.request.sources),
+            zip(self.results.shardings, self.results.sources),
+        )
+        described = {
+            "inputs": tuple(replace(v, given=given, given_by=by) for v, (given, by) in zip(plan.inputs, own_inputs)),
+            "outputs": tuple(replace(v, given=given, given_by=by) for v, (given, by) in zip(plan.outputs, own_results)),
+        }
+        return replace(planned, plan=replace(plan, **described))
 
     def template_shardings(self, name: str, in_shardings: Any) -> tuple[TensorSharding | None, ...]:
         """The shardings of the arguments in a template of the user's."""
@@ -325,9 +366,7 @@ class _Planning:
         planning, planner = _Planning(self.traced), self.traced.request.settings.planner
         assert planner is not None
         planning.alike = self.alike
-        region = planning.region if self.policy == "planner" else None
-        base, began = planning.plan(None), time.monotonic()
-        return Searcher(base, annotations, planner, planning.plan, planning.replan, MESH_NAME, began, policy=self.policy, region=region)
+        return planning._searcher(planning.plan(None), annotations, planner, time.monotonic())
 
     def annotations(self) -> Annotations:
         """The user's shardings of arguments and results."""
@@ -336,15 +375,11 @@ class _Planning:
         outputs = tuple(physical_sharding(s, v.aval) for s, v in zip(self.results.shardings, jaxpr.outvars, strict=True))
         return Annotations(inputs, outputs, self.alike)
 
-    def assign(self, resolution: Resolution, assignment: Sequence[int]) -> None:
-        """Sets the shardings of the program to those of an assignment."""
-        assigned(self.imported.program, MESH_NAME, self.traced.request.view.dialect_mesh, self.annotations(), resolution, assignment)
-
-    def replan(self, resolution: Resolution, assignment: Sequence[int]) -> Plan:
-        """The plan of an assignment, of a program of its own."""
+    def replan(self, annotations: Annotations, resolution: Resolution, assignment: Sequence[int]) -> Plan:
+        """The plan of an assignment of the space of some annotations, of a program of its own."""
         planning = _Planning(self.traced)
         planning.alike = self.alike
-        planning.assign(resolution, assignment)
+        assigned(planning.imported.program, MESH_NAME, self.traced.request.view.dialect_mesh, annotations, resolution, assignment)
         return planning.planned(CHOSEN).plan
 
 
@@ -372,19 +407,20 @@ class PropagatedSeeds:
         return constrained(self.closed, {}, self.planning.traced.request.view.twin).variables(self.planning.imported.scope)
 
     def plan(self, pins: Mapping[int, TensorSharding], *, results: bool = True) -> tuple[PlanRecord, Sequence[Variable | None]]:
-        """See `planner.pins.Seeds`."""
+        """See `planner.seeds.Seeds`."""
         traced = self.planning.traced
         request = traced.request
         copy = constrained(self.closed, pins, request.view.twin)
-        settings = replace(request.settings, planner=None, lowering="jit")
-        seeded = replace(
-            traced,
-            jaxpr=copy.closed,
-            request=replace(request, settings=settings, shardings=self.inputs),
-            out_specs=self.outputs if results else traced.out_specs,
-        )
-        planned = make_plan(seeded)
+        seeded = _seeded(traced, "jit", self.inputs, self.outputs if results else traced.out_specs)
+        planned = make_plan(replace(seeded, jaxpr=copy.closed))
         return planned.plan, copy.variables(planned.imported.scope)
+
+
+def _seeded(traced: TracedCall, lowering: str, inputs: Sequence[TensorSharding], out_specs: Sequence[object]) -> TracedCall:
+    """A call as if these shardings were the user's, and there were no planner."""
+    request = traced.request
+    settings = replace(request.settings, planner=None, lowering=lowering)
+    return replace(traced, request=replace(request, settings=settings, shardings=tuple(inputs)), out_specs=tuple(out_specs))
 
 
 def _plan_alone(traced: TracedCall) -> Plan:

@@ -18,6 +18,7 @@ from shardy_py.api.tracing import TracedCall
 from shardy_py.plan.search import Search
 from shardy_py.plan.store.search import read_search, write_search
 from shardy_py.planner.errors import PlannerInfeasible
+from shardy_py.planner.propagated import Trial
 from shardy_py.planner.search import Candidate, Searcher
 from shardy_py.planner.space import Resolution
 
@@ -80,7 +81,13 @@ def _written(searcher: Searcher, outcome: Outcome) -> str:
         return json.dumps({"infeasible": {name: getattr(outcome, name) for name in parts}})
     best, search = outcome
     resolution = searcher.space.resolution
-    chosen = {"groups": resolution.groups, "layers": resolution.layers, "name": best.name, "assignment": best.assignment}
+    chosen = {
+        "groups": resolution.groups,
+        "layers": resolution.layers,
+        "name": best.name,
+        "assignment": best.assignment,
+        "results": best.results,
+    }
     return json.dumps({**chosen, "search": write_search(search), "timings": dict(search.timings)})
 
 
@@ -90,4 +97,6 @@ def _read(searcher: Searcher, text: str) -> Outcome:
     if "infeasible" in data:
         return PlannerInfeasible(**{**data["infeasible"], "contributors": [tuple(each) for each in data["infeasible"]["contributors"]]})
     searcher.prepare(Resolution(tuple(map(tuple, data["groups"])), data["layers"]))
-    return searcher.candidate(data["name"], data["assignment"]), replace(read_search(data["search"]), timings=data["timings"])
+    trial = Trial(data["name"], tuple(data["assignment"]), data["results"])
+    best = searcher.candidate(trial.name, trial.assignment) if searcher.propagate is None else searcher.propagated(trial)
+    return best, replace(read_search(data["search"]), timings=data["timings"])

@@ -10,7 +10,14 @@ from shardy_py.cli.quantity import quantity
 if TYPE_CHECKING:
     from shardy_py.planner.options import Planner
 
-_FIELDS = {"hardware": "hardware", "memory": "memory_bytes", "seconds": "time_limit_s", "gap": "gap", "overlap": "overlap"}
+_FIELDS = {
+    "hardware": "hardware",
+    "memory": "memory_bytes",
+    "seconds": "time_limit_s",
+    "gap": "gap",
+    "overlap": "overlap",
+    "constraints": "constraints",
+}
 """Key on the command line -> field of `Planner`."""
 
 
@@ -18,7 +25,7 @@ def planner_of(text: str) -> Planner:
     """The planner that a text describes.
 
     Args:
-        text: Keys and values, `hardware=v5e,memory=16GiB,seconds=10,gap=0.01`.
+        text: Keys and values, `hardware=v5e,memory=16GiB,seconds=10,gap=0.01,constraints=false`.
 
     Raises:
         CommandError: A key is unknown, or a value is none of its kind.
@@ -33,6 +40,8 @@ def planner_of(text: str) -> Planner:
             raise CommandError(f"{part!r} says nothing about a planner", where="--planner", fix=f"use {keys}")
         if key == "hardware":
             fields[key] = value
+        elif key == "constraints":
+            fields[key] = _boolean(part, value)
         elif key == "memory":
             fields[_FIELDS[key]] = quantity(value, "--planner")
         else:
@@ -47,3 +56,9 @@ def _number(part: str, value: str) -> float:
         return float(value)
     except ValueError:
         raise CommandError(f"{part!r} has no number", where="--planner") from None
+
+
+def _boolean(part: str, value: str) -> bool:
+    if value not in ("true", "false"):
+        raise CommandError(f"{part!r} is neither true nor false", where="--planner", fix="use constraints=false")
+    return value == "true"

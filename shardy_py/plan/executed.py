@@ -40,7 +40,7 @@ class Executed:
 def explicit_of(plan: PlanRecord) -> Explicit:
     """The explicit program that XLA's partitioner is predicted to make of a plan under `lowering="jit"`."""
     run = jit_program_of(plan)
-    if plan.search is not None:
+    if plan.is_assigned:
         program, lineage, _ = as_xla_inlines(run.program)
     else:
         program, lineage = as_xla_propagates(run.program) if run.follows_plan else (run.program, run.lineage)

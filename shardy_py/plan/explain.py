@@ -35,7 +35,7 @@ def explain(plan: PlanRecord, target: str | PlannedValue, axis: str | None, dim:
             why="it was made with Options(provenance=False), which keeps no steps of the propagation",
             fix="plan with Options(provenance=True), which is the default",
         )
-    if plan.search is not None:
+    if plan.is_assigned or (plan.search is not None and match.planned.kind != "intermediate"):
         return _chosen(plan, match, axis, dim, target)
     explainer = explainer_of(plan)
     holder = _holder(explainer, match)

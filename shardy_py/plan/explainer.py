@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from shardy_py.dialect import AxisRef, OpShardingRule, TensorSharding
 from shardy_py.dialect.axis import Axes
@@ -20,7 +20,10 @@ from shardy_py.plan.explanation import Reason, Source
 from shardy_py.plan.history import CONSTRAINING, GROUP, PRIORITY, PROPAGATE, History, begins_with
 from shardy_py.plan.neighbours import Neighbourhood, Neighbours
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.values import location_of
+from shardy_py.plan.values import PlannedValue, location_of
+
+CHOICE = "the planner's choice"
+"""The source of shardings of arguments and results that a planner chose, where values inside follow by propagation."""
 
 _CONSTRAINTS = frozenset(("sdy.sharding_constraint", "sdy.reshard"))
 _TYPE_ORIGINS = {
@@ -75,12 +78,12 @@ class Explainer:
         """The annotation that gave a holder its first sharding, and its location in the function."""
         plan = self.plan
         if isinstance(holder, FunctionResult):
-            return (plan.outputs[holder.index].given_by if holder.index < len(plan.outputs) else "") or "the sharding in its type", ""
+            return self._stated_by(plan.outputs, holder.index), ""
         owner = holder.owner
         if isinstance(owner, Block):
             parent = owner.parent
             if isinstance(parent, Function):
-                return (plan.inputs[holder.index].given_by if holder.index < len(plan.inputs) else "") or "the sharding in its type", ""
+                return self._stated_by(plan.inputs, holder.index), ""
             op, side = parent, "in_specs"
         else:
             op, side = owner, "out_specs"
@@ -90,6 +93,15 @@ class Explainer:
         if op.name in _CONSTRAINTS:
             return _constraint_text(op), where
         return f"the sharding that {title(op)} states", where
+
+    def _stated_by(self, leaves: Sequence[PlannedValue], number: int) -> str:
+        """The source of the sharding that an argument or result has before propagation."""
+        leaf = leaves[number] if number < len(leaves) else None
+        stated = "" if leaf is None else leaf.given_by
+        if self.plan.search is None or leaf is None:
+            return stated or "the sharding in its type"
+        is_stated = leaf.given is not None and leaf.given.is_equivalent(leaf.sharding)
+        return stated if is_stated else f"{stated} and {CHOICE}" if stated else CHOICE
 
     def closer(self, holder: Holder, dim: int) -> tuple[str, str]:
         """The annotation that closed a dimension, and its location in the function."""

@@ -72,7 +72,7 @@ def jit_program(program: Program, options: PropagationOptions) -> JitProgram:
 @Analysis
 def jit_program_of(plan: PlanRecord) -> JitProgram:
     """The program that runs under `lowering="jit"`."""
-    if plan.search is not None:  # its shardings were chosen by their cost, and no propagation would find them
+    if plan.is_assigned:  # its shardings were chosen by their cost, and no propagation would find them
         return JitProgram(plan.program, True, Lineage(plan.program))
     return jit_program(plan.program, plan.propagation)
 

@@ -169,6 +169,11 @@ class PlanRecord:
         """The lowering of a call: `shard_map` or `jit`."""
         return "jit" if self.active_partitioner is None else "shard_map"
 
+    @property
+    def is_assigned(self) -> bool:
+        """Whether a planner chose the sharding of every value, so that it runs as it is; else some follow by propagation."""
+        return self.search is not None and self.search.shards_values
+
     @functools.cached_property
     def intermediates(self) -> tuple[tuple[Value, PlannedValue], ...]:
         """The values between inputs and outputs, in program order."""

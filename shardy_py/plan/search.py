@@ -29,6 +29,7 @@ class Price:
         seconds: More than the plan takes.
         bytes: More than the plan's peak; None where it was not computed.
         lower_bound_seconds: At least so many seconds more, whatever else is chosen; negative where the bound of the search is loose.
+        gap: Of a pinned value, the part of its step by which a better plan with it could be cheaper.
     """
 
     path: str
@@ -36,9 +37,11 @@ class Price:
     seconds: float
     bytes: int | None
     lower_bound_seconds: float
+    gap: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.path} as {self.spec}: {seconds_text(max(self.seconds, 0.0))} more"
+        least = f", at least {seconds_text(self.lower_bound_seconds)}" if self.lower_bound_seconds > 0 else ""
+        return f"{self.path} as {self.spec}: {seconds_text(max(self.seconds, 0.0))} more{least}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class Alternative:
         budget_bytes: As of the search.
         planned: Makes the plan; None of a stored one.
         peak_of: Its peak.
+        constrained: Finds its constraints, as `Search.constraints`; None of a stored one.
         stored_peak_bytes: The peak of a stored one.
     """
 
@@ -93,6 +97,7 @@ class Alternative:
     budget_bytes: int | None = None
     planned: Callable[[], Any] | None = field(default=None, repr=False)
     peak_of: Callable[[Any], int] = field(default=lambda plan: 0, repr=False)
+    constrained: Callable[[], tuple[Constraint, ...]] | None = field(default=None, repr=False)
     stored_peak_bytes: int = 0
 
     @functools.cached_property
@@ -118,6 +123,17 @@ class Alternative:
     def fits(self) -> bool:
         """Whether the peak is within the budget."""
         return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
+
+    @functools.cached_property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """The fewest constraints with which propagation gives it; see `Search.constraints`.
+
+        Raises:
+            ValueError: The search was read from a file.
+        """
+        if self.constrained is None:
+            raise ValueError(f"alternative {self.name!r} was read from a file, which keeps prices only; plan again for its constraints")
+        return self.constrained()
 
     @property
     def in_shardings(self) -> Any:
@@ -168,6 +184,7 @@ class Search:
         timings: Seconds of each step.
         pricer: Answers questions; None of a stored plan.
         stored_constraints: Of a search that was read from a file.
+        shards_values: Whether it chose the shardings of values inside too; else they follow by propagation from the inputs and results.
     """
 
     hardware: str
@@ -181,6 +198,7 @@ class Search:
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     pricer: Pricer | None = field(default=None, repr=False)
     stored_constraints: tuple[Constraint, ...] = ()
+    shards_values: bool = True
 
     @functools.cached_property
     def constraints(self) -> tuple[Constraint, ...]:
@@ -192,7 +210,10 @@ class Search:
 
     @functools.cached_property
     def alternatives(self) -> tuple[Alternative, ...]:
-        """Plans that the search started from or passed by, the cheapest first; priced when they are first read."""
+        """Templates, and then plans next to the best that differ from it in several ways, of each the cheapest first.
+
+        They are priced when they are first read.
+        """
         return self.stored_alternatives if self.pricer is None else self.pricer.alternatives()
 
     @property

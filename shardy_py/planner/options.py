@@ -28,6 +28,8 @@ class Planner:
         overlap: The part of what may overlap that does: the objective is `high - overlap * (high - low)` of `step_seconds`.
         templates: Name -> input shardings, as `in_shardings` of `auto_shard`. Each is completed by what is soon found for the rest; the
             search starts from these plans, gives none that costs more, and lists them as alternatives.
+        constraints: Whether values inside are sharded too. With False only arguments and results are, and the rest follows by propagation,
+            as it would from `in_shardings` and `out_shardings` of the user's.
 
     Raises:
         HardwareError: Such hardware is not known.
@@ -48,6 +50,7 @@ class Planner:
     links: Mapping[str, Any] | None = None
     overlap: float = 0.0
     templates: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    constraints: bool = True
 
     def __post_init__(self) -> None:
         hardware_named(self.hardware)
@@ -59,6 +62,7 @@ class Planner:
             "time_limit_s": (_number(self.time_limit_s, 0, math.inf), "a number of seconds, at least 0"),
             "gap": (_number(self.gap, 0, 1), "between 0 and 1"),
             "overlap": (_number(self.overlap, 0, 1), "between 0 and 1"),
+            "constraints": (isinstance(self.constraints, bool), "True or False"),
         }
         for name, (fits, range_) in ranges.items():
             if not fits:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from shardy_py.dialect import TensorSharding
-from shardy_py.ir import Op, Value
 from shardy_py.passes.import_.constant_or_scalar_splitter import copied_values
-from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import Constraint
 from shardy_py.plan.values import in_backward_pass, location_of, name_of
 from shardy_py.planner.search import Candidate, Searcher
+from shardy_py.planner.seeds import Variable
 
 ROUNDS = 64
 """Propagations, each with one pin more; after them all values that differ are pinned at once."""
@@ -35,51 +33,15 @@ Kind = tuple[int, ...]
 """The classes of a value's dimensions: values of one kind are sharded alike."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Variable:
-    """A variable of the function where it may be constrained.
-
-    Attributes:
-        value: The variable's value.
-        holder: The value whose sharding a constraint decides: the same, or what a loop carries or slices.
-        op: The op that makes it; the loop, where only this and what follows it read the constrained value.
-        primitive: Of the equation that `op` is of.
-        is_unnamed: Whether it cannot have a name in the user's code.
-    """
-
-    value: Value
-    holder: Value
-    op: Op
-    primitive: str
-    is_unnamed: bool = False
-
-
-class Seeds(Protocol):
-    """Plans propagated from the shardings of inputs, results and some variables."""
-
-    def variables(self) -> Sequence[Variable | None]:
-        """The variables of the plan's own program; the number of a variable is its place."""
-        ...
-
-    def plan(self, pins: Mapping[int, TensorSharding], *, results: bool = True) -> tuple[PlanRecord, Sequence[Variable | None]]:
-        """The plan by propagation under XLA's partitioner, and its variables.
-
-        Args:
-            pins: Shardings of variables by their number.
-            results: Whether the results are sharded as planned too.
-        """
-        ...
-
-
-def constraints_of(searcher: Searcher, best: Candidate, seeds: Seeds) -> tuple[Constraint, ...]:
+def constraints_of(searcher: Searcher, best: Candidate) -> tuple[Constraint, ...]:
     """The fewest constraints with which propagation gives a plan.
 
     Args:
-        searcher: The search.
-        best: Its result.
-        seeds: Plans the program from fewer shardings.
+        searcher: The search; its program has the shardings of the plan.
+        best: The plan.
     """
     program, names = searcher.base.program, searcher.base.names
+    seeds = searcher.seeds(best.plan)
     variables, places = seeds.variables(), list[Place]()
     values = copied_values(program)  # a pin on one copy says nothing of the others
     for number, variable in enumerate(variables):

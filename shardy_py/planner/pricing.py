@@ -14,16 +14,17 @@ from shardy_py.errors import UserError
 from shardy_py.ir import Value
 from shardy_py.partition.layouts import Layout, parts
 from shardy_py.plan.checks.specs import sharding_text
-from shardy_py.plan.cost_analysis import seconds_text
-from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import Alternative, Constraint, Price
-from shardy_py.plan.values import PlannedValue, typed
+from shardy_py.planner.alternatives import alternatives
 from shardy_py.planner.assignment import solve
-from shardy_py.planner.pins import TOLERANCE, Seeds, constraints_of
-from shardy_py.planner.problem import Solution, pinned
+from shardy_py.planner.pasted import pasted
+from shardy_py.planner.pins import constraints_of
+from shardy_py.planner.problem import Problem, Solution, pinned
+from shardy_py.planner.propagated import Trial
 from shardy_py.planner.search import Candidate, Searcher
 from shardy_py.planner.space import Annotations
+from shardy_py.planner.transfer import transferred
 
 SHARE = 0.1
 """The part of the time limit that one price may take."""
@@ -41,51 +42,34 @@ class Prices:
         best: Its result.
         bound: Its lower bound.
         searcher_with: Makes searches with other annotations.
-        seeds: Plans the function from fewer shardings, by propagation.
     """
 
     searcher: Searcher
     best: Candidate
     bound: float
     searcher_with: MakeSearcher
-    seeds: Seeds
 
     def as_in_shardings(self) -> str:
         """The plan as code; see `Search.as_in_shardings`."""
-        plan = self.best.plan
-        constraints = self.constraints
-        written = [each for each in constraints if each.location]
-        free = self._propagated(constraints, results=False)
-        planned = self._objective(plan)
-        results = self._objective(free) > planned * (1 + TOLERANCE) or _specs(free.outputs) != _specs(plan.outputs)
-        alone = seconds_text(self._objective(self._propagated((), results=results)))
-        remark = f"# The planned step takes {seconds_text(planned)}; propagation from these shardings gives one of {alone}"
-        if written:
-            remark += f", with the constraints below of {seconds_text(self._objective(self._propagated(written, results=results)))}"
-        imports = ["import jax"] if written else []
-        lines = [f"{remark}.", *imports, "from jax.sharding import PartitionSpec as P", *_table("SHARDINGS", "in_shardings", plan.inputs)]
-        lines += _table("RESULTS", "out_shardings", plan.outputs) if results else []
-        if len(written) < len(constraints):
-            lines.append(
-                f"# Of {len(constraints)} constraints, {len(constraints) - len(written)} are of values that no line of the code makes."
-            )
-        lines += [*_CONSTRAIN, *map(_line, written)] if written else []
-        return "\n".join(lines)
+        plan, is_region = self.best.plan, self.best.run.partitioner is not None
+        return pasted(plan, self.constraints, self.searcher.seeds(plan), self.searcher.objective, is_region=is_region)
 
     @functools.cached_property
     def constraints(self) -> tuple[Constraint, ...]:
         """The fewest constraints with which propagation gives the plan."""
-        return constraints_of(self.searcher, self.best, self.seeds)
+        return constraints_of(self.searcher, self.best) if self.searcher.propagate is None else ()
 
-    def _propagated(self, constraints: Sequence[Constraint], *, results: bool) -> PlanRecord:
-        return self.seeds.plan({each.number: each.sharding for each in constraints}, results=results)[0]
-
-    def _objective(self, plan: PlanRecord) -> float:
-        return self.searcher.objective(plan)
+    def constraints_of(self, trial: Trial) -> tuple[Constraint, ...]:
+        """The fewest constraints with which propagation gives another assignment."""
+        if self.searcher.propagate is not None:
+            return ()
+        other = self.searcher_with(self.searcher.annotations)
+        other.prepare(self.searcher.space.resolution)
+        return constraints_of(other, other.candidate(trial.name, trial.assignment))
 
     def alternatives(self) -> tuple[Alternative, ...]:
-        """The templates."""
-        return self.searcher.alternatives(self.best)
+        """Other plans."""
+        return alternatives(self.searcher, self.best, self.constraints_of)
 
     def price(self, path: str, spec: Sequence[Any]) -> Price:
         """The cost of pinning a value, and what must lie as it does, beside the plan.
@@ -102,6 +86,13 @@ class Prices:
         value = self._value(path)
         if value is None:
             raise UserError(f"no value {path!r}", where="plan.search.price", why=f"the inputs are {', '.join(paths[:12])}")
+        if searcher.propagate is not None and path not in paths and not isinstance(value, int):
+            raise UserError(
+                f"{path} is a value inside of the function",
+                where="plan.search.price",
+                why="this planner shards arguments and results alone (constraints=False), and propagation the rest",
+                fix=f"name one of {', '.join(paths[:12])}",
+            )
         classes = searcher.space.classes[value]
         if len(tuple(spec)) > len(classes):
             raise UserError(f"{spec} has more dimensions than {path}", where="plan.search.price", why=f"it has {len(classes)}")
@@ -115,12 +106,15 @@ class Prices:
                     why="an annotation pins it, or the axes do not divide it",
                 )
         shares = path in paths and not searcher.space.resolution.layers
-        solution, plan, constant = self._annotated(paths.index(path), layout) if shares else self._pinned(classes, layout)
+        other, problem, start = self._annotated(paths.index(path), layout) if shares else self._pinned(classes, layout)
+        solution = solve(problem, [start], gap=searcher.planner.gap, seconds=self._seconds)
+        plan = self._cheapest(other, solution, start)
         if plan is None:
             return Price(path, str(spec), math.inf, None, math.inf)
-        seconds = searcher.objective(plan) - self.best.seconds
-        peak = memory_of(plan, searcher.planner.hardware).peak_memory_in_bytes
-        return Price(path, str(spec), seconds, peak - self.best.peak, solution.bound + constant - self.best.seconds)
+        seconds = searcher.objective(plan)
+        bound = min(self._bound(other, solution), seconds)  # a region may take less than the model says
+        gap = max(0.0, (seconds - bound) / seconds) if seconds > 0 else 0.0
+        return Price(path, str(spec), seconds - self.best.seconds, searcher.peak(plan) - self.best.peak, bound - self.best.seconds, gap)
 
     def _value(self, path: str) -> Value | int | None:
         """The value of a path in the search space; None where it has none there."""
@@ -129,8 +123,8 @@ class Prices:
         copy = searcher.copies.get(value) if isinstance(value, Value) else value
         return copy if copy in searcher.space.classes else None
 
-    def _pinned(self, classes: Sequence[int], layout: Layout) -> tuple[Solution, PlanRecord | None, float]:
-        """The solution with the classes of a value in a layout, its plan, and seconds that no choice changes."""
+    def _pinned(self, classes: Sequence[int], layout: Layout) -> tuple[Searcher, Problem, list[int]]:
+        """The problem with the classes of a value in a layout, and the plan's assignment with them."""
         searcher, model = self.searcher, self.searcher.model
         problem, numbers = searcher.limited(), {c: i for i, c in enumerate(model.variables)}
         start = list(self.best.assignment)
@@ -138,26 +132,35 @@ class Prices:
             if c in numbers:
                 start[numbers[c]] = searcher.space.strategies[c].index(axes)
                 problem = pinned(problem, numbers[c], (start[numbers[c]],))
-        solution = solve(problem, [start], gap=searcher.planner.gap, seconds=self._seconds)
-        if math.isinf(solution.cost):
-            return solution, None, 0.0
-        plan = searcher.replan(searcher.space.resolution, model.assignment(solution.assignment))
-        return solution, self._as_run(plan), model.constant
+        return searcher, problem, start
 
-    def _annotated(self, number: int, layout: Layout) -> tuple[Solution, PlanRecord | None, float]:
+    def _annotated(self, number: int, layout: Layout) -> tuple[Searcher, Problem, list[int]]:
         """As `_pinned`, for an argument that shares its classes with others: an annotation gives it classes of its own."""
         searcher, annotations = self.searcher, self.searcher.annotations
         sharding = TensorSharding(searcher.mesh_name, [DimensionSharding(sort_and_merge(axes, searcher.space.mesh)) for axes in layout])
-        inputs = (*annotations.inputs[:number], sharding, *annotations.inputs[number + 1 :])
-        other = self.searcher_with(replace(annotations, inputs=inputs))
-        other.prepare(searcher.space.resolution)
-        solution = solve(other.limited(), gap=searcher.planner.gap, seconds=self._seconds)
-        plan = None if math.isinf(solution.cost) else other.candidate("", solution.assignment).run
-        return solution, plan, other.model.constant
+        return self._with(replace(annotations, inputs=(*annotations.inputs[:number], sharding, *annotations.inputs[number + 1 :])))
 
-    def _as_run(self, plan: PlanRecord) -> PlanRecord:
-        """A plan under the lowering that the search compared plans under."""
-        return plan if self.best.run.partitioner is not None else replace(plan, partitioner=None)
+    def _with(self, annotations: Annotations) -> tuple[Searcher, Problem, list[int]]:
+        """A search with other annotations, its problem, and the plan's assignment there."""
+        searcher, other = self.searcher, self.searcher_with(annotations)
+        other.prepare(searcher.space.resolution)
+        full = searcher.model.assignment(self.best.assignment)
+        chosen = transferred(full, (searcher.program, searcher.space), (other.program, other.space))
+        return other, other.limited(), [chosen[c] for c in other.model.variables]
+
+    def _cheapest(self, other: Searcher, solution: Solution, start: Sequence[int]) -> PlanRecord | None:
+        """The cheaper plan of a solution and the assignment that it began at, one within the budget before any other."""
+        planner, assignments = self.searcher.planner, [] if math.isinf(solution.cost) else [solution.assignment]
+        if self.searcher.propagate is not None:
+            assignments.append(tuple(start))
+        plans = [other.plan_of(Trial("", each, self.best.results)) for each in assignments]
+        over = [max(0, other.peak(plan) - planner.budget) if planner.budget is not None else 0 for plan in plans]
+        order = sorted(range(len(plans)), key=lambda i: (over[i], self.searcher.objective(plans[i])))
+        return plans[order[0]] if order else None
+
+    def _bound(self, other: Searcher, solution: Solution) -> float:
+        """The lower bound of the objective of a search."""
+        return (solution.bound + other.model.constant) * (1 - other.planner.overlap)
 
     @property
     def _seconds(self) -> float:
@@ -179,12 +182,14 @@ class Prices:
                     if is_input
                     else replace(annotations, outputs=_without(annotations.outputs, number))
                 )
-                other = self.searcher_with(dropped)
-                other.prepare(searcher.space.resolution)
-                solution = solve(other.limited(), gap=searcher.planner.gap, seconds=self._seconds)
-                seconds = other.model.seconds(solution.assignment)
+                other, problem, start = self._with(dropped)
+                solution = solve(problem, [start], gap=searcher.planner.gap, seconds=self._seconds)
+                plan = self._cheapest(other, solution, start)
+                seconds, peak = (math.inf, 0) if plan is None else (searcher.objective(plan), searcher.peak(plan))
+                if seconds > self.best.seconds or not searcher.fits(peak):  # the plan keeps the other annotations
+                    seconds, peak = self.best.seconds, self.best.peak
                 saved, least = self.best.seconds - seconds, self.bound - seconds
-                prices.append(Price(path, sharding_text(sharding), max(saved, 0.0), None, max(least, 0.0)))
+                prices.append(Price(path, sharding_text(sharding), saved, self.best.peak - peak, max(least, 0.0)))
         return tuple(sorted(prices, key=lambda price: -price.seconds))
 
     def _axes(self, entry: object) -> Axes:
@@ -194,28 +199,3 @@ class Prices:
 
 def _without(shardings: Sequence[TensorSharding | None], number: int) -> tuple[TensorSharding | None, ...]:
     return (*shardings[:number], None, *shardings[number + 1 :])
-
-
-def _specs(values: Sequence[PlannedValue]) -> list[str]:
-    """The sharding of each value as code; those of PRNG keys have dimensions that keys do not."""
-    return ["P()" if v.sharding is None else sharding_text(v.sharding.with_dims(v.sharding.dims[: len(v.shape)])) for v in values]
-
-
-def _table(name: str, argument: str, values: Sequence[PlannedValue]) -> list[str]:
-    rows = [f"    {value.path!r}: {spec}," for value, spec in zip(values, _specs(values))]
-    return [f"{name} = {{", *rows, "}", f"{argument} = lambda path, leaf: {name}[path]"]
-
-
-_CONSTRAIN = (
-    "# A function for constraints: that of JAX shards the cotangent of the value alike, which the plan may have otherwise.",
-    "constrain = jax.custom_jvp(jax.lax.with_sharding_constraint, nondiff_argnums=(1,))",
-    "constrain.defjvp(lambda spec, primals, tangents: (constrain(*primals, spec), *tangents))",
-)
-
-
-def _line(constraint: Constraint) -> str:
-    """A constraint as a line to paste at its place."""
-    reader = f", in front of the {constraint.primitive}" if constraint.is_in_front else ""
-    maker = "" if constraint.is_in_front else f" of {constraint.primitive}"
-    value = f"{constraint.value}, {typed(constraint.type, None)}{maker}"
-    return f"# {constraint.location}{reader}: x = constrain(x, {constraint.spec}), where x is {value}"

@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardy_py.dialect import Mesh
+from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import UserError
 from shardy_py.ir import Op, Program, Value
 from shardy_py.partition.price import Machine
 from shardy_py.passes.collection import no_collection
-from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.memory.analysis import analyse as memory_of
@@ -22,7 +21,7 @@ from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.progress import report
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.search import CHOSEN, Alternative, Search, Status
+from shardy_py.plan.search import CHOSEN, Search, Status
 from shardy_py.planner.assigned import assign, shardings_of
 from shardy_py.planner.assignment import ROUNDING, least, solve
 from shardy_py.planner.descent import descend
@@ -36,6 +35,8 @@ from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge
 from shardy_py.planner.options import Planner
 from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted, weight
+from shardy_py.planner.propagated import Outcome, Trial, Trials
+from shardy_py.planner.seeds import Seeds
 from shardy_py.planner.space import Annotations, Resolution, Space, resolutions, space_of, spaces_of
 from shardy_py.planner.templates import Template, UserTemplate, in_space, templates
 
@@ -86,6 +87,12 @@ TEMPLATE_GAP = 0.2
 Collect = Callable[[Search | None], PlanRecord]
 """Makes the plan of the program's shardings as they are."""
 
+ASSIGNMENT_SHARE = 0.5
+"""The part of the time in which whole assignments are searched where the plan is one that propagation gives."""
+
+Propagate = Callable[[Sequence[TensorSharding], Mapping[int, TensorSharding]], PlanRecord]
+"""Makes the plan that propagation gives from shardings of all arguments, and of some results by their numbers."""
+
 Replan = Callable[[Resolution, Sequence[int]], PlanRecord]
 """Makes the plan of an assignment of a space of such a resolution: per class, the number of its strategy."""
 
@@ -101,6 +108,7 @@ class Candidate:
         run: The plan as it runs, of which the figures are; `plan` itself unless that is a region of local arrays.
         seconds: The objective.
         peak: Of one device.
+        results: Of a plan that propagation gives, whether results that no step hands on are sharded as in the assignment.
     """
 
     name: str
@@ -109,6 +117,12 @@ class Candidate:
     run: PlanRecord
     seconds: float
     peak: int
+    results: bool = False
+
+    @property
+    def trial(self) -> Trial:
+        """Its shardings of arguments and results."""
+        return Trial(self.name, self.assignment, self.results)
 
 
 @dataclass(eq=False)
@@ -121,13 +135,17 @@ class Searcher:
         planner: The options.
         collect: Makes plans.
         replan: Makes the plan of an assignment on a program of its own, for an alternative.
+        seeds: Makes plans propagated from a part of the shardings of the program's plan.
         mesh_name: The mesh as the program names it.
         began: The time at which planning began.
         user_templates: Templates of the user.
         timings: Seconds of each step.
-        policy: The policy that plans run by, one of `POLICIES`.
+        lowering: As of `auto_shard`.
         region: Makes the plan of the program's shardings as a region of local arrays; None where XLA's partitioner runs plans.
+        propagate: Makes plans in which values inside follow by propagation; None where they are sharded too.
         completions: Templates by name, as they are completed.
+        outcomes: Of trials of plans that propagation gives.
+        share: The part of the time that may be taken now.
         is_late: Whether the time limit ended some of the search.
     """
 
@@ -136,13 +154,17 @@ class Searcher:
     planner: Planner
     collect: Collect
     replan: Replan
+    seeds: Callable[[PlanRecord], Seeds]
     mesh_name: str
     began: float
     user_templates: tuple[UserTemplate, ...] = ()
     timings: dict[str, float] = field(default_factory=dict[str, float])
-    policy: str = "xla"
+    lowering: str = "jit"
     region: Collect | None = None
+    propagate: Propagate | None = None
     completions: dict[str, Solution] = field(default_factory=dict[str, Solution])
+    outcomes: tuple[Outcome, ...] = ()
+    share: float = 1.0
     is_late: bool = False
 
     # ------------------------------------------------------------------ the whole search
@@ -167,8 +189,12 @@ class Searcher:
     def solved(self) -> tuple[Candidate, Search]:
         """The best plan of the space at hand."""
         started = time.monotonic()
+        self.share = 1.0 if self.propagate is None else ASSIGNMENT_SHARE
         best, bound = self.within_budget()
-        if self.region is not None:
+        self.share = 1.0
+        if self.propagate is not None:
+            best = self.best_propagated(best, bound)
+        elif self.region is not None:
             best = self.cheapest_region(best)
         self.timings["solve"] = time.monotonic() - started
         return best, self.result(best, bound)
@@ -199,9 +225,14 @@ class Searcher:
         return program, ops, copies, OpTables(program, machine, self.policy), spaces
 
     @property
+    def policy(self) -> str:
+        """The policy that the model prices by, one of `POLICIES`."""
+        return "planner" if self.lowering == "shard_map" else "xla"
+
+    @property
     def left(self) -> float:
         """Seconds that are left."""
-        return max(0.0, self.began + self.planner.time_limit_s - time.monotonic())
+        return max(0.0, self.began + self.share * self.planner.time_limit_s - time.monotonic())
 
     # ------------------------------------------------------------------ candidates
 
@@ -212,6 +243,60 @@ class Searcher:
         plan = replace(self.collect(CHOSEN), partitioner=None)
         run = plan if self.region is None else self.region(CHOSEN)
         return Candidate(name, chosen, plan, run, self.objective(run), self.peak(run))
+
+    def shardings(self, trial: Trial) -> tuple[list[TensorSharding], dict[int, TensorSharding]]:
+        """The shardings of all arguments, and of results by their numbers, that a plan follows from."""
+        sharding = shardings_of(self.space, self.model.assignment(trial.assignment), self.mesh_name)
+        handed_on = {result for _, result in self.annotations.alike}
+        numbers = [n for n in range(len(self.program.main.result_types)) if trial.results or n in handed_on]
+        return [sharding(argument) for argument in self.program.main.arguments], {n: sharding(n) for n in numbers}
+
+    def propagated(self, trial: Trial) -> Candidate:
+        """The plan that propagation gives from the arguments and results of an assignment."""
+        assert self.propagate is not None
+        run = self.propagate(*self.shardings(trial))
+        plan = run if run.partitioner is None else replace(run, partitioner=None)
+        return Candidate(trial.name, trial.assignment, plan, run, self.objective(run), self.peak(run), trial.results)
+
+    def best_propagated(self, best: Candidate, bound: float) -> Candidate:
+        """The best plan of those that propagation gives, next to that of an assignment and to templates.
+
+        Args:
+            best: The plan of the assignment.
+            bound: The lower bound of the upper end of a step.
+
+        Raises:
+            PlannerInfeasible: None fits the budget.
+        """
+        started = time.monotonic()
+        report("propagating")
+        starts = [Trial("", best.assignment, True), Trial("", best.assignment)]
+        starts += [Trial(template.name, tuple(map(int, self.start(template)))) for template in self.templates]
+        enough = bound * (1 - self.planner.overlap) / (1 - self.planner.gap) if self.planner.gap < 1 else math.inf
+        trials = Trials(self.model, self.program.main.arguments, self.outcome, enough, lambda: self.left > 0)
+        outcome = trials.run(starts)
+        self.is_late |= not self.left
+        self.outcomes = tuple(trials.outcomes.values())
+        candidate = self.propagated(outcome.trial)
+        if outcome.over:
+            raise self.infeasible([candidate], f"let values inside be constrained (constraints=True), {format_bytes(best.peak)}")
+        self.timings["propagate"] = time.monotonic() - started
+        return candidate
+
+    def plan_of(self, trial: Trial) -> PlanRecord:
+        """The plan of an assignment as it runs, of a program of its own."""
+        if self.propagate is not None:
+            return self.propagate(*self.shardings(trial))
+        plan = self.replan(self.space.resolution, self.model.assignment(trial.assignment))
+        by_xla = replace(plan, partitioner=None)
+        if self.lowering == "jit" or (self.lowering == "auto" and (plan.active_partitioner is None or not self.fits(self.peak(plan)))):
+            return by_xla
+        return plan if self.lowering == "shard_map" else min(plan, by_xla, key=self.objective)
+
+    def outcome(self, trial: Trial) -> Outcome:
+        """The figures of the plan that propagation gives."""
+        candidate = self.propagated(trial)
+        return Outcome(trial, candidate.seconds, 0 if self.planner.budget is None else max(0, candidate.peak - self.planner.budget))
 
     def assign(self, chosen: Sequence[int]) -> None:
         """Sets the shardings of the program."""
@@ -316,34 +401,6 @@ class Searcher:
     def received(self, plan: PlanRecord) -> int:
         """Bytes that a device receives in a call of a plan."""
         return sum(each.bytes for each in cost_of(plan, self.planner.hardware, self.planner.links).collectives)
-
-    def alternatives(self, best: Candidate) -> tuple[Alternative, ...]:
-        """The templates, each completed at little cost; the cheapest first.
-
-        Args:
-            best: The plan.
-        """
-        priced: list[tuple[float, str, tuple[int, ...]]] = []
-        end = time.monotonic() + self.planner.time_limit_s
-        for template in self.templates:
-            solution = self.completions.get(template.name)
-            if solution is None:
-                solution = self.completed(template, best.assignment, max(end - time.monotonic(), 0.1) / 4)
-            if not math.isinf(solution.cost):
-                seconds = self.model.seconds(solution.assignment)
-                if self.region is not None:
-                    seconds = self.objective(self.replan(self.space.resolution, self.model.assignment(solution.assignment)))
-                priced.append((seconds, template.name, solution.assignment))
-        return tuple(self.alternative(name, seconds, assignment) for seconds, name, assignment in sorted(priced))
-
-    def alternative(self, name: str, seconds: float, assignment: Sequence[int]) -> Alternative:
-        """An assignment as part of the result; its plan is made when it is first needed."""
-        full = self.model.assignment(assignment)
-        sharding = shardings_of(self.space, full, self.mesh_name)
-        inputs = {v.path: sharding_text(sharding(a)) for v, a in zip(self.base.inputs, self.program.main.arguments)}
-        return Alternative(
-            name, seconds, inputs, self.planner.budget, functools.partial(self.replan, self.space.resolution, full), self.peak
-        )
 
     def peak(self, plan: PlanRecord) -> int:
         """The peak of a plan in bytes."""
@@ -516,8 +573,13 @@ class Searcher:
             if not math.isinf(completed.cost):
                 yield template.name, completed.assignment
 
-    def infeasible(self, over: Sequence[Candidate]) -> PlannerInfeasible:
-        """The error for a budget that nothing fits."""
+    def infeasible(self, over: Sequence[Candidate], *remedies: str) -> PlannerInfeasible:
+        """The error for a budget that nothing fits.
+
+        Args:
+            over: Plans over the budget.
+            remedies: What would help first.
+        """
         smallest = min(over, key=lambda c: c.peak)
         memory = memory_of(smallest.run, self.planner.hardware)
         largest = memory.contributors[:5]
@@ -525,12 +587,12 @@ class Searcher:
         peak = memory.peak
         place = f" at {peak.location}" if peak is not None and peak.location else ""
         listed = ", ".join(f"{c.title} {format_bytes(c.bytes)}" + (f" ({c.location})" if c.location else "") for c in largest)
-        relief, remedies = memory.relief, list[str]()
+        relief, fixes = memory.relief, list(remedies)
         if relief is not None and relief.donation_bytes:
-            remedies.append(f"donate what results could replace, {format_bytes(relief.donation_bytes)} (donate_argnums)")
+            fixes.append(f"donate what results could replace, {format_bytes(relief.donation_bytes)} (donate_argnums)")
         if relief is not None and relief.residual_bytes:
-            remedies.append(f"recompute residuals of scans, {format_bytes(relief.residual_bytes)} (jax.checkpoint)")
-        remedies.append(f"use more devices than {self.base.mesh.size}")
+            fixes.append(f"recompute residuals of scans, {format_bytes(relief.residual_bytes)} (jax.checkpoint)")
+        fixes.append(f"use more devices than {self.base.mesh.size}")
         return PlannerInfeasible(
             f"no plan fits {format_bytes(budget)} a device: the least peak found is {format_bytes(smallest.peak)}{place}",
             minimum_bytes=smallest.peak,
@@ -538,7 +600,7 @@ class Searcher:
             contributors=[(c.name, c.bytes) for c in largest],
             where=f"Planner(memory_bytes=...), {self.base.name} on {self.base.mesh}",
             why=f"the largest arrays there are {listed}",
-            fix=", or ".join(remedies),
+            fix=", or ".join(fixes),
         )
 
     # ------------------------------------------------------------------ result
@@ -578,19 +640,21 @@ class Searcher:
             )
         if self.is_late:
             space["time limit"] = "ended the search: on a machine that is less busy it may end with another plan"
+        if self.propagate is not None:
+            space["constraints"] = f"none: values inside follow by propagation; {len(self.outcomes)} shardings of arguments were tried"
         left_out = {template.name for template in self.user_templates} - {template.name for template in self.own_templates}
         if left_out:
             space["templates left out"] = f"{', '.join(sorted(left_out))}, which need more to be told apart"
         return Search(
-            machine.name,
-            best.seconds,
-            min(bound, best.seconds),
-            best.peak,
-            self.planner.budget,
-            status,
-            (),
-            space,
-            {**self.timings, "total": time.monotonic() - self.began},
+            hardware=machine.name,
+            objective_seconds=best.seconds,
+            lower_bound_seconds=min(bound, best.seconds),
+            peak_bytes=best.peak,
+            budget_bytes=self.planner.budget,
+            status=status,
+            space=space,
+            timings={**self.timings, "total": time.monotonic() - self.began},
+            shards_values=self.propagate is None,
         )
 
 

@@ -97,7 +97,7 @@ def test_lowering_and_hardware(capsys: Captured) -> None:
 
 def test_planner(capsys: Captured) -> None:
     arguments = ["--mesh", "x=8", "--args", "{'up': f32[4096,8192], 'down': f32[8192,4096]}", "f32[8192,4096]", "--lowering", "jit"]
-    text = ran(capsys, "plan", f"{MODULE}:layer", "--planner", "hardware=h100,memory=1GiB,seconds=5", *arguments)
+    text = ran(capsys, "plan", f"{MODULE}:layer", "--planner", "hardware=h100,memory=1GiB,seconds=5,constraints=false", *arguments)
     assert "planner: step" in text
     assert "of 1 GiB" in text.replace("\n  ", " ")
     search = json.loads(ran(capsys, "plan", f"{MODULE}:layer", "--planner", "hardware=h100", *arguments, "--json"))["search"]
@@ -106,6 +106,7 @@ def test_planner(capsys: Captured) -> None:
         ("memory=1GiB", "without hardware"),
         ("hardware=h100,speed=2", "speed=2"),
         ("hardware=h100,gap=small", "no number"),
+        ("hardware=h100,constraints=no", "neither true nor false"),
     ):
         assert words in refused(capsys, "plan", f"{MODULE}:layer", "--planner", planner, *arguments)
 

@@ -141,7 +141,10 @@ def test_prices_of_decisions() -> None:
         assert plan.search.price(value.path, spec).seconds == pytest.approx(0, abs=1e-3 * plan.search.objective_seconds)
     (price,) = plan.search.price_of_annotations()
     assert price.path == "x"
-    assert price.seconds >= 0
+    free = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), lowering="jit").plan(*STEP)
+    assert free.search is not None
+    assert price.seconds == pytest.approx(plan.search.objective_seconds - free.search.objective_seconds, rel=1e-6)
+    assert price.seconds >= price.lower_bound_seconds >= 0
     with pytest.raises(ValueError, match="no value 'w'"):
         plan.search.price("w", P("x"))
     with pytest.raises(ValueError, match="an annotation pins it"):
@@ -170,6 +173,25 @@ def test_templates_of_the_user() -> None:
     assert columns.objective_seconds >= plan.search.objective_seconds * (1 - 1e-9)
     assert dict(columns.inputs) == {"w['in']": "P(None, 'x')", "w['out']": "P('x')", "x": "P('y')"}
     assert alternatives["rows alone"].inputs["x"] == "P(('x', 'y'))"
+
+
+def test_alternatives_next_to_the_plan() -> None:
+    plan = sp.auto_shard(step, mesh=SMALL, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
+    assert plan.search is not None
+    searcher = plan.search.pricer.searcher  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    names = {template.name for template in searcher.templates}
+    near = [alternative for alternative in plan.search.alternatives if alternative.name not in names]
+    assert 1 <= len(near) <= 3
+    for alternative in near:
+        other = alternative.plan()
+        assert alternative.objective_seconds >= plan.search.objective_seconds
+        assert other.cost_analysis("h100").step_seconds.high == pytest.approx(alternative.objective_seconds, rel=1e-9)
+        assert [value.sharding for value in other.values] != [value.sharding for value in plan.values]
+        assert " as P(" in alternative.name
+    assert all(constraint.spec for constraint in near[0].constraints)
+    (stored, *_) = sp.Plan.from_json(plan.to_json()).search.alternatives  # pyright: ignore[reportOptionalMemberAccess]
+    with pytest.raises(ValueError, match="plan again for its constraints"):
+        _ = stored.constraints
 
 
 def mixed(w: Any, moment: Any, x: jax.Array) -> Any:

@@ -85,6 +85,11 @@ _RANK = {"error": 0, "warning": 1, "info": 2}
 merge_tables({kind.name: kind} for kind in KINDS)
 
 
+def _is_weighed(finding: Finding, plan: PlanRecord) -> bool:
+    """Whether a planner chose the sharding that a finding is about, and not propagation."""
+    return plan.is_assigned or (plan.search is not None and any(finding.path == value.path for value in (*plan.inputs, *plan.outputs)))
+
+
 def _weighed(finding: Finding) -> Finding:
     """A finding of a planner's plan: another sharding costs more, or none was reached that costs less, so that there is no advice."""
     return dataclasses.replace(finding, severity="info", message=f"{finding.message}; the planner weighed it", fix="")
@@ -99,6 +104,6 @@ def findings_of(plan: PlanRecord) -> tuple[Finding, ...]:
     for kind in KINDS:
         if kind.check is not None:
             reported = kind.check(context)
-            context.findings.extend(map(_weighed, reported) if kind.name in WEIGHED and plan.search is not None else reported)
+            context.findings.extend(_weighed(each) if kind.name in WEIGHED and _is_weighed(each, plan) else each for each in reported)
     order = {kind.name: i for i, kind in enumerate(KINDS)}
     return tuple(sorted(context.findings, key=lambda f: (_RANK[f.severity], -f.bytes, order.get(f.kind, len(order)))))

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from shardy_py.plan.search import STATUSES, Alternative, Search
-from shardy_py.plan.store.checks import StoreError, at, described, integer, items, members, text
+from shardy_py.plan.store.checks import StoreError, at, boolean, described, integer, items, members, text
 
 SEARCH = "search"
 """The member of the file, which plans without a planner lack."""
@@ -15,7 +15,7 @@ CONSTRAINTS = "constraints"
 """The member for the constraints of the search, which such plans lack too."""
 
 _NUMBERS = ("objective_seconds", "lower_bound_seconds")
-_MEMBERS = ("hardware", *_NUMBERS, "peak_bytes", "budget_bytes", "status", "space", "alternatives")
+_MEMBERS = ("hardware", *_NUMBERS, "peak_bytes", "budget_bytes", "status", "shards_values", "space", "alternatives")
 _ALTERNATIVE = ("name", "objective_seconds", "peak_bytes", "inputs")
 
 
@@ -27,6 +27,7 @@ def write_search(search: Search) -> dict[str, Any]:
         "peak_bytes": search.peak_bytes,
         "budget_bytes": search.budget_bytes,
         "status": search.status,
+        "shards_values": search.shards_values,
         "space": {name: str(value) for name, value in search.space.items()},
         "alternatives": [
             {"name": a.name, "objective_seconds": a.objective_seconds, "peak_bytes": a.peak_bytes, "inputs": dict(a.inputs)}
@@ -49,7 +50,17 @@ def read_search(data: Any) -> Search:
         budget = None if parts["budget_bytes"] is None else integer(parts["budget_bytes"])
         alternatives = tuple(_alternative(each, budget) for each in items(parts["alternatives"]))
         space = _texts(parts["space"])
-        return Search(text(parts["hardware"]), objective, bound, integer(parts["peak_bytes"]), budget, parts["status"], alternatives, space)
+        return Search(
+            hardware=text(parts["hardware"]),
+            objective_seconds=objective,
+            lower_bound_seconds=bound,
+            peak_bytes=integer(parts["peak_bytes"]),
+            budget_bytes=budget,
+            status=parts["status"],
+            stored_alternatives=alternatives,
+            space=space,
+            shards_values=boolean(parts["shards_values"]),
+        )
 
 
 def _alternative(data: Any, budget: int | None) -> Alternative:

@@ -58,6 +58,11 @@ def check_planner(planner: object, mesh: object, virtual: int, in_shardings: obj
             "the planner has templates", where="sp.pipeline(planner=)", why="they shard a whole function, and a pipeline plans its stages",
             fix="leave templates out",
         )  # fmt: skip
+    if not planner.constraints:
+        raise PipelineError(
+            "the planner shards no values inside (constraints=False)", where="sp.pipeline(planner=)",
+            why="what a stage hands to the next is a value inside of the step, and its sharding is chosen", fix="leave constraints out",
+        )  # fmt: skip
     for label, stated in (("virtual", virtual != 1), ("in_shardings", in_shardings is not None)):
         if stated:
             raise PipelineError(

@@ -1,0 +1,128 @@
+"""Plans beside the one that a search ends with: templates, and plans next to it that cost little more."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from shardy_py.ir import Value
+from shardy_py.plan.checks.specs import sharding_text
+from shardy_py.plan.search import Alternative, Constraint
+from shardy_py.planner.assigned import Shardings, shardings_of
+from shardy_py.planner.descent import descend
+from shardy_py.planner.evaluation import Evaluation, State
+from shardy_py.planner.problem import restricted
+from shardy_py.planner.propagated import Outcome, Trial
+from shardy_py.planner.search import Candidate, Searcher
+
+NEAR = 3
+"""Plans next to the best that are listed."""
+
+DEAREST = 8
+"""Classes of which the strategy of the plan is forbidden in turn: those whose ops take most of the step."""
+
+NAMED = 2
+"""Changes that the name of a plan tells."""
+
+Constrained = Callable[[Trial], tuple[Constraint, ...]]
+
+
+def alternatives(searcher: Searcher, best: Candidate, constrained: Constrained) -> tuple[Alternative, ...]:
+    """The templates, completed at little cost, and then plans that differ from the best in more than one class, each the cheapest first.
+
+    Args:
+        searcher: The search.
+        best: Its result.
+        constrained: Finds the constraints of a trial.
+    """
+    outcomes = _templates(searcher, best) if searcher.propagate is None else _propagated_templates(searcher)
+    taken = {outcome.trial.assignment for outcome in outcomes} | {best.assignment}
+    near = _assigned(searcher, best) if searcher.propagate is None else iter(searcher.outcomes)
+    others: dict[str, Outcome] = {}
+    for outcome in sorted(near, key=lambda each: (each.over > 0, each.seconds)):
+        trial = outcome.trial
+        differing = sum(a != b for a, b in zip(trial.assignment, best.assignment))
+        if trial.assignment not in taken and not trial.name and differing > 1 and outcome.seconds >= best.seconds and len(others) < NEAR:
+            name = _name(searcher, best.assignment, trial.assignment)
+            others.setdefault(name, Outcome(Trial(name, trial.assignment, trial.results), outcome.seconds, outcome.over))
+    return tuple(_alternative(searcher, each, constrained) for each in (*sorted(outcomes, key=_order), *others.values()))
+
+
+def _order(outcome: Outcome) -> tuple[float, str]:
+    return outcome.seconds, outcome.trial.name
+
+
+def _templates(searcher: Searcher, best: Candidate) -> list[Outcome]:
+    """The templates with what is soon found for the rest."""
+    outcomes: list[Outcome] = []
+    end = time.monotonic() + searcher.planner.time_limit_s
+    for template in searcher.templates:
+        solution = searcher.completions.get(template.name)
+        if solution is None:
+            solution = searcher.completed(template, best.assignment, max(end - time.monotonic(), 0.1) / 4)
+        if not math.isinf(solution.cost):
+            outcomes.append(_priced(searcher, Trial(template.name, solution.assignment)))
+    return outcomes
+
+
+def _propagated_templates(searcher: Searcher) -> list[Outcome]:
+    """The templates as propagation completes them."""
+    tried = {outcome.trial.name: outcome for outcome in searcher.outcomes}
+    trials = [Trial(template.name, tuple(map(int, searcher.start(template)))) for template in searcher.templates]
+    return [tried.get(trial.name) or searcher.outcome(trial) for trial in trials]
+
+
+def _priced(searcher: Searcher, trial: Trial) -> Outcome:
+    """The seconds of an assignment: by the model, which is exact where XLA's partitioner runs it, and as a region of what runs."""
+    seconds = searcher.model.seconds(trial.assignment) if searcher.lowering == "jit" else searcher.objective(searcher.plan_of(trial))
+    return Outcome(trial, seconds, 0)
+
+
+def _assigned(searcher: Searcher, best: Candidate) -> Iterator[Outcome]:
+    """Assignments that local moves lead to from the plan, where the strategy of one of its dearest classes is forbidden."""
+    problem = searcher.limited()
+    evaluation = Evaluation(problem)
+    state = State(evaluation, best.assignment)
+    spent = [sum(float(evaluation.costs[table][state.entries[table]]) for table in tables) for tables in evaluation.readers]
+    for c in sorted(range(len(spent)), key=lambda c: (-spent[c], c))[:DEAREST]:
+        others = [strategy for strategy in range(problem.strategies[c]) if strategy != best.assignment[c]]
+        start = list(best.assignment)
+        start[c] = others[int(np.argmin(state.costs((c,), np.array(others)[:, None])))]
+        reached = descend(Evaluation(restricted(problem, {c: others})), start)
+        if reached.allowed:
+            yield _priced(searcher, Trial("", tuple(map(int, reached.assignment))))
+
+
+def _name(searcher: Searcher, best: Sequence[int], other: Sequence[int]) -> str:
+    """The values that lie otherwise than in the plan, inputs first and large ones first."""
+    one, two = (shardings_of(searcher.space, searcher.model.assignment(each), searcher.mesh_name) for each in (best, other))
+    inputs = [(argument, value.path) for argument, value in zip(searcher.program.main.arguments, searcher.base.inputs)]
+    inside = [(searcher.copies[value], path) for value, path in searcher.base.names.items() if value in searcher.copies]
+    changes = _changes(inputs, one, two) or _changes([pair for pair in inside if pair[0] in searcher.space.classes], one, two)
+    more = f" and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
+    return ", ".join(changes[:NAMED]) + more if changes else "results otherwise"
+
+
+def _changes(values: Sequence[tuple[Value, str]], one: Shardings, two: Shardings) -> list[str]:
+    ordered = sorted(values, key=lambda pair: -pair[0].type.size)
+    return [f"{path} as {sharding_text(two(value))}" for value, path in ordered if one(value) != two(value)]
+
+
+def _alternative(searcher: Searcher, outcome: Outcome, constrained: Constrained) -> Alternative:
+    """A trial as part of the result; its plan is made when it is first needed."""
+    trial = outcome.trial
+    sharding = shardings_of(searcher.space, searcher.model.assignment(trial.assignment), searcher.mesh_name)
+    inputs = {v.path: sharding_text(sharding(a)) for v, a in zip(searcher.base.inputs, searcher.program.main.arguments)}
+    return Alternative(
+        trial.name,
+        outcome.seconds,
+        inputs,
+        searcher.planner.budget,
+        functools.partial(searcher.plan_of, trial),
+        searcher.peak,
+        functools.partial(constrained, trial),
+    )
