@@ -38,7 +38,7 @@ from shardy_py.backends.partitioned_equation import in_region
 from shardy_py.backends.rewriting import Replacement, constraint_params, op_of
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
-from shardy_py.partition.mispartitioned import OPS, as_sharded, is_mispartitioned
+from shardy_py.partition.mispartitioned import OPS, as_sharded, is_mispartitioned, is_mispartitioned_product
 from shardy_py.partition.variables import variable_of
 
 ShardingOf = Callable[[Any], TensorSharding | None]
@@ -80,13 +80,20 @@ def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacemen
         value = None if scope is None or isinstance(v, Literal) else scope.env.get(v)
         return None if value is None else read.get(value, value).sharding
 
-    if op is not None and is_mispartitioned(op, as_sharded(target.meshes)):
+    product = op_of(eqn, scope, _PRODUCT) if scope is not None and name in _PRODUCTS else None
+    is_product = product is not None and is_mispartitioned_product(product)
+    if is_product or (op is not None and is_mispartitioned(op, as_sharded(target.meshes))):
         region = in_region(eqn, sharding_of, target.named, target.partition)
         if region is not None:
             return region
     if name in WORKAROUNDS_ON_CPU and target.platform == "cpu" and (scope is not None or not target.keeps_plan):
         return WORKAROUNDS_ON_CPU[name](eqn, sharding_of if target.keeps_plan else None, target.named)
     return WORKAROUNDS[name](eqn, target.named) if name in WORKAROUNDS else None
+
+
+_PRODUCT = "stablehlo.dot_general"
+_PRODUCTS = frozenset(("dot_general", "ragged_dot_general"))
+"""Primitives that are lowered to products."""
 
 
 def _as_planned(x: Any, eqn: JaxprEqn, sharding_of: ShardingOf | None, named: NamedShardings) -> Any:

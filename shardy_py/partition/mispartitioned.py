@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shardy_py.dialect import Mesh
-from shardy_py.ir import Value
+from shardy_py.dialect.axis import Axes
+from shardy_py.ir import Op, Value
 from shardy_py.ir.operation import Operation, Tensor
 from shardy_py.partition.windows import is_cumulative
 
@@ -31,6 +32,29 @@ def is_mispartitioned(op: Operation, parts: Parts) -> bool:
     if at_risk is None or not all(v.type.size for v in op.results):
         return False
     return at_risk(op, parts) if all(v.type.size for v in op.operands) else _of_nothing(op, parts)
+
+
+def is_mispartitioned_product(op: Op) -> bool:
+    """Whether XLA may get a product with batches wrong: both sides cut along a summed dimension by an axis that cuts the result too.
+
+    Partial sums are scattered along that axis then. Where the batches of the operands and of the result are cut by different axes as well,
+    devices are lined up by the wrong ones, and numbers come from other batches. This depends on axes, which `Parts` do not have.
+
+    Args:
+        op: A `stablehlo.dot_general` with final shardings.
+    """
+    a, (lhs, rhs), result = op.attributes, op.operands, op.result
+    of_lhs, of_rhs = a["lhs_batching_dimensions"], a["rhs_batching_dimensions"]
+    batches = zip(of_lhs, of_rhs, range(len(of_lhs)), strict=True)
+    if all(_axes(lhs, i) == _axes(rhs, j) == _axes(result, k) for i, j, k in batches):
+        return False
+    sums = zip(a["lhs_contracting_dimensions"], a["rhs_contracting_dimensions"], strict=True)
+    summed = {axis.name for i, j in sums for axis in _axes(lhs, i) if axis.name in {other.name for other in _axes(rhs, j)}}
+    return any(axis.name in summed for d in range(result.type.rank) for axis in _axes(result, d))
+
+
+def _axes(value: Value, dim: int) -> Axes:
+    return () if value.sharding is None or not value.sharding.rank else value.sharding.dims[dim].axes
 
 
 def as_sharded(meshes: Mapping[str, Mesh]) -> Parts:

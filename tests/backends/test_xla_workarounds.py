@@ -96,6 +96,32 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize(
+    ("specs", "out"),
+    [
+        ((P(None, None, "y"), P(None, None, "y")), P(("z", "x"), None, "y")),
+        ((P("x", None, ("y", "z")), P("y", None, ("x", "z"))), P(("y", "x"), "z")),
+        ((P(None, "y", "z"), P("y", "x", "z")), P(("x", "y"), "z")),
+    ],
+)
+def test_products_whose_batches_are_cut_by_different_axes(specs, out, lowering):
+    """Under `jax.jit` devices add up parts of different batches (jaxlib 0.10.2, CPU)."""
+    cube = jax.make_mesh((2, 2, 2), ("x", "y", "z"), axis_types=(AxisType.Auto,) * 3)
+    x, y = np.arange(512.0, dtype=np.float32).reshape(8, 8, 8) % 7, np.arange(512.0, dtype=np.float32).reshape(8, 8, 8) % 5
+    step = sp.auto_shard(lambda x, y: jnp.einsum("bmk,bnk->bmn", x, y), mesh=cube, in_shardings=specs, out_shardings=out, lowering=lowering)
+    np.testing.assert_array_equal(step(x, y), np.einsum("bmk,bnk->bmn", x, y))
+
+
+def test_ragged_products_whose_batches_are_cut_by_different_axes():
+    cube = jax.make_mesh((2, 2, 2), ("x", "y", "z"), axis_types=(AxisType.Auto,) * 3)
+    x, y, sizes = random(4, 8, 8), random(4, 3, 12, 8), np.array([[3, 0, 5], [1, 1, 1], [8, 0, 0], [0, 0, 0]])
+    fun = jax.vmap(lambda x, y, sizes: lax.ragged_dot(x, y.mT, sizes))
+    specs = P(("z", "x"), None, "y"), P("z", None, None, "y"), P(("z", "x"))
+    step = sp.auto_shard(fun, mesh=cube, in_shardings=specs, out_shardings=P("y", None, ("x", "z")), lowering="jit")
+    np.testing.assert_allclose(step(x, y, sizes), fun(x, y, sizes), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_branches_that_end_in_different_constraints(lowering, sign, mesh):
