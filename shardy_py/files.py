@@ -1,4 +1,4 @@
-"""Files: one function writes all of them, as a whole or not at all."""
+"""Files: one function writes them all, atomically."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from shardy_py.rules import is_registered
 
 
 class UnknownOpWarning(UserWarning):
-    """An op that no pass knows: it is kept, and nothing propagates through it."""
+    """An op unknown to all passes: it stays, and nothing propagates through it."""
 
 
 def run_passes(module_text: str, pipeline: str = "", *, verify_each: bool = False, locations: bool = False) -> str:

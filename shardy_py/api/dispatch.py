@@ -55,7 +55,7 @@ def dispatched(
 
 
 def _counted(agreement: Agreement, run: Callable[..., Any], leaves: Sequence[Any], statics: Sequence[Any]) -> Any:
-    """Runs a program, and counts it before: where others do not run it, this process does not come back."""
+    """Counts a program, then runs it; the call blocks until the other processes run it too."""
     if is_tracing():
         return run(leaves, statics)
     peers = agreement.peers

@@ -125,7 +125,7 @@ def axis_names(tree: object) -> list[AxisNames | None]:
 
 
 def _boxes() -> tuple[type, ...]:
-    """The classes whose instances say what the dimensions of an array are called, as far as they are imported."""
+    """The imported classes whose instances name the dimensions of an array."""
     linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
     return (*(() if linen is None else (linen.Partitioned,)), *(() if nnx is None else (nnx.Variable,)))
 

@@ -1,4 +1,4 @@
-"""One search for all processes of a mesh: the first of them searches, and the others take its result.
+"""One search for all processes of a mesh: the first one searches and publishes, the others use its result.
 
 A search ends when its time is up, so that two processes that search could end with different plans.
 """

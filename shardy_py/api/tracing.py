@@ -56,7 +56,7 @@ class TracedCall:
         return self.result.tree()
 
     def eagerly(self, *leaves: Any) -> list[Any]:
-        """Runs the function as it is, op by op.
+        """Runs the undecorated function eagerly, op by op.
 
         Args:
             leaves: Of the arguments that are not static, on the mesh.

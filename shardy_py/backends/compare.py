@@ -194,7 +194,7 @@ def _difference(want: np.ndarray, has: np.ndarray) -> np.ndarray:
 
 
 def _factor(want: np.ndarray, has: np.ndarray, size: np.ndarray, exact: bool) -> float | None:
-    """The common ratio of all elements that are not small; None where there is none, or it is 1."""
+    """The common ratio of all elements that are not small; None if there is none or it is 1."""
     if exact or np.iscomplexobj(want):
         return None
     chosen = size > 1e-2 * size.max()

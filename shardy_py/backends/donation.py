@@ -1,4 +1,4 @@
-"""Donated buffers: arguments that may not be passed, and those that can be donated.
+"""Donated buffers: checks of arguments before a call, and the inputs that can be donated.
 
 On several devices jaxlib does not survive a deleted buffer, nor a donated one that is passed twice, so every call is looked at before it
 is dispatched. The look costs about 0.1 microseconds per array.

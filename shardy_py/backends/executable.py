@@ -1,4 +1,4 @@
-"""Executable: what a plan runs behind one `jax.jit`, for calls of one signature."""
+"""Executable: the function of a plan under one `jax.jit`, for calls of one signature."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Inputs(abc.ABC):
 
 
 class BySlot(Inputs):
-    """One argument per argument of the user's, as `Leaves`.
+    """One argument per argument of the user's function, as `Leaves`.
 
     Args:
         outlines: The structure of each argument that is not static.

@@ -179,7 +179,7 @@ class _Writer:
         self.lines.append(f"{head} : ({types}) -> ({outs}){tail}")
 
     def annotate(self, op: Op, entries: list[str]) -> None:
-        """Adds the shardings of the results; those that are missing beside others are open."""
+        """Adds the shardings of the results; results without one are open if others have one."""
         shardings = tuple([result.sharding for result in op.results])
         first = next((sharding for sharding in shardings if sharding is not None), None)
         if first is None:

@@ -336,7 +336,7 @@ def _foreseen(layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Cal
 def _improved_choice(
     best: Choice, walk: Callable[[Interpreter | None, LayoutHint, Mapping[EquationSite, int]], Interpreter], walks: int
 ) -> Choice:
-    """The choice after equations that cost much run by their next strategies, as long as that makes all cheaper."""
+    """The choice improved by giving expensive equations their next strategies, as long as the total falls."""
     tried: set[EquationSite] = set()
     while walks > 0:
         costly = [place for place in best.last.charges if place not in tried]

@@ -97,7 +97,7 @@ _PRODUCTS = frozenset(("dot_general", "ragged_dot_general"))
 
 
 def _as_planned(x: Any, eqn: JaxprEqn, sharding_of: ShardingOf | None, named: NamedShardings) -> Any:
-    """The result of an equation as the plan has it, where the plan holds."""
+    """The planned sharding of an equation's result, if the plan holds there."""
     if sharding_of is None:
         return x
     return lax.sharding_constraint_p.bind(x, **constraint_params(named(sharding_of(eqn.outvars[0]), x.ndim)))

@@ -50,7 +50,7 @@ _OF_64_BITS = frozenset(("complex128", "float64", "int64", "uint64"))
 
 
 def explicit_sharding(tracer: Any) -> Any:
-    """The sharding that a tracer has in its type, over axes of type Explicit; None where it has none."""
+    """The sharding in a tracer's type, over Explicit axes, or None."""
     aval = jax.typeof(tracer)
     return _jax.sharding_of(aval) if _jax.has_explicit_axes(aval) else None
 

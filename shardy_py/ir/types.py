@@ -84,7 +84,7 @@ Type = TensorType | OpaqueType
 
 
 def element_bits(dtype: str) -> int:
-    """Bits of one element as it lies in memory; int4 and friends are packed."""
+    """Bits of one element in memory; types below a byte are packed."""
     bits = _BITS.get(dtype)
     if bits is None:
         digits = ""

@@ -314,7 +314,7 @@ class _Decider:
         self.inside = _Numbered[tuple[Move, ...]](())
 
     def decide(self, policy: str, index: Array) -> _Runs:
-        """Strategies for joint layouts: on arrays where the policy can, else one by one."""
+        """Strategies for joint layouts: on arrays if the policy supports them, else one by one."""
         op, count = self.op, index.shape[1]
         if policy not in AS_XLA or op.name in FORWARDING or runs_as_laid(policy, op):
             return self.one_by_one(policy, index)

@@ -108,7 +108,7 @@ class Pass(ABC):
 
     @classmethod
     def doc(cls) -> str:
-        """One line for the help."""
+        """The help text of the pass: the first line of its docstring."""
         return (cls.__doc__ or "").partition("\n")[0].removesuffix(".")
 
     @classmethod

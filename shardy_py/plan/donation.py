@@ -168,7 +168,7 @@ def handed_on(
 def _undonated(
     program: Program, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], donated: Sequence[Donated]
 ) -> list[tuple[Buffer, Buffer]]:
-    """Inputs that are not donated, each with the result that could take its memory."""
+    """Undonated inputs, each with a result that could reuse its memory."""
     main = program.main
     results = main.body.terminator.operands
     arguments = {value: number for number, value in enumerate(main.arguments)}

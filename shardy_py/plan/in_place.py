@@ -1,4 +1,4 @@
-"""Inputs that an output could be written into while it is computed: it depends on them position by position."""
+"""Inputs that an output can overwrite while it is computed: it depends on them position by position."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def module_of(program: Program, op: Op) -> str:
 
 
 def in_backward_pass(program: Program, op: Op) -> bool:
-    """Whether an op, or one that it stands in, is of a backward pass."""
+    """Whether an op, or an op around it, belongs to a backward pass."""
     return any(where is not None and is_backward(where.scope) for where in (program.locate(each.location) for each in op.outward()))
 
 

@@ -1,4 +1,4 @@
-"""Branches of conds, of which the costliest counts: each has its own seconds beside those that a problem adds up."""
+"""Branches of conds, of which the costliest counts: each has its own seconds apart from the problem's sum."""
 
 from __future__ import annotations
 

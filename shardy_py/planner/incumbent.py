@@ -47,7 +47,7 @@ class Incumbent:
         self.walk = Walk(model, np.zeros(len(model.sizes), dtype=np.int64))
 
     def offer(self, choice: Array, extra: Array | None = None) -> float:
-        """Brings a choice under the limit, improves it by single moves, and keeps it where it is the best.
+        """Repairs a choice to the limit, improves it by single moves, and keeps it if it is the best.
 
         Args:
             choice: Per node, its strategy.

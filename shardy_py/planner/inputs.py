@@ -1,4 +1,4 @@
-"""Data inputs that are cut where that costs next to nothing: bringing them to the devices is in no price."""
+"""Shards data inputs where that costs next to nothing, since no price counts bringing them to the devices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cut(model: Model, evaluation: Evaluation, assignment: Sequence[int], inputs:
 
 
 def _smallest(model: Model, state: State, value: Value, group: tuple[int, ...], most: float) -> tuple[tuple[int, ...], float]:
-    """The strategies of the classes of a value for its smallest pieces that cost at most so much more, and what they cost more."""
+    """The strategies with the smallest pieces of a value within an extra cost, and that cost."""
     current = tuple(int(s) for s in state.assignment[list(group)])
     strategies = [current, *itertools.product(*(range(state.evaluation.problem.strategies[c]) for c in group))]
     costs = state.costs(group, np.array(strategies))

@@ -296,7 +296,7 @@ class _Builder:
         scope.spread(op, self.origin)
 
     def forward(self, op: Op, values: Sequence[Value], targets: Sequence[Value], scope: Scope) -> None:
-        """Values that are handed on: the same value where layouts are equal by construction, else one that is moved to."""
+        """Forwarded values: the same value if layouts are equal by construction, else one to move to."""
         for value, target in zip(values, targets):
             if self.space.classes[value] == self.space.classes[target]:
                 self.origin[target] = self.origin.get(value, value)
@@ -374,7 +374,7 @@ class _Builder:
         self.results_at_hand.extend((key, value, results) for value, results in zip(op.results, priced.results))
 
     def handed_out(self, op: Op) -> float:
-        """Seconds in which results of an op that runs on one device are added to zeros of the others."""
+        """Seconds to broadcast results of an op on one device, by a sum with zeros of the others."""
         total = 0.0
         for result in op.results:
             if result.uses and result.sharding is not None and result.sharding.mesh_in(self.program.meshes).is_maximal:
@@ -457,7 +457,7 @@ class _Builder:
     # ------------------------------------------------------------------ result
 
     def note_results_at_hand(self) -> None:
-        """Notes where readers need no move, since the op makes a result in the layout in which they read it."""
+        """Marks moves that readers save, since the op makes a result in the layout they read."""
         moved = {value for value, *_ in self.moves}
         for key, value, results in self.results_at_hand:
             if value not in moved:

@@ -135,7 +135,7 @@ class Walk:
                 return moved
 
     def repair(self, stop: Callable[[], bool] = lambda: False, patience: int = 3000) -> bool:
-        """Moves that bring usage under the limit, each the cheapest per unit that it frees where usage is largest.
+        """Single moves until usage is under the limit, each the cheapest per unit freed at the fullest epoch.
 
         Returns:
             Whether the limit holds now.

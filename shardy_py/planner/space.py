@@ -268,7 +268,7 @@ class _Joiner:
             self.fixed.add(value)
 
     def constraint(self, op: Op) -> None:
-        """A constraint: its result stays as the user wrote it, open dimensions follow the operand."""
+        """A constraint: its result keeps the user's sharding; open dimensions follow the operand."""
         result = op.result
         self.fixed.add(result)
         self.add(result, result.type.shape, result.sharding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from jax import numpy as jnp
@@ -12,6 +13,123 @@ from shardy_py.backends.local.windows import Window, Windowed
 Array = Any
 
 
+@dataclass(frozen=True, slots=True)
+class _Spatial:
+    """One spatial dimension of a convolution.
+
+    Attributes:
+        size: Of the operand.
+        kernel: Of the kernel.
+        count: Of the result.
+        stride: Between windows.
+        base_dilation: Distance of the operand's elements.
+        kernel_dilation: Distance of the kernel's elements.
+        padding: Of the operand, before and behind.
+    """
+
+    size: int
+    kernel: int
+    count: int
+    stride: int
+    base_dilation: int
+    kernel_dilation: int
+    padding: tuple[int, int]
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each element of the result depends on the element of the operand at its place."""
+        return self.kernel == 1 and (self.stride, self.padding[0], self.base_dilation, self.size) == (1, 0, 1, self.count)
+
+    @property
+    def slides_over_kernel(self) -> bool:
+        """Whether the kernel is cut, as in weight gradients, whose kernels are the longer sides."""
+        return self.kernel > self.count
+
+    @property
+    def window(self) -> Window:
+        """The elements of the operand that a block of the kernel, or of the result, reads."""
+        low, base = self.padding[0], self.base_dilation
+        if self.slides_over_kernel:
+            return Window(self.size, self.kernel, self.kernel_dilation, low, (self.count - 1) * self.stride + 1, base)
+        return Window(self.size, self.count, self.stride, low, (self.kernel - 1) * self.kernel_dilation + 1, base)
+
+
+class _ConvolutionFactors:
+    """The factors of a convolution.
+
+    Args:
+        equation: The equation.
+
+    Attributes:
+        sizes: Size of each.
+        group: The factor of groups; None without any.
+        inner: The factor of input features in a group.
+        lhs: Factors of each dimension of the operand.
+        rhs: The same of the kernel.
+        out: The same of the result.
+        windows: Dimension of the operand -> the window that slides along it.
+        whole: Factors that are not cut.
+        slid: Factors along which windows of the operand slide.
+        summed: Dimensions of the kernel that are summed over in parts, with their factors.
+    """
+
+    def __init__(self, equation: Equation) -> None:
+        lhs_shape, rhs_shape = equation.shapes
+        (out_shape,) = equation.result_shapes
+        params = equation.params
+        lhs_spec, rhs_spec, out_spec = (getattr(params["dimension_numbers"], name) for name in ("lhs_spec", "rhs_spec", "out_spec"))
+        features, batches = params["feature_group_count"], params["batch_group_count"]
+        groups = features * batches
+        self.sizes: list[int] = []
+        self.group = self.factor(groups) if groups > 1 else None
+        batch = self.factor(out_shape[out_spec[0]])
+        output = self.factor(rhs_shape[rhs_spec[0]] // groups)
+        self.inner = self.factor(rhs_shape[rhs_spec[1]])
+        self.lhs: dict[int, tuple[int, ...]] = {
+            lhs_spec[0]: self.grouped(batch, batches > 1),
+            lhs_spec[1]: self.grouped(self.inner, features > 1),
+        }
+        self.rhs: dict[int, tuple[int, ...]] = {rhs_spec[0]: self.grouped(output), rhs_spec[1]: (self.inner,)}
+        self.out: dict[int, tuple[int, ...]] = {out_spec[0]: (batch,), out_spec[1]: self.grouped(output)}
+        self.windows: dict[int, Window] = {}
+        self.whole: list[int] = []
+        self.slid: list[int] = []
+        self.summed: list[tuple[int, int]] = []
+        options = ("window_strides", "lhs_dilation", "rhs_dilation", "padding")
+        for i, (d, k, o) in enumerate(zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True)):
+            self.add_spatial(d, k, o, _Spatial(lhs_shape[d], rhs_shape[k], out_shape[o], *(params[name][i] for name in options)))
+
+    def factor(self, size: int) -> int:
+        """A new factor."""
+        self.sizes.append(size)
+        return len(self.sizes) - 1
+
+    def grouped(self, rest: int, is_grouped: bool = True) -> tuple[int, ...]:
+        """The factors of a dimension of groups of `rest`."""
+        if self.group is None or not is_grouped:
+            return (rest,)
+        return (self.group, rest) if self.sizes[rest] > 1 else (self.group,)
+
+    def add_spatial(self, d: int, k: int, o: int, spatial: _Spatial) -> None:
+        """Adds the factors of dimensions of the operand, the kernel and the result."""
+        if spatial.is_pointwise:
+            self.lhs[d] = self.out[o] = (self.factor(spatial.size),)
+            self.rhs[k] = (self.factor(1),)
+            self.whole.append(self.rhs[k][0])
+            return
+        self.windows[d] = spatial.window
+        if spatial.slides_over_kernel:
+            self.lhs[d] = self.rhs[k] = (self.factor(spatial.kernel),)
+            self.out[o] = (self.factor(spatial.count),)
+            self.whole.append(self.out[o][0])
+            self.summed.append((k, self.rhs[k][0]))
+        else:
+            self.lhs[d] = self.out[o] = (self.factor(spatial.size),)
+            self.rhs[k] = (self.factor(spatial.kernel),)
+            self.whole.append(self.rhs[k][0])
+            self.slid.append(self.lhs[d][0])
+
+
 def conv_general_dilated(equation: Equation) -> LocalRule | None:
     """Batch and output features pass through, input features leave partial sums, groups are shared by all.
 
@@ -19,65 +137,21 @@ def conv_general_dilated(equation: Equation) -> LocalRule | None:
     kernel, together with the kernel's, which leaves partial sums.
     """
     lhs_shape, rhs_shape = equation.shapes
-    (out_shape,) = equation.result_shapes
-    if 0 in (*lhs_shape, *rhs_shape, *out_shape):
+    if 0 in (*lhs_shape, *rhs_shape, *equation.result_shapes[0]):
         return None
     params = equation.params
-    numbers = params["dimension_numbers"]
-    lhs_spec, rhs_spec, out_spec = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    lhs_spec, rhs_spec = params["dimension_numbers"].lhs_spec, params["dimension_numbers"].rhs_spec
     features, batches = params["feature_group_count"], params["batch_group_count"]
-    groups = features * batches
-    sizes: list[int] = []
-
-    def factor(size: int) -> int:
-        sizes.append(size)
-        return len(sizes) - 1
-
-    def grouped(group: int | None, rest: int) -> tuple[int, ...]:
-        return (rest,) if group is None else (group, rest) if sizes[rest] > 1 else (group,)
-
-    group = factor(groups) if groups > 1 else None
-    batch = factor(out_shape[out_spec[0]])
-    output = factor(rhs_shape[rhs_spec[0]] // groups)
-    inner = factor(rhs_shape[rhs_spec[1]])
-    lhs: dict[int, tuple[int, ...]] = {
-        lhs_spec[0]: grouped(group if batches > 1 else None, batch),
-        lhs_spec[1]: grouped(group if features > 1 else None, inner),
-    }
-    rhs: dict[int, tuple[int, ...]] = {rhs_spec[0]: grouped(group, output), rhs_spec[1]: (inner,)}
-    out: dict[int, tuple[int, ...]] = {out_spec[0]: (batch,), out_spec[1]: grouped(group, output)}
-    windows: list[tuple[int, Window]] = []
-    whole: list[int] = []
-    slid: list[int] = []
-    summed: list[tuple[int, int]] = []
-    for i, (d, k, o) in enumerate(zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True)):
-        n, length, count = lhs_shape[d], rhs_shape[k], out_shape[o]
-        stride, low = params["window_strides"][i], params["padding"][i][0]
-        base, spread = params["lhs_dilation"][i], params["rhs_dilation"][i]
-        if length == 1 and (stride, low, base, n) == (1, 0, 1, count):
-            lhs[d] = out[o] = (factor(n),)
-            rhs[k] = (factor(1),)
-            whole.append(rhs[k][0])
-        elif length > count:
-            lhs[d] = rhs[k] = (factor(length),)
-            out[o] = (factor(count),)
-            whole.append(out[o][0])
-            summed.append((k, rhs[k][0]))
-            windows.append((d, Window(n, length, spread, low, (count - 1) * stride + 1, base)))
-        else:
-            lhs[d] = out[o] = (factor(n),)
-            rhs[k] = (factor(length),)
-            whole.append(rhs[k][0])
-            slid.append(lhs[d][0])
-            windows.append((d, Window(n, count, stride, low, (length - 1) * spread + 1, base)))
-    tables = [[table[d] for d in sorted(table)] for table in (lhs, rhs, out)]
-    rule = make_rule(sizes, tables[:2], tables[2:], reduction=[inner, *(f for _, f in summed)], whole=whole, permutation=slid)
-    operand = Windowed(tuple(tables[0]), lhs_shape, jnp.dtype(equation.dtypes[0]).itemsize, tuple(windows))
+    of = _ConvolutionFactors(equation)
+    group, inner, summed = of.group, of.inner, of.summed
+    tables = [[table[d] for d in sorted(table)] for table in (of.lhs, of.rhs, of.out)]
+    rule = make_rule(of.sizes, tables[:2], tables[2:], reduction=[inner, *(f for _, f in summed)], whole=of.whole, permutation=of.slid)
+    operand = Windowed(tuple(tables[0]), lhs_shape, jnp.dtype(equation.dtypes[0]).itemsize, tuple(of.windows.items()))
     spatial = lhs_spec[2:]
 
     def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         x, kernel = arrays
-        if lhs[lhs_spec[1]] == (inner,):
+        if of.lhs[lhs_spec[1]] == (inner,):
             x = local.mask(x, lhs_spec[1], inner, 0)
         kernel = local.mask(kernel, rhs_spec[1], inner, 0)
         for k, f in summed:
@@ -97,9 +171,9 @@ def conv_general_dilated(equation: Equation) -> LocalRule | None:
         )
 
     compound = {f for table in tables for dim in table if len(dim) > 1 for f in dim}
-    uneven = frozenset(range(len(sizes))) - compound - ({group} if group is not None else set())
+    uneven = frozenset(range(len(of.sizes))) - compound - ({group} if group is not None else set())
     linear = ((0,), (1,)) if equation.result_dtypes[0].kind in "fcV" else ()
-    return LocalRule(rule, run, uneven=uneven, linear=linear, bytes_inside=operand.bytes_inside if windows else None, weight=0.001)
+    return LocalRule(rule, run, uneven=uneven, linear=linear, bytes_inside=operand.bytes_inside if of.windows else None, weight=0.001)
 
 
 LOCAL_RULES: dict[str, Builder] = {"conv_general_dilated": conv_general_dilated}

@@ -136,7 +136,7 @@ def blocks(size: int, count: int) -> tuple[Have, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def exchange(have: tuple[Have, ...], starts: tuple[int, ...], length: int, block: int) -> Exchange:
-    """The cheapest exchange that brings every device its range.
+    """The cheapest exchange that supplies every device's range.
 
     Args:
         have: The ranges that devices have; together one range without gaps, every position once.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,22 +51,35 @@ class _Factors:
         return len(self.sizes) - 1
 
 
-def gather(equation: Equation) -> LocalRule | None:
-    """Full slices and batch dimensions pass through; a dimension that is indexed element by element leaves partial results.
+@dataclass(frozen=True, eq=False)
+class _GatherFactors:
+    """The factors of a gather.
 
-    A shard reads what lies in its range and has zeros elsewhere, so that one shard has the element and the sum is it.
+    Attributes:
+        factors: All of them.
+        source: The factor of each dimension of the operand.
+        indexed: Dimension of the operand that indices run along -> its factor, a reduction.
+        batch: Factors of the indices' dimensions, without that of index vectors.
+        vector: The factor of index vectors.
+        offsets: Dimension of the result along the operand -> its factor.
     """
+
+    factors: _Factors
+    source: list[int]
+    indexed: dict[int, int]
+    batch: list[int]
+    vector: int
+    offsets: dict[int, int]
+
+
+def _gather_factors(equation: Equation) -> _GatherFactors:
     shape, indices = equation.shapes
-    params = equation.params
-    numbers, sizes, mode = params["dimension_numbers"], params["slice_sizes"], params["mode"]
-    dtype = equation.dtypes[0]
-    if 0 in shape or 0 in equation.result_shapes[0]:
-        return None
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     factors = _Factors()
     batch = [factors.new(n) for n in indices[:-1]]
     batching = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
-    offsets = iter(numbers.offset_dims)
-    out: dict[int, int] = {}
+    offset_dims = iter(numbers.offset_dims)
+    offsets: dict[int, int] = {}
     source: list[int] = []
     indexed: dict[int, int] = {}
     for d, (n, length) in enumerate(zip(shape, sizes, strict=True)):
@@ -75,27 +89,44 @@ def gather(equation: Equation) -> LocalRule | None:
         collapsed = d in numbers.collapsed_slice_dims
         if not collapsed and length == n:
             source.append(factors.new(n))
-            out[next(offsets)] = source[-1]
+            offsets[next(offset_dims)] = source[-1]
             continue
-        if length == 1 and d in numbers.start_index_map and n > 1 and _is_summable(dtype):
+        if length == 1 and d in numbers.start_index_map and n > 1 and _is_summable(equation.dtypes[0]):
             source.append(factors.new(n))
             indexed[d] = source[-1]
         else:
             source.append(factors.new(n, whole=True))
         if not collapsed:
-            out[next(offsets)] = factors.new(length, whole=True)
-    vector = factors.new(indices[-1], whole=True)
+            offsets[next(offset_dims)] = factors.new(length, whole=True)
+    return _GatherFactors(factors, source, indexed, batch, factors.new(indices[-1], whole=True), offsets)
+
+
+def gather(equation: Equation) -> LocalRule | None:
+    """Full slices and batch dimensions pass through; a dimension that is indexed element by element leaves partial results.
+
+    A shard reads what lies in its range and has zeros elsewhere, so that one shard has the element and the sum is it.
+    """
+    shape, _ = equation.shapes
+    params = equation.params
+    numbers, sizes, mode = params["dimension_numbers"], params["slice_sizes"], params["mode"]
+    dtype = equation.dtypes[0]
+    if 0 in shape or 0 in equation.result_shapes[0]:
+        return None
+    of = _gather_factors(equation)
+    factors, source, indexed = of.factors, of.source, of.indexed
     rank = len(equation.result_shapes[0])
-    rest = iter(batch)
-    result = [out[d] if d in out else next(rest) for d in range(rank)]
-    rule = make_rule(factors.sizes, [source, [*batch, vector]], [result], reduction=sorted(indexed.values()), whole=factors.whole)
-    batch_out = [d for d in range(rank) if d not in out]
+    rest = iter(of.batch)
+    result = [of.offsets[d] if d in of.offsets else next(rest) for d in range(rank)]
+    operands = [source, [*of.batch, of.vector]]
+    rule = make_rule(factors.sizes, operands, [result], reduction=sorted(indexed.values()), whole=factors.whole)
+    batch_out = [d for d in range(rank) if d not in of.offsets]
+    point_dims = {*numbers.operand_batching_dims, *numbers.collapsed_slice_dims}
     fills = mode == lax.GatherScatterMode.FILL_OR_DROP
 
     def run(local: LocalContext, arrays: list) -> list:
         x, i = arrays
         lengths = tuple(local.block(f) if n == length else length for f, n, length in zip(source, shape, sizes, strict=True))
-        lengths = tuple(1 if d in batching or d in numbers.collapsed_slice_dims else n for d, n in enumerate(lengths))
+        lengths = tuple(1 if d in point_dims else n for d, n in enumerate(lengths))
         cut = {d: f for d, f in indexed.items() if local.names(f)}
         bounds = [shape[d] - sizes[d] for d in numbers.start_index_map]
         if not cut:

@@ -194,7 +194,7 @@ def _renamed(axes: Any, rename: Rename) -> Any:
 
 
 def _touched(name: str, params: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The dimensions that a collective rearranges; None if it needs all of them whole."""
+    """The dimensions that a collective rearranges; None if it needs all dimensions whole."""
     if name in _ELEMENTWISE:
         return ()
     if not params.get("tiled"):

@@ -20,7 +20,7 @@ def size_of(parts: Iterable[Part]) -> int:
 
 
 def parts_of(axes: Iterable[AxisRef], mesh: Mesh) -> list[Part]:
-    """The parts that axes are."""
+    """The parts of axes, in order."""
     return [(axis.name, axis.pre_size or 1, axis.size_in(mesh)) for axis in axes]
 
 

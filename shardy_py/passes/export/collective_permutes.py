@@ -24,7 +24,7 @@ def is_permute_useful(search: Search) -> bool:
 
 
 def permute(search: Search) -> bool:
-    """Lets a permute put axes where they belong, as far as the number of pieces of each dimension allows.
+    """Moves axes to their target dimensions by one permute, as far as the number of pieces per dimension allows.
 
     In each dimension come first the axes it has to get, as many as fit; axes that have to go elsewhere stand at the end, ready for an
     all-to-all; those that nobody wants fill what is left, where they are if possible.

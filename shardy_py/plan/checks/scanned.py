@@ -76,7 +76,7 @@ def _sliced_dimension(op: Op) -> int | None:
 
 
 def _along_another(context: CheckContext, value: Value, d: int) -> TensorSharding | None:
-    """Moves the axes of dimension `d` to the longest other dimension that they divide."""
+    """Moves the axes of dimension `d` to the longest other dimension they divide."""
     sharding, shape = value.sharding, value.type.shape
     assert sharding is not None
     moved: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""The graph of the nodes that one device runs under a plan, and of the values that it keeps."""
+"""The graph of the nodes that one device runs under a plan, and of their values."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class MemoryAnalysis(Report):
 
     @functools.cached_property
     def peak_buffers(self) -> tuple[PeakBuffer, ...]:
-        """The arrays in memory at the peak one by one, the largest first, each with the value that it holds and its layout."""
+        """The single arrays in memory at the peak, the largest first, each with its value and layout."""
         return () if self.queries is None else self.queries.peak_buffers(self)
 
     @functools.cached_property

@@ -1,1 +1,1 @@
-"""Predicts the shardings that XLA gives a program that it is left to partition."""
+"""Predicts the shardings of a program that XLA partitions."""

@@ -107,7 +107,7 @@ def _modelled(pieces: Sequence[Piece], forward: Mapping[Step, float], both: Mapp
 
 
 def chosen_leaves(args: Sequence[Any], parameters: int | Sequence[int]) -> list[bool]:
-    """For every leaf of some arguments, whether it belongs to one that is named.
+    """A mask of the leaves of some arguments: those of named arguments.
 
     Raises:
         ShardyError: If there is no such argument.

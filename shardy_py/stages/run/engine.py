@@ -156,7 +156,7 @@ class Engine:
         return End(self.places.sharding(v, stage), self.apart[stage], is_extended_dtype(dtype_of(v)))
 
     def _at(self, stage: int, value: jax.Array) -> Any:
-        """An array as the programs of a stage take it."""
+        """An array in the form that the programs of a stage take."""
         return split(value) if self.apart[stage] else value
 
     def _array(self, v: Var, stage: int, value: Any) -> jax.Array:

@@ -185,7 +185,7 @@ class _Search:
                 yield self.priced("batch along each mesh", built)
 
     def alone(self) -> Iterator[_Priced]:
-        """The plan without a pipeline: one stage, which has the batch as a whole."""
+        """The plan without a pipeline: one stage with the whole batch."""
         if 1 in self.counts and self.meshes is None and isinstance(self.options.schedule, str):
             options = replace(self.options, num_microbatches=1)
             traced = trace_step(options, self.signature, AbstractMesh((), ()))

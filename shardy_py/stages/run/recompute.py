@@ -76,7 +76,7 @@ def bound(nodes: Iterable[Node]) -> list[tuple[Var, Var]]:
     maker: dict[Var, JaxprEqn] = {}
 
     def root(v: Any) -> Any:
-        """The value that is only moved to become this one."""
+        """The source of a value, through ops that only move data."""
         while isinstance(v, Var) and v in maker and maker[v].primitive.name in MOVES and len(maker[v].invars) == 1:
             v = maker[v].invars[0]
         return v

@@ -86,7 +86,7 @@ class Costs:
         return self.backward[task.stage] + (0.0 if split else self.weight[task.stage])
 
     def delay(self, need: Task, task: Task, meshes: int) -> float:
-        """Transfer time from a task to one that needs it; none within a mesh."""
+        """Transfer time from a task to a dependent one; zero within a mesh."""
         return 0.0 if need.stage % meshes == task.stage % meshes else self.transfer[min(need.stage, task.stage)]
 
 

@@ -131,7 +131,7 @@ class _Reader:
         return [(collective, None) for collective in collectives_of(self.plan)]
 
     def _moving(self, name: str, origin: Origin | None) -> int:
-        """The number of a value that moves; -1 where the plan does not list it."""
+        """The number of a resharded value; -1 if the plan does not list it."""
         return self.numbers.get(moving_value(self.plan, name, origin), -1)
 
     def _at(self, location: str) -> int:

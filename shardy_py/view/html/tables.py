@@ -43,7 +43,7 @@ class Interner(Generic[K]):
 
 
 class Tables:
-    """Every table of one plan.
+    """All interned tables of one plan.
 
     Args:
         program: The program with the named meshes.

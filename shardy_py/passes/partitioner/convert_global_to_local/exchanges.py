@@ -60,7 +60,7 @@ def _exchange(out: Emitter, value: Value, axes: Sequence[AxisRef], split: int, c
 
 
 def collective_permute(op: Op, out: Emitter) -> Sequence[Value]:
-    """Every device gets the part that the new sharding says, from the device that has it and is its like along all other axes."""
+    """Every device receives its part of the new sharding from the device that has it, equal to it along all other axes."""
     source, target = out.facts.operands[0].sharding, result_sharding(op)
     assert source is not None
     if source is target:

@@ -14,13 +14,13 @@ from shardy_py.passes.partitioner.convert_global_to_local.sums import FULL_RESHA
 
 
 def dot(op: Op, out: Emitter) -> None:
-    """Stays as it is, if its operands fit and the sum over devices follows."""
+    """A dot; unchanged if its operands fit and its sum over devices follows."""
     lhs, rhs = out.facts.operands
     _check_summed(out, "dot", _same_axes(out, [(lhs.rank - 1, 0)], lhs, rhs))
 
 
 def dot_general(op: Op, out: Emitter) -> None:
-    """Runs on parts, as `dot`."""
+    """A dot_general on local parts, as `dot`."""
     names = ("lhs_contracting_dimensions", "rhs_contracting_dimensions")
     pairs = list(zip(*(op.attributes[name] for name in names), strict=True))
     _check_summed(out, "dot_general", _same_axes(out, pairs, *out.facts.operands))

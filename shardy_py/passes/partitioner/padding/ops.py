@@ -140,7 +140,7 @@ def returned(padder: Padder, op: Op) -> None:
 
 
 def _inferred(padder: Padder, op: Op, rule: OpShardingRule, result: Value) -> tuple[int, ...]:
-    """The shape of a result without a sharding: dimensions are as large as those of the operands they follow."""
+    """The shape of a result without a sharding, from the operand dimensions with the same factors."""
     shape = list(result.type.shape)
     for dim, factors in enumerate(rule.result_mappings[result.index]):
         for operand, mapping in zip(op.operands, rule.operand_mappings, strict=True):

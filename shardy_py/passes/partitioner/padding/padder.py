@@ -42,7 +42,7 @@ class Padder:
         return self._before.get(value, value.type).shape
 
     def note(self, value: Value, shape: Ints) -> None:
-        """Says what shape a value that was made padded would have without its padding."""
+        """Records the unpadded shape of a padded value."""
         self._before[value] = local_ops.resized(local_ops.tensor_type(value), shape)
 
     def resize(self, value: Value, shape: Ints) -> None:

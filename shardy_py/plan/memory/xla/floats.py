@@ -230,7 +230,7 @@ class _Widener:
         op.drop_uses()
 
     def replace(self, old: Value, new: Value) -> None:
-        """Makes every use of a value one of the value that takes its place."""
+        """Replaces every use of a value."""
         old.replace_uses(new)
         if old in self.originals:
             self.originals[new] = self.originals[old]
