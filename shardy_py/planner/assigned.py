@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from shardy_py.dialect import DimensionSharding, TensorSharding
-from shardy_py.dialect.axis import Axes, sort_and_merge
+from shardy_py.dialect.axis import Axes, merged
 from shardy_py.ir import Program, Value
 from shardy_py.partition.layouts import Layout
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
@@ -30,7 +30,7 @@ def shardings_of(space: Space, assignment: Sequence[int], mesh_name: str) -> Sha
         if layout not in shardings:
             for axes in layout:
                 if axes not in dims:
-                    dims[axes] = DimensionSharding(sort_and_merge(axes, space.mesh))
+                    dims[axes] = DimensionSharding(merged(axes, space.mesh))
             shardings[layout] = TensorSharding(mesh_name, [dims[axes] for axes in layout])
         return shardings[layout]
 

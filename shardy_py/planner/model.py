@@ -23,11 +23,12 @@ from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATIO
 from shardy_py.plan.progress import report
 from shardy_py.plan.trips import trip_count
 from shardy_py.planner.branches import Branch, Conds, counted, with_branches
-from shardy_py.planner.op_tables import Joint, OpTables, Reads, Results, TooLarge, costly
+from shardy_py.planner.op_tables import Joint, OpTables, Reads, Results, TooLarge, costly, results_of
 from shardy_py.planner.problem import Problem, Table, cost, entries
 from shardy_py.planner.scopes import Scope
 from shardy_py.planner.shared_sums import reduced_shares
 from shardy_py.planner.space import HANDING_ON, Space
+from shardy_py.rules.traits import CONSTRAINTS
 
 Array = Any
 
@@ -282,6 +283,8 @@ class _Builder:
         elif name in FORWARDING:  # what is behind a barrier is a value of its own, and is moved again
             for operand, result in zip(op.operands, op.results):
                 self.to_layout_of(op, operand, result, result.type, scope)
+                if name in CONSTRAINTS:
+                    self.operand_at_hand(operand, result)
             self.results(op, scope)
         elif name in HANDING_ON:
             self.forward(op, op.operands, op.results, scope)
@@ -410,6 +413,14 @@ class _Builder:
         local, joint = self.joint([own, other])
         self.bring(op, value, scope, local, joint, joint.candidates.domains[1], joint.candidates.index[1])
 
+    def operand_at_hand(self, operand: Value, result: Value) -> None:
+        """Notes that a value needs no move back to the layout from which a constraint has brought it."""
+        if result.type.rank:
+            local, joint = self.joint([self.space.classes[operand], self.space.classes[result]])
+            (key, _), candidates = self.draft(local, joint), joint.candidates
+            (source, target), (source_numbers, target_numbers) = candidates.domains, candidates.index
+            self.results_at_hand.append((key, result, results_of(id(joint), target, target_numbers, source, source_numbers)))
+
     def to_sharding(self, op: Op, value: Value, sharding: TensorSharding, scope: Scope) -> None:
         """Moves a value to a sharding."""
         if value.type.rank:
@@ -495,14 +506,19 @@ class _Builder:
         values: dict[Value | int, int] = {}
         layouts: dict[int, tuple[Layout, ...]] = {}
         places: dict[tuple[tuple[int, ...], int], int] = {}
+        needed: dict[int, None] = {}
         for key, draft in self.drafts.items():
             table = self.table(key[0], draft, numbers)
             if table.classes:
                 places[key] = len(tables)
                 tables.append(table)
             else:
-                needed = dict.fromkeys(int(m) for m in table.moves[0] if m >= 0)
-                constant += float(draft.costs[0]) + float(sum(costs[m] for m in needed))
+                constant += float(draft.costs[0])
+                needed.update(dict.fromkeys(int(m) for m in table.moves[0] if m >= 0))
+                costs[[int(m) for m in table.at_hand[0] if m >= 0]] = 0.0
+        # A move that no choice spares is paid once, whoever needs it besides.
+        constant += float(sum(costs[m] for m in needed))
+        costs[list(needed)] = 0.0
         main = self.program.main
         for value, type_ in (*((a, a.type) for a in main.arguments), *enumerate(main.result_types)):
             local, joint = self.joint([space.classes[value]])
@@ -523,7 +539,7 @@ class _Builder:
         makes = {
             value: Read(places[key], results.own, results.targets, results.makes)
             for key, value, results in self.results_at_hand
-            if key in places
+            if key in places and value.defining_op is not None and value.defining_op.name not in CONSTRAINTS
         }
         conds = tuple(tuple(branch.finished(places) for branch in branches) for branches in self.conds)
         model = Model(space, space.free, problem, constant, conds, (), values, layouts, reads, makes)

@@ -199,11 +199,15 @@ def _priced(table: PriceTable, candidates: Candidates, has_maker: Sequence[bool]
         None if by_op else Reads((id(table), i), domains[i], index[i], targets, read, costly(seconds))
         for i, (by_op, targets, read, seconds) in enumerate(zip(has_maker, table.read_layouts, table.reads, table.move_seconds))
     )
-    results: list[Results] = []
-    for i, (targets, makes) in enumerate(zip(table.make_layouts, table.makes), len(reads)):
-        moves = tuple((a, b, one, other) for a, one in enumerate(domains[i]) for b, other in enumerate(targets) if one != other)
-        results.append(Results((id(table), i), domains[i], index[i], targets, makes, moves))
-    return Priced(table, _misplaced(candidates, table), reads, tuple(results))
+    made = enumerate(zip(table.make_layouts, table.makes), len(reads))
+    results = tuple(results_of((id(table), i), domains[i], index[i], targets, makes) for i, (targets, makes) in made)
+    return Priced(table, _misplaced(candidates, table), reads, results)
+
+
+def results_of(key: object, domain: Sequence[Layout], own: Array, targets: Sequence[Layout], makes: Array) -> Results:
+    """The layouts in which a result is made; see `Results`."""
+    moves = tuple((a, b, one, other) for a, one in enumerate(domain) for b, other in enumerate(targets) if one != other)
+    return Results(key, domain, own, targets, makes, moves)
 
 
 def costly(seconds: Array) -> tuple[tuple[int, int, float], ...]:

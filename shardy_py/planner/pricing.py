@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
-from shardy_py.dialect.axis import Axes, sort_and_merge
+from shardy_py.dialect.axis import Axes, merged
 from shardy_py.errors import UserError
 from shardy_py.ir import Value
 from shardy_py.partition.layouts import Layout, parts
@@ -137,7 +137,7 @@ class Prices:
     def _annotated(self, number: int, layout: Layout) -> tuple[Searcher, Problem, list[int]]:
         """As `_pinned`, for an argument that shares its classes with others: an annotation gives it classes of its own."""
         searcher, annotations = self.searcher, self.searcher.annotations
-        sharding = TensorSharding(searcher.mesh_name, [DimensionSharding(sort_and_merge(axes, searcher.space.mesh)) for axes in layout])
+        sharding = TensorSharding(searcher.mesh_name, [DimensionSharding(merged(axes, searcher.space.mesh)) for axes in layout])
         return self._with(replace(annotations, inputs=(*annotations.inputs[:number], sharding, *annotations.inputs[number + 1 :])))
 
     def _with(self, annotations: Annotations) -> tuple[Searcher, Problem, list[int]]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
@@ -249,6 +250,22 @@ def test_what_runs_inside_of_a_shard_map_is_a_constant() -> None:
     for _ in range(ASSIGNMENTS):
         assignment = drawn(made.model, choose)
         assert cost(made.model.problem, assignment) + made.model.constant == pytest.approx(seconds(made, assignment), rel=1e-9)
+
+
+def test_a_constrained_value_is_at_hand_where_it_came_from() -> None:
+    """Some of its readers want it as it was before, of which there is a copy; pinned moves are paid once."""
+    mesh = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
+
+    def function(x: jax.Array, w: jax.Array) -> Any:
+        columns = lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, "y")))
+        rows = lax.with_sharding_constraint(columns, NamedSharding(mesh, P(("y", "x"))))
+        return rows @ w, jnp.tanh(rows), columns * 2, rows
+
+    made = made_of(function, (f32(32, 16), f32(16, 24)), mesh="two axes")
+    choose = random.Random(0)
+    for _ in range(ASSIGNMENTS):
+        assignment = drawn(made.model, choose)
+        assert made.model.seconds(assignment) == pytest.approx(seconds(made, assignment), rel=1e-9)
 
 
 def test_three_axes() -> None:

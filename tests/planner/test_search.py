@@ -113,6 +113,13 @@ def test_annotations_stay() -> None:
     assert "in_shardings" in str(plan.explain(plan.inputs[0], "y"))
 
 
+def test_the_order_of_the_axes_of_an_annotation_stays() -> None:
+    planned = sp.auto_shard(step, mesh=SMALL, planner=planner(), in_shardings=(None, P(("y", "x"))), lowering="jit")
+    stated = planned.plan(*STEP).inputs[-1].sharding
+    assert stated is not None
+    assert [str(axis) for axis in stated.dims[0].axes] == ['"y"', '"x"']
+
+
 def test_constraints_stay() -> None:
     def constrained(x: jax.Array) -> jax.Array:
         return sp.with_sharding_constraint(jnp.sin(x), P("y", "x")) * 2
