@@ -33,7 +33,7 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.facade import Plan
 from shardy_py.frontends.jaxpr import Imported, lowered
 from shardy_py.frontends.leaves import Outline
-from shardy_py.ir import TensorType
+from shardy_py.ir import TensorType, Value
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import Step
 from shardy_py.plan.donation import Donated, donations, handed_on, refusals
@@ -49,7 +49,7 @@ from shardy_py.planner.options import Planner
 from shardy_py.planner.pricing import Prices
 from shardy_py.planner.search import Searcher, assigned, fits, objective
 from shardy_py.planner.seeds import Variable
-from shardy_py.planner.space import Annotations, Resolution
+from shardy_py.planner.space import Annotations, Resolution, values_of
 from shardy_py.planner.templates import UserTemplate
 
 
@@ -234,13 +234,22 @@ class _Planning:
         self.traced = traced
         self.timings = Timings()
         self.alike: tuple[tuple[int, int], ...] = ()
+        self.groups: dict[int, list[Value]] = {}
         request = traced.request
         self.log: list[Step] | None = [] if request.settings.options.provenance else None
         with self.timings.step("describe"):
             self.results = described_results(traced)
         names = [leaf.path for leaf in request.leaves]
         self.imported = propagated(
-            traced.jaxpr, request.view, request.settings.options, request.shardings, self.results.shardings, self.timings, self.log, names
+            traced.jaxpr,
+            request.view,
+            request.settings.options,
+            request.shardings,
+            self.results.shardings,
+            self.timings,
+            self.log,
+            names,
+            self.groups,
         )
 
     def planned(self, search: Search | None, *, by_xla: bool = False) -> Planned:
@@ -373,7 +382,9 @@ class _Planning:
         jaxpr = self.traced.jaxpr.jaxpr
         inputs = tuple(physical_sharding(s, v.aval) for s, v in zip(self.traced.request.shardings, jaxpr.invars, strict=True))
         outputs = tuple(physical_sharding(s, v.aval) for s, v in zip(self.results.shardings, jaxpr.outvars, strict=True))
-        return Annotations(inputs, outputs, self.alike)
+        number_of = {value: number for number, value in enumerate(values_of(self.imported.program))}
+        members = (tuple(number_of[value] for value in group if value in number_of) for group in self.groups.values())
+        return Annotations(inputs, outputs, self.alike, tuple(members))
 
     def replan(self, annotations: Annotations, resolution: Resolution, assignment: Sequence[int]) -> Plan:
         """The plan of an assignment of the space of some annotations, of a program of its own."""

@@ -12,6 +12,8 @@ from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.options import Options
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.frontends.jaxpr import Imported, from_jaxpr
+from shardy_py.ir import Value
+from shardy_py.passes.import_.sharding_group_import import GROUP
 from shardy_py.passes.pipelines import PlanPipeline
 from shardy_py.passes.propagation.log import Step
 from shardy_py.plan.timings import Timings
@@ -26,6 +28,7 @@ def propagated(
     timings: Timings | None = None,
     log: list[Step] | None = None,
     names: Sequence[str] | None = None,
+    groups: dict[int, list[Value]] | None = None,
 ) -> Imported:
     """A jaxpr as a program, with the shardings that the propagation gives it.
 
@@ -38,6 +41,7 @@ def propagated(
         timings: Where the time of each step is added.
         log: Where the steps of the propagation are written.
         names: Names of the inputs, for people to read.
+        groups: Where the members of sharding groups are written, which the propagated program has no ops of.
     """
     timings = Timings() if timings is None else timings
     with timings.step("read"):
@@ -51,6 +55,10 @@ def propagated(
             platform=options.platform_of(view.user_mesh),
             devices=view.expected,
         )
+    if groups is not None:
+        for op in imported.program.walk():
+            if op.name == GROUP:
+                groups.setdefault(op.attributes["group_id"], []).append(op.operands[0])
     with timings.step("propagate"):
         PlanPipeline(
             propagation_strategy=options.strategy,

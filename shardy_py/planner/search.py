@@ -37,7 +37,7 @@ from shardy_py.planner.options import Planner
 from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted, weight
 from shardy_py.planner.propagated import Outcome, Trial, Trials
 from shardy_py.planner.seeds import Seeds
-from shardy_py.planner.space import Annotations, Resolution, Space, resolutions, space_of, spaces_of
+from shardy_py.planner.space import Annotations, Resolution, Space, groups_of, resolutions, space_of, spaces_of
 from shardy_py.planner.templates import Template, UserTemplate, in_space, templates
 
 ROUNDS = 6
@@ -221,7 +221,7 @@ class Searcher:
         machine = Machine(self.base.mesh, self.planner.machine, self.planner.links)
         program, lineage, copies = as_xla_inlines(self.base.program)
         ops = {old: new for new, old in lineage.ops.items()}
-        spaces = spaces_of(program, self.base.mesh, self.annotations)
+        spaces = spaces_of(program, self.base.mesh, self.annotations, groups_of(self.annotations, self.base.program, copies))
         return program, ops, copies, OpTables(program, machine, self.policy), spaces
 
     @property
@@ -694,5 +694,5 @@ def assigned(
         assignment: Per class of the space, the number of its strategy.
     """
     copy, _, copies = as_xla_inlines(program)
-    space = space_of(copy, mesh, annotations, resolution)
+    space = space_of(copy, mesh, annotations, resolution, groups_of(annotations, program, copies))
     assign(program, space, shardings_of(space, assignment, mesh_name), copies)

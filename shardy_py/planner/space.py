@@ -10,15 +10,17 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes
+from shardy_py.errors import UserError
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.partition.layouts import Layout, layout_of, parts
 from shardy_py.partition.op import CHEAP
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
+from shardy_py.plan.values import location_of
 from shardy_py.planner.alike import representatives
 from shardy_py.rules import rule_for
 from shardy_py.rules.traits import CONSTRAINTS
@@ -94,11 +96,13 @@ class Annotations:
         inputs: Per argument of the function, its sharding as far as it is stated.
         outputs: Per result.
         alike: Pairs of numbers of an argument and a result that have one sharding: a step hands them to the next.
+        groups: Sharding groups: per group, the numbers of its members among `values_of` the planned program.
     """
 
     inputs: tuple[TensorSharding | None, ...]
     outputs: tuple[TensorSharding | None, ...]
     alike: tuple[tuple[int, int], ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 def resolutions(mesh: Mesh) -> tuple[Resolution, ...]:
@@ -114,23 +118,58 @@ def resolutions(mesh: Mesh) -> tuple[Resolution, ...]:
     return (Resolution(apart), *dict.fromkeys(Resolution(groups, layers=False) for groups in coarser))
 
 
-def spaces_of(program: Program, mesh: Mesh, annotations: Annotations) -> Callable[[Resolution | None], Space]:
+def values_of(program: Program) -> Iterator[Value]:
+    """All values of a program, in an order that equal programs share."""
+    yield from program.main.arguments
+    for op in program.walk():
+        yield from op.results
+        for region in op.regions:
+            yield from region.arguments
+
+
+def spaces_of(
+    program: Program, mesh: Mesh, annotations: Annotations, groups: Sequence[Sequence[Value]] = ()
+) -> Callable[[Resolution | None], Space]:
     """The search spaces of a program, by their distinctions; None is all. Dimensions are joined once for all of them.
 
     Args:
         program: After all passes, planned with the user's annotations alone.
         mesh: Its mesh.
         annotations: The user's annotations of arguments and results; constraints are ops of the program.
+        groups: Values that are sharded alike, as the user says.
+
+    Raises:
+        UserError: Annotations of members of a group contradict each other.
     """
     joiner = _Joiner(program, mesh, annotations)
     joiner.block(program.main.body)
     joiner.ends()
+    for group in groups:
+        joiner.group(group)
     return joiner.space
 
 
-def space_of(program: Program, mesh: Mesh, annotations: Annotations, resolution: Resolution | None = None) -> Space:
+def space_of(
+    program: Program,
+    mesh: Mesh,
+    annotations: Annotations,
+    resolution: Resolution | None = None,
+    groups: Sequence[Sequence[Value]] = (),
+) -> Space:
     """One of the search spaces of a program; see `spaces_of`."""
-    return spaces_of(program, mesh, annotations)(resolution)
+    return spaces_of(program, mesh, annotations, groups)(resolution)
+
+
+def groups_of(annotations: Annotations, program: Program, copies: Mapping[Value, Value]) -> list[list[Value]]:
+    """The members of sharding groups in a copy of the planned program.
+
+    Args:
+        annotations: They say the groups.
+        program: The planned program.
+        copies: Its values -> those of the copy.
+    """
+    values = list(values_of(program)) if annotations.groups else []
+    return [[copies[values[number]] for number in group if values[number] in copies] for group in annotations.groups]
 
 
 class _Joiner:
@@ -149,11 +188,11 @@ class _Joiner:
         self.numbers: dict[Dim, int] = {}
         self.dims: list[Dim] = []
         self.sizes: list[int] = []
+        self.ranks: dict[Value | int, int] = {}
         self.pins: list[Axes | None] = []
         self.parent: list[int] = []
         self.values: list[dict[Value | int, int]] = []
         self.fixed: set[Value] = set()
-        self.groups: dict[object, Value] = {}
         main = program.main
         for argument, sharding in zip(main.arguments, annotations.inputs, strict=True):
             self.add(argument, argument.type.shape, sharding)
@@ -173,6 +212,7 @@ class _Joiner:
             pinned: Whether open dimensions are pinned too.
         """
         layout = layout_of(sharding, len(shape), self.mesh) if sharding is not None else ()
+        self.ranks[value] = len(shape)
         for dim, size in enumerate(shape):
             number = self.numbers[value, dim] = len(self.dims)
             self.dims.append((value, dim))
@@ -209,11 +249,27 @@ class _Joiner:
         small, large = sorted((self.values[a], self.values[b]), key=len)
         if any(large.get(value, dim) != dim for value, dim in small.items()):
             return
+        if (pins[0] is None) != (pins[1] is None) and self.is_taken(pins[0] or pins[1] or (), self.values[a if pins[0] is None else b]):
+            return
         large.update(small)
         self.parent[b] = a
         self.values[a], self.values[b] = large, {}
         self.sizes[a] = math.gcd(self.sizes[a], self.sizes[b])
         self.pins[a] = pins[1] if pins[0] is None else pins[0]
+
+    def is_taken(self, pin: Axes, dims: Mapping[Value | int, int]) -> bool:
+        """Whether some of the axes of a pin are those of a pin of another dimension of a value.
+
+        Args:
+            pin: Axes.
+            dims: Value -> the dimension that would have them.
+        """
+        return bool(pin) and any(
+            set(pin) & set(self.pins[self.root(self.numbers[value, other])] or ())
+            for value, dim in dims.items()
+            for other in range(self.ranks[value])
+            if other != dim
+        )
 
     def alike(self, one: Value, other: Value | int) -> None:
         """Joins all dimensions of two values of one shape."""
@@ -253,11 +309,37 @@ class _Joiner:
         elif name in HANDING_ON:
             for operand, result in zip(op.operands, op.results):
                 self.alike(operand, result)
-        elif name == "sdy.sharding_group":
-            first = self.groups.setdefault(op.attributes["group_id"], op.operands[0])
-            self.alike(op.operands[0], first)
         elif not op.regions:
             self.plain(op)
+
+    def group(self, members: Sequence[Value]) -> None:
+        """Joins the members of a sharding group.
+
+        Raises:
+            UserError: Their pins leave no sharding for all.
+        """
+        for one in members:
+            self.check_group(one, members[0])
+            self.alike(one, members[0])
+
+    def check_group(self, one: Value, other: Value) -> None:
+        """Checks that the pins of two members of a sharding group leave a sharding for both."""
+        pins = [[self.pins[self.root(self.numbers[value, dim])] for dim in range(value.type.rank)] for value in (one, other)]
+        both = [a if b is None else b for a, b in zip(*pins)]
+        axes = [part for pin in both for part in pin or ()]
+        if len(set(axes)) < len(axes) or any(a is not None and a != b for a, b in zip(pins[0], both)):
+            places = [self.place(value) for value in (other, one)]
+            raise UserError(
+                "two members of a sharding group are annotated with different shardings",
+                where=" and ".join(places),
+                why="a planner shards the members of a group alike, and no sharding has the axes of both annotations",
+                fix="annotate one of them only, or both alike",
+            )
+
+    def place(self, value: Value) -> str:
+        """The place of a value in the user's code; the name of an argument."""
+        op = value.defining_op
+        return value.name or f"argument {value.index}" if op is None else location_of(self.program, op) or op.primitive or op.name
 
     def manual(self, op: Op) -> None:
         """A `shard_map`: what is inside stays as the user wrote it."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from shardy_py.ir import Program, Value
-from shardy_py.planner.space import Space
+from shardy_py.planner.space import Space, values_of
 
 
 def transferred(assignment: Sequence[int], source: tuple[Program, Space], target: tuple[Program, Space]) -> tuple[int, ...]:
@@ -19,20 +19,11 @@ def transferred(assignment: Sequence[int], source: tuple[Program, Space], target
     Returns:
         Per class of the target, the number of its strategy.
     """
-    counterparts = dict(zip(_values(target[0]), _values(source[0]), strict=True))
+    results = {number: number for number in range(len(target[0].main.result_types))}
+    counterparts: dict[Value | int, Value | int] = {**dict(zip(values_of(target[0]), values_of(source[0]), strict=True)), **results}
     chosen: list[int] = []
     for strategies, members in zip(target[1].strategies, target[1].members):
         value, dim = members[0]
         axes = source[1].layout(counterparts[value], assignment)[dim]
         chosen.append(strategies.index(axes) if axes in strategies else 0)
     return tuple(chosen)
-
-
-def _values(program: Program) -> Iterator[Value | int]:
-    """All values of a program and the numbers of its results, in an order that equal programs share."""
-    yield from range(len(program.main.result_types))
-    yield from program.main.arguments
-    for op in program.walk():
-        yield from op.results
-        for region in op.regions:
-            yield from region.arguments

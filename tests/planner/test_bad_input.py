@@ -36,6 +36,16 @@ def residuals(weights: jax.Array, x: jax.Array) -> jax.Array:
     return jax.grad(lambda weights: jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]))(weights)
 
 
+def grouped(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    a, b = sp.sharding_group(a, b)
+    return a + 1, b + 1
+
+
+def constrained_group(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    one = sp.with_sharding_constraint(a * 2, P("x", P.UNCONSTRAINED))
+    return grouped(one, sp.with_sharding_constraint(a * 3, P("y", P.UNCONSTRAINED)))
+
+
 MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no hardware": (lambda: sp.Planner(), TypeError, "'hardware'"),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     "hardware of another type": (lambda: planner(hardware=None), TypeError, "hardware is a name or a shardy_py.Hardware, not NoneType"),
@@ -59,6 +69,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a pin that does not divide": (
         lambda: planned(fun=jnp.sin, args=(f32(63, 64),), in_shardings=P("x")), sp.SpecError, "63 is not divisible by 8.*64"
     ),
+    "pins of a group that differ": (
+        lambda: planned(SMALL, grouped, (f32(64, 64), f32(64, 64)), in_shardings=(P("x", P.UNCONSTRAINED), P(P.UNCONSTRAINED, "x"))),
+        sp.ShardyError, r"two members of a sharding group.*a and b.*annotate one of them only",
+    ),
+    "constraints of a group that differ": (
+        lambda: planned(SMALL, constrained_group, (f32(64, 64),)), sp.ShardyError,
+        r"two members of a sharding group.*test_bad_input\.py:\d+ and .*test_bad_input\.py:\d+",
+    ),
     "a budget that nothing fits": (
         lambda: planned(options={"memory_bytes": 1 << 16}), sp.PlannerInfeasible,
         r"64 KiB a device: the least peak found is .* MiB at .*test_search\.py:\d+.*donate what results could replace, 1 MiB .*than 8",
@@ -70,6 +88,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:sharding group")
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes(name: str) -> None:
     call, kind, words = MISTAKES[name]
@@ -106,6 +125,24 @@ def test_no_time() -> None:
     assert plan.search is not None
     assert plan.search.status == "time_limit"
     assert 0 < plan.search.lower_bound_seconds <= plan.search.objective_seconds
+
+
+def barred(a: jax.Array, b: jax.Array) -> jax.Array:
+    (a,), (b,) = jax.lax.optimization_barrier((a,)), jax.lax.optimization_barrier((b,))
+    return jnp.sin(a + b)
+
+
+@pytest.mark.parametrize("fun", [barred, lambda a, b: (a + b, b)], ids=["behind barriers", "of a donated argument and its result"])
+def test_pins_that_cannot_be_of_one_value(fun: Any) -> None:
+    """Open dimensions do not follow a pin that would cut two dimensions along one axis."""
+    free, donated = P.UNCONSTRAINED, () if fun is barred else (0,)
+    out = None if fun is barred else (P(free, "x"), None)
+    plan = planned(
+        SMALL, fun, (f32(64, 64), f32(64, 64)), in_shardings=(P("x", free), P(free, "x")), out_shardings=out, donate_argnums=donated
+    )
+    assert plan.search is not None
+    assert plan.input_shardings[0].spec[0] == "x"
+    assert plan.input_shardings[1].spec[1] == "x"
 
 
 @pytest.mark.parametrize("kind", ["callback", "primitive"])

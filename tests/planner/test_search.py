@@ -129,6 +129,32 @@ def test_constraints_stay() -> None:
     assert str(constraint.result.sharding) == '#sdy.sharding<@mesh, [{"y"}, {"x"}]>'
 
 
+def grouped(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    a, b = sp.sharding_group(a, b)
+    return jnp.sort(a, axis=1), jnp.sort(b, axis=0)
+
+
+@pytest.mark.parametrize("place", ["function", "jit", "scan"])
+def test_groups_stay(place: str) -> None:
+    """Members lie alike, though each alone is best cut along the dimension that it is not sorted along."""
+
+    def scanned(a: jax.Array, b: jax.Array) -> Any:
+        return lax.scan(lambda pair, _: (grouped(*pair), None), (a, b), None, length=2)[0]
+
+    fun = {"function": grouped, "jit": jax.jit(grouped), "scan": scanned}[place]
+    shapes = (f32(1024, 1024), f32(1024, 1024))
+    plan = sp.auto_shard(fun, mesh={"x": 8}, planner=planner(), lowering="jit").plan(*shapes)
+    free = sp.auto_shard(lambda a, b: (jnp.sort(a, axis=1), jnp.sort(b, axis=0)), mesh={"x": 8}, planner=planner(), lowering="jit")
+    if place == "scan":
+        (loop,) = [op for op in plan.program.walk() if op.name == "stablehlo.while"]
+        one, other = [argument.sharding for argument in loop.regions[1].arguments if argument.type.rank == 2]
+        assert one == other
+    else:
+        assert plan.inputs[0].sharding == plan.inputs[1].sharding
+    one, other = (value.sharding for value in free.plan(*shapes).inputs)
+    assert one != other
+
+
 def test_a_plan_keeps_its_budget() -> None:
     generous = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
     assert generous.search is not None
