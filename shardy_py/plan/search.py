@@ -162,7 +162,7 @@ class Pricer(Protocol):
         ...
 
     def price_of_annotations(self) -> tuple[Price, ...]:
-        """Seconds that dropping each annotation saves, as negative prices."""
+        """Per annotation, the seconds that dropping it saves; the largest saving first."""
         ...
 
 
