@@ -35,8 +35,8 @@ class Site:
     Attributes:
         path: The way to the jaxpr.
         variable: The constrained variable.
-        eqn: The equation that makes it; the loop that reads it, where the constraint is for this reader alone.
-        result: Its number among the results of the equation; None where the constraint is for a reader.
+        eqn: The equation that makes it, or whose body starts with it; the loop that reads it, where the constraint is for that alone.
+        result: Its number among the results of the equation; None where the constraint is for a reader, or of an argument of a body.
         reader: `(equation index, operand number)` of the reader; the index after the last is the jaxpr's return.
         loop: The way to the loop that reads it, its index, and the number of its operand that is carried.
     """
@@ -49,13 +49,18 @@ class Site:
     loop: tuple[Path, int, int] | None = None
 
     @property
-    def is_stacked(self) -> bool:
-        """Whether a scan stacks it: residuals of derivatives are, which have no name in the user's code."""
-        return self.result is not None and self.eqn.primitive.name == "scan" and self.result >= self.eqn.params["num_carry"]
+    def is_unnamed(self) -> bool:
+        """Whether its equation gives it no name in the user's code: residuals that a scan stacks, and what bodies start with."""
+        if self.result is None:
+            return self.reader is None
+        return self.eqn.primitive.name == "scan" and self.result >= self.eqn.params["num_carry"]
 
 
 def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> Iterator[Site]:
-    """The places where constraints may stand, in program order: results of equations, and what loops start with and carry on.
+    """The places where constraints may stand, in program order: results of equations, what loops carry, and what bodies start with.
+
+    A trip of a scan starts with slices of stacked operands, which need not lie as these do, and what is computed anew, as by
+    `jax.checkpoint`, with operands behind a barrier.
 
     Args:
         jaxpr: The jaxpr.
@@ -72,7 +77,11 @@ def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> 
             for k, (name, _, body) in enumerate(bodies(eqn)):
                 inner = open_jaxpr(body)
                 inside = (*path, (index, k))
-                yield from sites(inner, inside, only_results(eqn, inner))
+                unconstrained = only_results(eqn, inner)
+                for variable in inner.invars[_first_slice(eqn) :] if inner.eqns else ():
+                    if variable not in unconstrained:
+                        yield Site(inside, variable, eqn)
+                yield from sites(inner, inside, unconstrained)
                 if start is not None and name in ("jaxpr", "body_jaxpr"):
                     for number, variable in enumerate(inner.outvars[: eqn.params.get("num_carry")]):
                         if not isinstance(variable, Literal):
@@ -81,6 +90,14 @@ def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> 
         for number, variable in enumerate(eqn.outvars):
             if variable not in free:
                 yield Site(path, variable, eqn, number)
+
+
+def _first_slice(eqn: JaxprEqn) -> int:
+    """The first argument of a body that is not carried through a loop."""
+    params = eqn.params
+    if eqn.primitive.name == "scan":
+        return params["num_consts"] + params["num_carry"]
+    return len(eqn.invars) if eqn.primitive.name == "while" else 0
 
 
 def _first_carry(eqn: JaxprEqn) -> int | None:
@@ -156,7 +173,7 @@ def _variable(site: Site, scopes: Mapping[Path, tuple[Scope, Copied]]) -> Variab
         return None
     if site.loop is None:
         op = value.defining_op
-        return Variable(value, value, op, site.eqn.primitive.name, site.is_stacked) if op is not None and value.uses else None
+        return Variable(value, value, op, site.eqn.primitive.name, site.is_unnamed) if op is not None and value.uses else None
     path, index, number = site.loop
     scope, copied = scopes[path]
     eqn = copied.jaxpr.eqns[copied.position[index]]

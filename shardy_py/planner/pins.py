@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Value
 from shardy_py.passes.import_.constant_or_scalar_splitter import copied_values
 from shardy_py.plan.search import Constraint
 from shardy_py.plan.values import in_backward_pass, location_of, name_of
@@ -43,11 +44,12 @@ def constraints_of(searcher: Searcher, best: Candidate) -> tuple[Constraint, ...
     program, names = searcher.base.program, searcher.base.names
     seeds = searcher.seeds(best.plan)
     variables, places = seeds.variables(), list[Place]()
-    values = copied_values(program)  # a pin on one copy says nothing of the others
+    copied = copied_values(program)  # a pin on one copy says nothing of the others
+    pinnable = set[Value]()
     for number, variable in enumerate(variables):
-        if variable is not None and variable.holder not in values:
-            values.add(variable.holder)
-            places.append(_place(number, variable, searcher))
+        if variable is not None and variable.holder not in copied:
+            places.append(_place(number, variable, searcher, is_further=variable.holder in pinnable))
+            pinnable.add(variable.holder)
 
     def propagate(numbers: Collection[int]) -> Outcome:
         plan, run = seeds.plan({place.number: place.sharding for place in places if place.number in numbers})
@@ -66,12 +68,12 @@ def constraints_of(searcher: Searcher, best: Candidate) -> tuple[Constraint, ...
     return tuple(constraints)
 
 
-def _place(number: int, variable: Variable, searcher: Searcher) -> Place:
+def _place(number: int, variable: Variable, searcher: Searcher, *, is_further: bool) -> Place:
     program, holder = searcher.base.program, variable.holder
     sharding = holder.sharding or TensorSharding.closed(searcher.mesh_name, holder.type.rank)
     kind = searcher.space.classes.get(searcher.copies.get(holder, holder), (-1 - number,))
     in_source = bool(location_of(program, variable.op)) and not variable.is_unnamed and not in_backward_pass(program, variable.op)
-    return Place(number, sharding.closed_like(), kind, in_source)
+    return Place(number, sharding.closed_like(), kind, in_source, is_further)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,12 +85,15 @@ class Place:
         sharding: The plan's.
         kind: Its classes.
         in_source: Whether a line of the user's code makes it: not the backward pass, nor what a derivative carries through a loop.
+        is_further: Whether an earlier place is of the same value: what a loop carries is constrained in front of it, at the end of its
+            body, and behind it, where the first alone does not keep what the others are read as from changing it.
     """
 
     number: int
     sharding: TensorSharding
     kind: Kind
     in_source: bool
+    is_further: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,9 +147,12 @@ def fewest_pins(places: Sequence[Place], propagate: Propagate, seconds: float) -
 
 
 def _leader(differing: Sequence[Place]) -> Place:
-    """The first value, with a line in the source if there is one, of the kind that most of the differing values have."""
+    """The first value, with a line in the source if there is one, of the kind that most of the differing values have.
+
+    Further places of values are taken only where no others are left.
+    """
     kinds: dict[Kind, list[Place]] = {}
-    for place in differing:
+    for place in [place for place in differing if not place.is_further] or differing:
         kinds.setdefault(place.kind, []).append(place)
     largest = max(kinds.values(), key=len)  # the first of equals
     return next(itertools.chain((place for place in largest if place.in_source), largest))

@@ -1,8 +1,9 @@
 """The search space: classes of dimensions that are cut alike, and the axes that may cut each.
 
 Dimensions are joined along the factors of ops that would gain nothing from cutting them differently. Dimensions that an op may gain from
-stay apart: dimensions of products, gathers and scatters, results of reductions, arguments of the function at their readers, values that
-loops change, and the results of the function. There the prices of the op, and of the moves around it, decide.
+stay apart: dimensions of products, gathers and scatters, results of reductions, operands and results of what runs on whole operands, as
+FFTs do, arguments of the function at their readers, values that loops change, and the results of the function. There the prices of the op,
+and of the moves around it, decide.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from shardy_py.errors import UserError
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.partition.layouts import Layout, layout_of, parts
 from shardy_py.partition.op import CHEAP
+from shardy_py.partition.strategy import WHOLE
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
 from shardy_py.plan.values import location_of
 from shardy_py.planner.alike import representatives
@@ -394,7 +396,7 @@ class _Joiner:
     def plain(self, op: Op) -> None:
         """Joins dimensions along the factors of an op that are a whole dimension wherever they are."""
         rule = op.rule if op.rule_decided else rule_for(op)
-        if rule is None or op.name in OPEN:
+        if rule is None or op.name in OPEN or op.name in WHOLE:
             return
         values = (*op.operands, *op.results)
         tensors = list(zip(values, rule.mappings))

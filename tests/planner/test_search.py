@@ -360,6 +360,20 @@ def test_the_shape_of_a_mesh_is_chosen() -> None:
     assert np.isfinite(loss)
 
 
+def test_results_of_an_fft_are_cut_apart_from_its_operand() -> None:
+    """It runs on a whole operand: to cut its result costs nothing, to gather an operand that is cut costs much."""
+
+    def spectrum(x: jax.Array) -> jax.Array:
+        return jnp.exp(jnp.abs(jnp.fft.fft(jnp.sin(x))))
+
+    x = f32(2048, 4096)
+    cost = sp.auto_shard(spectrum, mesh={"x": 8}, planner=planner(), lowering="jit").plan(x).cost_analysis("h100")
+    written = {op.primitive: op.bytes_accessed for op in cost.ops}
+    assert not cost.collectives
+    assert written["sin"] == 4 * math.prod(x.shape)
+    assert written["exp"] == written["sin"] / 8
+
+
 def test_the_bound_is_of_all_mesh_shapes() -> None:
     """Another shape may have plans below the bound of the best one, where its search ended with a gap."""
     one = Search("v5e", 1.0, 0.995, 0, None, "optimal")
