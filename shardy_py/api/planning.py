@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,9 +46,10 @@ from shardy_py.plan.settings import PropagationOptions
 from shardy_py.plan.store.structure import Structure
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
+from shardy_py.planner.assigned import assigned
 from shardy_py.planner.options import Planner
 from shardy_py.planner.pricing import Prices
-from shardy_py.planner.search import Searcher, assigned, fits, objective
+from shardy_py.planner.search import Searcher, fits, objective
 from shardy_py.planner.seeds import Variable
 from shardy_py.planner.space import Annotations, Resolution, values_of
 from shardy_py.planner.templates import UserTemplate
@@ -222,8 +224,15 @@ def _run_cheaper(planning: _Planning, prices: Prices, search: Search) -> Planned
     if seconds > best.seconds or not searcher.fits(peak):
         return planning.planned(search, by_xla=True)
     bound = min(search.lower_bound_seconds, seconds)
-    prices = replace(prices, best=replace(best, run=plan, seconds=seconds, peak=peak), bound=bound)
-    measured = replace(search, objective_seconds=seconds, lower_bound_seconds=bound, peak_bytes=peak, pricer=prices)
+    margin = math.ceil(peak * search.margin_bytes / best.peak) if best.peak else 0
+    measured = replace(
+        search,
+        objective_seconds=seconds,
+        lower_bound_seconds=bound,
+        peak_bytes=peak,
+        margin_bytes=margin,
+        pricer=replace(prices, best=replace(best, run=plan, seconds=seconds, peak=peak), bound=bound),
+    )
     return replace(planned, plan=replace(plan, search=measured))
 
 

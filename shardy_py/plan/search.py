@@ -184,6 +184,7 @@ class Search:
         timings: Seconds of each step.
         pricer: Answers questions; None of a stored plan.
         stored_constraints: Of a search that was read from a file.
+        margin_bytes: The peak of the compiled program may be so much above: the error of its estimate by docs/memory.md.
         shards_values: Whether it chose the shardings of values inside too; else they follow by propagation from the inputs and results.
     """
 
@@ -198,6 +199,7 @@ class Search:
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     pricer: Pricer | None = field(default=None, repr=False)
     stored_constraints: tuple[Constraint, ...] = ()
+    margin_bytes: int = 0
     shards_values: bool = True
 
     @functools.cached_property

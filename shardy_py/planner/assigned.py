@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from shardy_py.dialect import DimensionSharding, TensorSharding
+from shardy_py.dialect import DimensionSharding, Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes, merged
 from shardy_py.ir import Program, Value
 from shardy_py.partition.layouts import Layout
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
-from shardy_py.planner.space import Space
+from shardy_py.plan.prediction.loops import as_xla_inlines
+from shardy_py.planner.space import Annotations, Resolution, Space, groups_of, space_of
 
 Shardings = Callable[[Value | int], TensorSharding]
 
@@ -60,3 +61,21 @@ def assign(program: Program, space: Space, sharding: Shardings, copies: Mapping[
             if value.sharding is None or not value.sharding.mesh_in(program.meshes).is_maximal:
                 value.sharding = sharding(copy)
     main.result_shardings = [sharding(number) for number in range(len(main.result_types))]
+
+
+def assigned(
+    program: Program, mesh_name: str, mesh: Mesh, annotations: Annotations, resolution: Resolution, assignment: Sequence[int]
+) -> None:
+    """Sets the shardings of a program to those of an assignment of its space.
+
+    Args:
+        program: The program, after all passes.
+        mesh_name: The mesh as the program names it.
+        mesh: The mesh.
+        annotations: The user's.
+        resolution: The distinctions of the space.
+        assignment: Per class of the space, the number of its strategy.
+    """
+    copy, _, copies = as_xla_inlines(program)
+    space = space_of(copy, mesh, annotations, resolution, groups_of(annotations, program, copies))
+    assign(program, space, shardings_of(space, assignment, mesh_name), copies)

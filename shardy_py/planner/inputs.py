@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardy_py.ir import Value
+from shardy_py.ir.types import element_bits
 from shardy_py.partition.layouts import local_shape
+from shardy_py.plan.record import PlanRecord
 from shardy_py.planner.evaluation import Evaluation, State
 from shardy_py.planner.model import Model
 
@@ -37,6 +39,22 @@ def cut(model: Model, evaluation: Evaluation, assignment: Sequence[int], inputs:
             state.assign(group, strategies)
             left -= spent
     return tuple(map(int, state.assignment))
+
+
+def lying_whole(plan: PlanRecord, arguments: Sequence[Value], data: Sequence[Value]) -> list[tuple[int, str]]:
+    """Bytes and path of each data input that a plan has whole on every device, the largest first.
+
+    Args:
+        plan: The plan.
+        arguments: Of the function.
+        data: Those that no step hands to the next.
+    """
+    whole = [
+        (math.ceil(value.type.size * element_bits(value.type.dtype) / 8), value.path)
+        for argument, value in zip(arguments, plan.inputs)
+        if argument in data and value.shape and (value.sharding is None or value.sharding.is_fully_replicated)
+    ]
+    return sorted(whole, key=lambda pair: (-pair[0], pair[1]))
 
 
 def _smallest(model: Model, state: State, value: Value, group: tuple[int, ...], most: float) -> tuple[tuple[int, ...], float]:

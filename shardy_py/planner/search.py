@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect import TensorSharding
 from shardy_py.errors import UserError
 from shardy_py.ir import Op, Program, Value
 from shardy_py.partition.price import Machine
@@ -17,6 +17,7 @@ from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.memory.analysis import lifetimes
+from shardy_py.plan.memory.models import model as memory_model
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.progress import report
@@ -29,7 +30,7 @@ from shardy_py.planner.elimination import reduced
 from shardy_py.planner.errors import PlannerInfeasible
 from shardy_py.planner.evaluation import Evaluation
 from shardy_py.planner.following import Neighbours, followed, neighbours_of
-from shardy_py.planner.inputs import SHARE, cut
+from shardy_py.planner.inputs import SHARE, cut, lying_whole
 from shardy_py.planner.memory import binding, fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge
@@ -37,7 +38,7 @@ from shardy_py.planner.options import Planner
 from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted, weight
 from shardy_py.planner.propagated import Outcome, Trial, Trials
 from shardy_py.planner.seeds import Seeds
-from shardy_py.planner.space import Annotations, Resolution, Space, groups_of, resolutions, space_of, spaces_of
+from shardy_py.planner.space import Annotations, Resolution, Space, groups_of, resolutions, spaces_of
 from shardy_py.planner.templates import Template, UserTemplate, in_space, templates
 
 ROUNDS = 6
@@ -55,6 +56,9 @@ BRANCH_ROUNDS = 3
 MEMORY_SHARE = 0.2
 """The part of the gap that a region may cost more than the cheapest if it takes half of its memory or less: a budget may allow
 parameters to lie whole, at tens of gigabytes, to spare a thousandth of the step."""
+
+LISTED = 5
+"""Inputs that lie whole, which `search.space` names."""
 
 PEAKS = 8
 """Steps of a plan that become limits at once."""
@@ -638,6 +642,11 @@ class Searcher:
             space["not donated"] = (
                 f"{handed_on} arguments lie as the results of their names and types, which are taken for their next values"
             )
+        whole = lying_whole(best.run, self.program.main.arguments, self.data)
+        if whole:
+            listed = ", ".join(f"{path} {format_bytes(size)}" for size, path in whole[:LISTED])
+            more = f" and {len(whole) - LISTED} more" if len(whole) > LISTED else ""
+            space["data that lie whole"] = f"{listed}{more}: bringing them to every device is in no price"
         if self.is_late:
             space["time limit"] = "ended the search: on a machine that is less busy it may end with another plan"
         if self.propagate is not None:
@@ -654,6 +663,7 @@ class Searcher:
             status=status,
             space=space,
             timings={**self.timings, "total": time.monotonic() - self.began},
+            margin_bytes=math.ceil(best.peak * memory_model(memory_of(best.run, self.planner.hardware).compiler).error),
             shards_values=self.propagate is None,
         )
 
@@ -678,21 +688,3 @@ def fits(plan: PlanRecord, planner: Planner) -> bool:
         planner: Says on which hardware, and what the budget is.
     """
     return planner.budget is None or planner.fits(memory_of(plan, planner.hardware).peak_memory_in_bytes)
-
-
-def assigned(
-    program: Program, mesh_name: str, mesh: Mesh, annotations: Annotations, resolution: Resolution, assignment: Sequence[int]
-) -> None:
-    """Sets the shardings of a program to those of an assignment of its space.
-
-    Args:
-        program: The program, after all passes.
-        mesh_name: The mesh as the program names it.
-        mesh: The mesh.
-        annotations: The user's.
-        resolution: The distinctions of the space.
-        assignment: Per class of the space, the number of its strategy.
-    """
-    copy, _, copies = as_xla_inlines(program)
-    space = space_of(copy, mesh, annotations, resolution, groups_of(annotations, program, copies))
-    assign(program, space, shardings_of(space, assignment, mesh_name), copies)

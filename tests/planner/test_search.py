@@ -66,6 +66,7 @@ def test_a_search_says_how_good_its_plan_is() -> None:
     assert search.gap <= 0.01
     assert search.status == "optimal"
     assert search.peak_bytes == plan.memory_analysis("h100").peak_memory_in_bytes
+    assert search.margin_bytes == math.ceil(0.1 * search.peak_bytes)
     assert search.alternatives
     for alternative in search.alternatives:
         assert alternative.objective_seconds >= search.objective_seconds * (1 - 1e-9)
@@ -75,6 +76,17 @@ def test_a_search_says_how_good_its_plan_is() -> None:
         assert leaf.output is not None
         assert plan.inputs[leaf.input].sharding == plan.outputs[leaf.output].sharding
     assert search.headline in str(plan).replace("\n  ", " ")
+
+
+def test_data_that_lie_whole_are_named() -> None:
+    whole, cut = (
+        sp.auto_shard(step, mesh={"x": 8}, planner=planner(), in_shardings=(None, spec), donate_argnums=0, lowering="jit").plan(*STEP)
+        for spec in (P(), P("x"))
+    )
+    assert whole.search is not None
+    assert cut.search is not None
+    assert whole.search.space["data that lie whole"] == "x 8 MiB: bringing them to every device is in no price"
+    assert "data that lie whole" not in cut.search.space
 
 
 def test_no_assignment_is_cheaper() -> None:

@@ -41,6 +41,11 @@ class MemoryModel(Protocol):
         """Of the start of buffers, in bytes."""
         ...
 
+    @property
+    def error(self) -> float:
+        """The part by which peaks were at most below those of compiled programs, by docs/memory.md."""
+        ...
+
     def read(self, program: Program, sums: Sequence[tuple[str, ...]]) -> tuple[Graph, Program]:
         """The graph of what one device carries out, and the program that its nodes come from.
 
@@ -69,6 +74,7 @@ class Liveness:
     name: str = "liveness"
     title: str = "by liveness alone"
     alignment: int = 1
+    error: float = 0.2
 
     def read(self, program: Program, sums: Sequence[tuple[str, ...]]) -> tuple[Graph, Program]:
         """See `MemoryModel.read`."""

@@ -15,7 +15,7 @@ CONSTRAINTS = "constraints"
 """The member for the constraints of the search, which such plans lack too."""
 
 _NUMBERS = ("objective_seconds", "lower_bound_seconds")
-_MEMBERS = ("hardware", *_NUMBERS, "peak_bytes", "budget_bytes", "status", "shards_values", "space", "alternatives")
+_MEMBERS = ("hardware", *_NUMBERS, "peak_bytes", "budget_bytes", "margin_bytes", "status", "shards_values", "space", "alternatives")
 _ALTERNATIVE = ("name", "objective_seconds", "peak_bytes", "inputs")
 
 
@@ -26,6 +26,7 @@ def write_search(search: Search) -> dict[str, Any]:
         **{name: getattr(search, name) for name in _NUMBERS},
         "peak_bytes": search.peak_bytes,
         "budget_bytes": search.budget_bytes,
+        "margin_bytes": search.margin_bytes,
         "status": search.status,
         "shards_values": search.shards_values,
         "space": {name: str(value) for name, value in search.space.items()},
@@ -59,6 +60,7 @@ def read_search(data: Any) -> Search:
             status=parts["status"],
             stored_alternatives=alternatives,
             space=space,
+            margin_bytes=integer(parts["margin_bytes"]),
             shards_values=boolean(parts["shards_values"]),
         )
 

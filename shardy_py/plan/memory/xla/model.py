@@ -40,6 +40,11 @@ class Xla:
         """Of the start of buffers, in bytes."""
         return self.compiler.alignment
 
+    @property
+    def error(self) -> float:
+        """The part by which peaks were at most below those of compiled programs."""
+        return self.compiler.error
+
     def read(self, program: Program, sums: Sequence[tuple[str, ...]]) -> tuple[Graph, Program]:
         """The graph of what XLA carries out: floats of two bytes are widened, and ops are expanded into steps."""
         originals = None
