@@ -65,9 +65,14 @@ def _write_block(block: Block, tables: Writer, numbers: Numbers, rows: list[Any]
     numbers.add(block.arguments)
     rows.append(["block", [tables.type(a.type) for a in block.arguments], [tables.sharding(a.sharding) for a in block.arguments]])
     ops, values, location = numbers.ops, numbers.values, tables.location
+    before, last = None, None
     for op in block.ops:
         ops[op] = len(ops)
-        row = write_op(op, tables, numbers, location(op))
+        number = location(op)
+        if before is not None and number == last and op.location is not before.location:
+            number = tables.place_apart(op)  # ops at one location are of one equation: predictions read programs equation by equation
+        row = write_op(op, tables, numbers, number)
+        before, last = op, number
         for value in op.results:
             values[value] = len(values)
         rows.append(row)

@@ -89,6 +89,15 @@ class Writer:
         row = (where.file, where.line, where.function, where.scope)
         return self.tables["locations"].number(row, lambda: list(row))
 
+    def place_apart(self, op: Op) -> int | None:
+        """The number of an op's location, from now on another one than those of other equations on its line."""
+        where = None if op.location is None else self.program.locate(op.location)
+        place = self.place(where)
+        if place is None:
+            return None
+        number = self._located[id(op.location)] = self.tables["locations"].number((place, id(op.location)), lambda: place)
+        return number
+
     def attributes(self, members: dict[str, Any], constant: Type | None = None) -> int | None:
         """The number of the attributes of an op; None where it has none.
 
@@ -228,6 +237,9 @@ def _read_sharding(tables: Reader, row: Any) -> TensorSharding:
 
 
 def _read_location(tables: Reader, row: Any) -> Location:
+    if isinstance(row, int):  # an equation of its own on a line that has been read
+        same = entry(tables.locations, row)
+        return Location(same.file, same.line, same.function, same.scope)
     file, line, function, scope = items(row, 4)
     return Location(text(file), integer(line), text(function), text(scope))
 
