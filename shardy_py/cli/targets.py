@@ -264,7 +264,9 @@ def mesh_of(text: str | None) -> dict[str, int] | None:
     for part in text.split(","):
         name, _, size = part.partition("=")
         name = name.strip()
-        if not name or not size.strip().isdecimal() or not 0 < int(size) < 1 << 31 or name in sizes:
+        if name in sizes:
+            raise CommandError(f"axis {name!r} is given twice", where=f"--mesh {text}", fix="give each axis a name of its own")
+        if not name or not size.strip().isdecimal() or not 0 < int(size) < 1 << 31:
             raise CommandError(f"{part.strip()!r} is no axis of a mesh", where=f"--mesh {text}", fix="write --mesh data=4,model=2")
         sizes[name] = int(size)
     return sizes

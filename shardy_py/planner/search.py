@@ -34,6 +34,7 @@ from shardy_py.planner.inputs import SHARE, cut, lying_whole
 from shardy_py.planner.memory import binding, fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge
+from shardy_py.planner.opaque_ops import seconds_of_opaque_ops
 from shardy_py.planner.options import Planner
 from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted, weight
 from shardy_py.planner.propagated import Outcome, Trial, Trials
@@ -647,6 +648,10 @@ class Searcher:
             listed = ", ".join(f"{path} {format_bytes(size)}" for size, path in whole[:LISTED])
             more = f" and {len(whole) - LISTED} more" if len(whole) > LISTED else ""
             space["data that lie whole"] = f"{listed}{more}: bringing them to every device is in no price"
+        opaque = seconds_of_opaque_ops(self.program, cost_of(best.run, self.planner.hardware, self.planner.links))
+        if opaque:
+            listed = ", ".join(f"{primitive} {seconds_text(seconds)}" for primitive, seconds in opaque[:LISTED])
+            space["ops without a rule"] = f"run whole: {listed} of the step"
         if self.is_late:
             space["time limit"] = "ended the search: on a machine that is less busy it may end with another plan"
         if self.propagate is not None:

@@ -66,6 +66,12 @@ def test_an_equation_that_is_imported_as_its_operand_is_planned() -> None:
     assert plan.search is not None
 
 
+def test_an_equation_that_is_imported_as_several_ops_is_planned() -> None:
+    """On TPUs the last op of an eigendecomposition puts its results in order, by a gather of two operands."""
+    plan = planned(jnp.linalg.eigh, (f32(1024, 1024),), {"x": 2, "y": 4}, hardware="v5e")
+    assert plan.search is not None
+
+
 @pytest.mark.parametrize("share", [0.999, 0.8])
 def test_the_peak_of_a_region_keeps_the_budget(share: float) -> None:
     generous = planned(step, STEP, memory_bytes=float("inf"), time_limit_s=120)

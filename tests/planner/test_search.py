@@ -323,6 +323,15 @@ def test_findings_of_choices_are_notes() -> None:
     assert WEIGHED <= {kind.name for kind in KINDS}
 
 
+def test_ops_without_a_rule_are_named_with_their_seconds() -> None:
+    def called(x: jax.Array) -> jax.Array:
+        return jnp.tanh(jax.pure_callback(lambda x: x, x, jnp.sin(x)))
+
+    plan = sp.auto_shard(called, mesh=SMALL, planner=planner(), lowering="jit").plan(f32(4096, 512))
+    assert plan.search is not None
+    assert re.fullmatch(r"run whole: pure_callback .* of the step", str(plan.search.space["ops without a rule"]))
+
+
 def test_a_stored_plan_keeps_its_search() -> None:
     plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
     stored = sp.Plan.from_json(plan.to_json())

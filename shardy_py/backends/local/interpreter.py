@@ -25,6 +25,7 @@ from shardy_py.dialect.projection import project
 from shardy_py.frontends.context import local_type
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.locations import locate
+from shardy_py.partition.factor_axes import INDEXED
 from shardy_py.partition.region.layouts import Layout, local_shape, names, replicated
 from shardy_py.partition.region.reshard_steps import reshard_steps
 from shardy_py.partition.region.runnable import layouts_under, runnable
@@ -448,8 +449,9 @@ class Interpreter:
             tuple([self.planned(v, scope) or replicated(len(shape)) for v, shape in zip(variables, shapes)])
             for variables, shapes in ((eqn.invars, equation.shapes), (eqn.outvars, equation.result_shapes))
         )
-        # An equation that is imported as its operand, such as a copy, runs as its result is sharded.
-        return PlannedOp(op.name if op.primitive == equation.name else "", operands, results)
+        # An equation that is imported as its operand, such as a copy, or as several ops, such as eigh, runs as its results are sharded.
+        is_one_op = op.primitive == equation.name and (op.name not in INDEXED or len(op.operands) == len(eqn.invars))
+        return PlannedOp(op.name if is_one_op else "", operands, results)
 
     def wanted_layouts(self, v: Any, scope: Scope | None) -> tuple[Layout, ...] | None:
         """The layouts in which a result will be used: requested ones of the previous run, or the planned one; `ANY_LAYOUT` if unknown."""
