@@ -288,6 +288,8 @@ def _cholesky(op: Operation, operands: Shapes, results: Shapes) -> Work:
 def _factorization(op: Operation, operands: Shapes, results: Shapes, flops: float) -> Work:
     """One whose operations are so many times the longer dimension times the square of the shorter one; LAPACK Working Note 41."""
     matrix = op.operands[0].type
+    if matrix.rank < 2:  # on GPUs the pivots of an LU decomposition become a permutation by a call of its own
+        return Work(math.prod(results[0]))
     rows, columns = sorted(matrix.shape[-2:], reverse=True)
     return Work(flops * math.prod(operands[0][:-2]) * rows * columns**2, matrix=matrix.dtype)
 

@@ -113,6 +113,12 @@ def test_a_sort_and_a_factorization() -> None:
     assert factor.flops == pytest.approx(30**3 / 3)
 
 
+def test_pivots_of_a_gpu_are_no_matrix() -> None:
+    """There the permutation of an LU decomposition is a call of its own, of the same primitive."""
+    planned = sp.auto_shard(lax.linalg.lu, mesh={"x": 2}, options=sp.Options(platform="cuda"), lowering="jit")
+    assert planned.plan(struct(128, 64)).cost_analysis("h100").flops == pytest.approx(2 / 3 * 128 * 64**2, rel=0.05)
+
+
 def test_what_is_not_known_is_said() -> None:
     found = cost(lambda x: jnp.linalg.eigh(x)[0], struct(16, 16))
     assert found.unknown == ("eigh",)
