@@ -45,7 +45,8 @@ def _traced(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: 
         if op.location is None or id(op.location) in traced.source_info_ids:
             op.location = eqn.source_info
     body = eqn.params["jaxpr"].jaxpr
-    scope.children[index] = [s for s in _scopes(loop) if s.jaxpr is body] or [loop]
+    bodies = [s for s in _scopes(loop) if s.jaxpr is body]
+    scope.children[index] = bodies or [loop] if eqn.params["length"] else []  # a body that never runs is not there
     bind(eqn, scope, results)
 
 
