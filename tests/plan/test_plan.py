@@ -45,7 +45,7 @@ values  3 arrays on 2 source lines
   test_plan.py:{1}
     dot_general  float32[8@data,16]        256 B
 collectives  1, which brings 384 B to each device in a call
-  384 B  all_reduce(model)  test_plan.py:{1}  float32[4,16] of dot_general"""
+  384 B  all_reduce(model)  test_plan.py:{1}  float32[4,16] of %2  dot_general"""
 
 
 def test_text(plan: Plan) -> None:
