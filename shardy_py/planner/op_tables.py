@@ -199,8 +199,8 @@ def _priced(table: PriceTable, candidates: Candidates, has_maker: Sequence[bool]
         None if by_op else Reads((id(table), i), domains[i], index[i], targets, read, costly(seconds))
         for i, (by_op, targets, read, seconds) in enumerate(zip(has_maker, table.read_layouts, table.reads, table.move_seconds))
     )
-    made = enumerate(zip(table.make_layouts, table.makes), len(reads))
-    results = tuple(results_of((id(table), i), domains[i], index[i], targets, makes) for i, (targets, makes) in made)
+    result_layouts = enumerate(zip(table.make_layouts, table.makes), len(reads))
+    results = tuple(results_of((id(table), i), domains[i], index[i], targets, makes) for i, (targets, makes) in result_layouts)
     return Priced(table, _misplaced(candidates, table), reads, results)
 
 

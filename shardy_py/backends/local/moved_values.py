@@ -72,10 +72,10 @@ class MovementRecorder:
                 return eqn
             if eqn.primitive.name in collectives:
                 moved[eqn.outvars[0]] = _joined([movements[number] for number in _numbers_of(eqn)])
-            kept = stack[:0]
+            unnumbered = stack[:0]
             for i, scope in enumerate(stack.stack):
-                kept = kept if _is_number(scope) else kept + stack[i : i + 1]
-            return eqn.replace(source_info=eqn.source_info.replace(name_stack=kept))
+                unnumbered = unnumbered if _is_number(scope) else unnumbered + stack[i : i + 1]
+            return eqn.replace(source_info=eqn.source_info.replace(name_stack=unnumbered))
 
         return rewrite_bodies(jaxpr, lambda body: body.replace(eqns=list(map(read, body.eqns)))), moved
 
