@@ -80,15 +80,14 @@ def _transposed(
     jaxpr: ClosedJaxpr, linear: tuple[bool, ...], nonzero: tuple[bool, ...], context: Hashable
 ) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
     nonzero_results: list[tuple[bool, ...]] = []
-    # Without what nothing uses: loops are not transposed where a result of theirs is dropped.
-    used, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals), instantiate=True)
+    # Without what has no cotangent: loops are not transposed where a result of theirs is dropped, nor in JAX where one has none.
+    used, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, nonzero, instantiate=True)
     needed = ClosedJaxpr(used, jaxpr.consts)
 
     def transposed(rest: list[Any], cotangents: list[Any]) -> list[Any]:
-        cotangent, primal = iter(cotangents), iter(rest)
-        seeds = [next(cotangent) if nz else ad.Zero(aval.to_ct_aval()) for aval, nz in zip(jaxpr.out_avals, nonzero)]
+        primal = iter(rest)
         inputs = [ad.UndefinedPrimal(aval) if is_linear else next(primal) for aval, is_linear in zip(jaxpr.in_avals, linear)]
-        results = backward_pass(needed, inputs, seeds)
+        results = backward_pass(needed, inputs, cotangents)
         results = [result for result, is_linear in zip(results, linear) if is_linear]
         nonzero_results.append(tuple(type(result) is not ad.Zero for result in results))
         return [result for result in results if type(result) is not ad.Zero]

@@ -159,6 +159,15 @@ def test_reverse_rules_of_the_user(name: str) -> None:
     compare(jit(transformed(called(ruled, Plain())))(W, X), jit(transformed(ruled))(W, X))
 
 
+def test_the_gradient_of_a_loop_without_trips_one_result_of_which_has_no_cotangent() -> None:
+    def sums(x: Any) -> Any:
+        return jax.lax.scan(lambda c, row: (c + row.sum(), row * 2), jnp.float32(0), x)
+
+    nothing = np.zeros((0, 3), np.float32)
+    compare(jax.grad(lambda x: called(sums, Plain())(x)[0])(nothing), nothing)
+    compare(jax.grad(lambda x: called(sums, Plain())(x)[0])(X), np.ones_like(X))
+
+
 @pytest.mark.parametrize("name", ["jvp", "linearize"])
 def test_reverse_rules_have_no_forward_derivative(name: str) -> None:
     with pytest.raises(TypeError, match="custom_vjp"):
