@@ -173,10 +173,15 @@ def _scatter(op: Operation, parts: Parts) -> bool:
 
 
 def _gather(op: Operation, parts: Parts) -> bool:
-    """Whether the derivative would be a scatter that is at risk; `jax.grad` may run outside of the planned function."""
-    a = op.attributes
+    """Index vectors that are cut, which XLA refuses around a cut operand; or a gather whose derivative would be a scatter at risk.
+
+    `jax.grad` may run outside of the planned function, so the derivative counts wherever there is one.
+    """
+    a, (operand, indices) = op.attributes, op.operands
     dims = _Dims(a["offset_dims"], a["collapsed_slice_dims"], a["operand_batching_dims"], a["index_vector_dim"])
-    return _is_differentiable(op.result) and _indexed(op.operands[0], op.operands[1], op.result, dims, parts)
+    if _is_cut_along_vectors(indices, dims, parts):
+        return True
+    return _is_differentiable(op.result) and _indexed(operand, indices, op.result, dims, parts)
 
 
 def _slice(op: Operation, parts: Parts) -> bool:
@@ -218,10 +223,14 @@ def _cut_among(indices: Tensor, slices: Tensor, dims: _Dims, parts: Parts) -> in
     return sum(_is_cut(indices, parts, [d]) or _is_cut(slices, parts, [e]) for d, e in zip(batch, among, strict=True))
 
 
+def _is_cut_along_vectors(indices: Tensor, dims: _Dims, parts: Parts) -> bool:
+    return dims.vector < indices.type.rank and _is_cut(indices, parts, [dims.vector])
+
+
 def _indexed(operand: Tensor, indices: Tensor, slices: Tensor, dims: _Dims, parts: Parts) -> bool:
     batch = [d for d in range(indices.type.rank) if d != dims.vector]
     among = [d for d in range(slices.type.rank) if d not in dims.windows]
-    if _is_uneven(slices, parts, among) or _is_uneven(indices, parts, batch) or parts(indices)[dims.vector : dims.vector + 1] > (1,):
+    if _is_uneven(slices, parts, among) or _is_uneven(indices, parts, batch) or _is_cut_along_vectors(indices, dims, parts):
         return True
     kept = [d for d in range(operand.type.rank) if d not in dims.collapsed and d not in dims.batching]
     partial = {d: slices.type.shape[w] for d, w in zip(kept, dims.windows, strict=True) if slices.type.shape[w] != operand.type.shape[d]}
