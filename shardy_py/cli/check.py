@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 
 from shardy_py.cli.options import TARGET, add_output, add_planning
 from shardy_py.cli.output import Output
-from shardy_py.cli.plan_tables import finding_lines
 from shardy_py.cli.progress import progress
-from shardy_py.cli.report import dumped, finding_report
+from shardy_py.cli.report import dumped
 from shardy_py.cli.targets import plan_of
 from shardy_py.plan.checks.accept import accepted
+from shardy_py.view.text import findings_lines
 
 HAS_FINDINGS = 1
 """The exit status where there are warnings or errors."""
@@ -33,12 +34,10 @@ def run(options: argparse.Namespace, out: Output) -> int:
     grave = [finding for finding in findings if finding.severity != "info"]
     shown = findings if options.notes else tuple(grave)
     if options.json:
-        out.plain(dumped({"format": "shardy_py.findings", "version": 1, "name": plan.name, "findings": list(map(finding_report, shown))}))
+        out.plain(dumped({"format": "shardy_py.findings", "version": 1, "name": plan.name, "findings": list(map(asdict, shown))}))
     elif not shown:
         notes = len(findings) - len(grave)
         out.plain(f"no findings: plan of {plan.name}" + (f", {notes} notes" if notes else ""))
-    elif out.console is None:
-        out.plain("\n".join(map(str, shown)))
     else:
-        out.show(finding_lines(shown))
+        out.show("\n".join(map(str, shown) if out.console is None else findings_lines(shown, None, out.width)))
     return HAS_FINDINGS if grave else 0

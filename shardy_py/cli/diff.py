@@ -6,7 +6,6 @@ import argparse
 
 from shardy_py.cli.options import TARGET, add_output, add_planning
 from shardy_py.cli.output import Output
-from shardy_py.cli.plan_tables import diff_tables
 from shardy_py.cli.progress import progress
 from shardy_py.cli.targets import plan_of
 
@@ -31,8 +30,6 @@ def run(options: argparse.Namespace, out: Output) -> int:
         differences = before.diff(after)
     if options.json:
         out.plain(differences.to_json(indent=1))
-    elif out.console is None:
-        out.plain(differences.as_text(limit=options.limit))
     else:
-        out.show(diff_tables(differences, options.limit or 30))
+        out.show(differences.as_text(limit=options.limit or (None if out.console is None else 30)))
     return DIFFERENT if differences and options.exit_code else 0

@@ -65,7 +65,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--color", choices=("auto", "always", "never"), default="auto", help="tables with colours: by default on a terminal only"
+        "--color", choices=("auto", "always", "never"), default="auto", help="text in colours: by default on a terminal only"
     )
 
 

@@ -1,21 +1,33 @@
-"""Output of a command: tables on a terminal, plain lines elsewhere."""
+"""Output of a command: plain lines, coloured on a terminal."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
-from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.segment import Segment
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from shardy_py.dialect.format import printable
 
 NARROWEST = 40
+
+STYLES = {
+    r"(?m)^\S.*?(?=  |$)": "bold",
+    r"@(?:\([^)]*\)|[\w.:]+)": "cyan",
+    r"\{[^}]*\}": "magenta",
+    r"(?m)^ *(?:[-+] )?error\b": "bold red",
+    r"(?m)^ *(?:[-+] )?warning\b": "yellow",
+    r"(?m)^ *(?:[-+] )?info\b": "blue",
+    r"(?m)^ +fix: .*$": "green",
+    r"(?m)^  \+ ": "green",
+    r"(?m)^  - ": "red",
+    r"(?m)^  ~ ": "yellow",
+}
+"""Parts of a text on a terminal -> their style: titles, axes of types, severities, advice, signs of differences."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +35,7 @@ class Output:
     """The standard output of a command.
 
     Attributes:
-        console: The console for tables; None for plain lines.
+        console: The terminal; None where lines are plain.
         stream: The stream for plain lines.
     """
 
@@ -40,17 +52,29 @@ class Output:
         text = printable(text)
         self.stream.write(text if text.endswith("\n") else f"{text}\n")
 
-    def show(self, parts: Iterable[RenderableType]) -> None:
-        """Writes tables; only where there is a console."""
-        assert self.console is not None
-        for part in parts:
-            self.console.print(part)
+    def show(self, text: str, paint: Callable[[Text], None] | None = None) -> None:
+        """Writes lines; on a terminal in colours, those that are too long folded below themselves.
+
+        Args:
+            text: The lines.
+            paint: Adds colours of its own.
+        """
+        if self.console is None:
+            self.plain(text)
+            return
+        styled = Text("\n".join(folded for line in printable(text).splitlines() for folded in _folded(line, self.console.width)))
+        for pattern, style in STYLES.items():
+            styled.highlight_regex(pattern, style)
+        if paint is not None:
+            paint(styled)
+        self.console.print(styled)
 
 
-class _Console(Console):
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+def _folded(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    indent = min(len(line) - len(line.lstrip()) + 4, width // 2)
+    return textwrap.wrap(line, width, subsequent_indent=" " * indent, replace_whitespace=False, break_on_hyphens=False)
 
 
 def output_of(color: str) -> Output:
@@ -59,37 +83,5 @@ def output_of(color: str) -> Output:
     Args:
         color: `auto`, `always` or `never`.
     """
-    console = _Console(file=sys.stdout, force_terminal=True if color == "always" else None, highlight=False)
+    console = Console(file=sys.stdout, force_terminal=True if color == "always" else None, highlight=False)
     return Output(console if color != "never" and console.is_terminal else None, sys.stdout)
-
-
-def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str | Text]], note: str = "", tight: bool = False) -> RenderableType:
-    """A table without vertical lines; columns of numbers are aligned to the right.
-
-    Args:
-        title: Its heading.
-        heads: Names of the columns; one that ends with `>` is aligned to the right, one that ends with `*` may be broken.
-        rows: The cells.
-        note: Text behind the title.
-        tight: Whether columns stand close together.
-    """
-    named = any(head.rstrip(">*") for head in heads)
-    grid = Table(box=box.SIMPLE_HEAD if named else None, show_header=named, header_style="dim", pad_edge=False, show_edge=False)
-    grid.collapse_padding = tight
-    for head in heads:
-        name = head.rstrip(">*")
-        if head.endswith(">"):
-            grid.add_column(name, justify="right", no_wrap=True)
-        else:
-            grid.add_column(name, no_wrap=not head.endswith("*"), overflow="fold" if head.endswith("*") else "ellipsis")
-    for row in rows:
-        grid.add_row(*row)
-    return Group(Text.assemble((title, "bold"), (f"  {note}" if note else "", "dim")), grid)
-
-
-def type_text(text: str) -> Text:
-    """A type with its mesh axes in colour."""
-    styled = Text(text)
-    styled.highlight_regex(r"@(?:\([^)]*\)|[\w.:]+)", "cyan")
-    styled.highlight_regex(r"\{[^}]*\}", "magenta")
-    return styled

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from shardy_py.cli.options import TARGET, add_output, add_planning, output_file
 from shardy_py.cli.output import Output
-from shardy_py.cli.plan_tables import cost_tables, plan_tables
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped, plan_report
 from shardy_py.cli.targets import plan_of
@@ -51,13 +50,8 @@ def _print(plan: Plan, options: argparse.Namespace, out: Output) -> None:
     if options.json:
         costs = {} if cost is None or memory is None else {"cost": cost.to_dict(), "memory": memory.to_dict()}
         out.plain(dumped({**plan_report(plan), **costs}))
-    elif out.console is None or options.where:
-        limit = options.limit if options.limit or out.console is None else 60
-        out.plain(plan.as_text(where=options.where, limit=limit, width=out.width))
-        if cost is not None and memory is not None:
-            out.plain(cost.as_text())
-            out.plain(memory.as_text())
     else:
-        out.show(plan_tables(plan, options.limit or 60))
-        if cost is not None:
-            out.show(("", *cost_tables(cost, memory)))
+        limit = options.limit or (None if out.console is None else 60)
+        out.show(plan.as_text(where=options.where, limit=limit, width=out.width))
+        if cost is not None and memory is not None:
+            out.show(f"{cost.as_text()}\n{memory.as_text()}")

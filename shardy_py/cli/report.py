@@ -12,7 +12,6 @@ from shardy_py.plan.values import PlannedValue, typed
 
 if TYPE_CHECKING:
     from shardy_py.facade import Plan
-    from shardy_py.plan import Finding
 
 VERSION = 1
 
@@ -53,11 +52,6 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "donation": [
             {"path": d.path, "aliased": d.aliased, "reason": d.reason, "bytes_per_device": d.bytes_per_device} for d in plan.donation
         ],
-        "findings": [finding_report(f) for f in plan.findings],
+        "findings": list(map(asdict, plan.findings)),
         **({} if plan.search is None else {SEARCH: write_search(plan.search)}),
     }
-
-
-def finding_report(finding: Finding) -> dict[str, Any]:
-    """A finding."""
-    return asdict(finding)

@@ -70,7 +70,7 @@ def plan_text(
         parts.append(reshards([reshard for reshard in reshards_of(plan) if shown.reshard(reshard)], limit))
     else:
         parts.append(collectives([c for c in collectives_of(plan) if shown.moved(c.value, c.primitive, c.location, c.module)], limit))
-    parts.append(_findings([finding for finding in findings_of(plan) if shown.finding(finding)], limit, width))
+    parts.append(findings_lines([finding for finding in findings_of(plan) if shown.finding(finding)], limit, width))
     if where is not None and not any(len(part) > 1 for part in parts):
         return f"{lines[0]}\n  nothing of {len(plan.values):,} values is like that"
     for title, part in zip(("inputs", "outputs"), parts):
@@ -136,7 +136,7 @@ def _named(nodes: Sequence[Node]) -> list[Node]:
     return out
 
 
-def _findings(findings: Sequence[Finding], limit: int | None, width: int) -> list[str]:
+def findings_lines(findings: Sequence[Finding], limit: int | None, width: int) -> list[str]:
     """Errors and warnings, then notes, of which few of each kind are listed; those that are the same in every layer are one."""
     if not findings:
         return []

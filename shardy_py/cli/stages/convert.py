@@ -9,7 +9,7 @@ from shardy_py.cli.options import add_output
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
-from shardy_py.cli.stages.tables import VERSION, stage_table, stage_text
+from shardy_py.cli.stages.tables import VERSION, stage_text
 from shardy_py.cli.stages.values import graph_of
 
 
@@ -36,9 +36,6 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.json:
         named = {"arch": arch, "model_name": model, "num_stages": package.num_stages, "files": list(package.files)}
         out.plain(dumped({"format": "shardy_py.stages.package", "version": VERSION, "directory": options.directory, **named}))
-    elif out.console is None:
-        table = [stage_text(graph)] if graph.num_stages else []
-        out.plain("\n".join([*table, written]))
     else:
-        out.show((*([stage_table(graph, model)] if graph.num_stages else []), written))
+        out.show("\n".join([*([stage_text(graph)] if graph.num_stages else []), written]))
     return 0

@@ -9,7 +9,7 @@ from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
 from shardy_py.cli.quantity import quantity
 from shardy_py.cli.report import dumped
-from shardy_py.cli.stages.tables import partition_data, partition_table
+from shardy_py.cli.stages.tables import paint_bubbles, partition_data
 from shardy_py.cli.stages.values import counts, graph_of, quantities
 from shardy_py.files import write_file
 
@@ -50,8 +50,6 @@ def run(options: argparse.Namespace, out: Output) -> int:
     written = [f"written to {options.output}"] if options.output else []
     if options.json:
         out.plain(dumped(partition_data(result)))
-    elif out.console is None:
-        out.plain("\n".join([result.as_text(), *written]))
     else:
-        out.show((*partition_table(result, options.graph, out.width), *written))
+        out.show("\n".join([result.as_text(), *written]), paint_bubbles)
     return 0

@@ -13,7 +13,7 @@ from shardy_py.cli.options import add_output, add_tracing, output_file
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
-from shardy_py.cli.stages.tables import profile_data, profile_table, profile_text
+from shardy_py.cli.stages.tables import profile_data, profile_text
 from shardy_py.cli.stages.values import counts
 from shardy_py.cli.targets import arguments_of, lookup, mesh_of, refuse_missing
 from shardy_py.files import write_file
@@ -55,10 +55,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
     write_file(file, write_graph(graph))
     if options.json:
         out.plain(dumped(profile_data(graph, file)))
-    elif out.console is None:
-        out.plain(f"{profile_text(graph, options.limit)}\nwritten to {file}")
     else:
-        out.show((*profile_table(graph, options.target, options.limit or 40), f"written to {file}"))
+        limit = options.limit or (None if out.console is None else 40)
+        out.show(f"{profile_text(graph, limit)}\nwritten to {file}")
     return 0
 
 

@@ -12,7 +12,7 @@ from shardy_py.cli.progress import progress
 from shardy_py.cli.quantity import quantity
 from shardy_py.cli.report import dumped
 from shardy_py.cli.stages.staged import crossing_of, members_of
-from shardy_py.cli.stages.tables import simulation_data, simulation_table, simulation_text
+from shardy_py.cli.stages.tables import paint_picture, simulation_data, simulation_text
 from shardy_py.cli.stages.values import counts, graph_of, times
 from shardy_py.files import write_file
 
@@ -58,10 +58,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
     width = options.width or out.width
     if options.json:
         out.plain(dumped(simulation_data(result)))
-    elif out.console is None:
-        out.plain("\n".join([simulation_text(result, width), *written]))
     else:
-        out.show((*simulation_table(result, width), *written))
+        legend = [] if out.console is None else ["digits: forward, letters: backward, w: gradients of weights, by microbatch"]
+        out.show("\n".join([simulation_text(result, width), *legend, *written]), paint_picture)
     return 0
 
 

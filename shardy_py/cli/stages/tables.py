@@ -1,15 +1,13 @@
-"""Profiles, partitions and simulations as tables for a terminal, as lines, and as data for JSON."""
+"""Profiles, partitions and simulations as lines, their colours on a terminal, and as data for JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import RenderableType
 from rich.text import Text
 
-from shardy_py.cli.output import table
 from shardy_py.cli.stages.staged import crossing_of, members_of
 from shardy_py.dialect.format import aligned
 from shardy_py.plan.cost_analysis import seconds_text
@@ -23,8 +21,6 @@ VERSION = 1
 _PICTURE = {"cyan": r"\d", "yellow": "[a-j]", "green": "w", "dim": r"\."}
 # Stages that idle longer than these are red and yellow.
 _LONG, _SOME = 0.5, 0.25
-# Terminals with fewer columns show less of a partition.
-_WIDE = 92
 
 
 _PROFILE = ("node", "what", "forward", "backward", "output", "parameters")
@@ -61,15 +57,6 @@ def profile_text(graph: ProfileGraph, limit: int | None) -> str:
     rows = profile_rows(graph, limit)
     more = [] if len(rows) == len(graph) else [f"... and {len(graph) - len(rows):,} nodes that take less"]
     return "\n".join([*aligned([_PROFILE, *rows], right=range(2, len(_PROFILE))), *more, profile_total(graph)])
-
-
-def profile_table(graph: ProfileGraph, title: str, limit: int) -> Iterator[RenderableType]:
-    """A profile for a terminal."""
-    rows = profile_rows(graph, limit)
-    yield table(title, ("node", "what*", "forward>", "backward>", "output>", "parameters>"), rows)
-    if len(rows) < len(graph):
-        yield Text(f"... and {len(graph) - len(rows):,} nodes that take less", "dim")
-    yield profile_total(graph)
 
 
 def profile_data(graph: ProfileGraph, file: str) -> dict[str, Any]:
@@ -114,24 +101,11 @@ def stage_text(graph: ProfileGraph) -> str:
     return "\n".join(aligned([_STAGES, *stage_rows(graph)], right=range(len(_STAGES))))
 
 
-def stage_table(graph: ProfileGraph, title: str) -> RenderableType:
-    """The stages of a graph for a terminal."""
-    return table(title, [f"{head}>" for head in _STAGES], stage_rows(graph))
-
-
-def partition_table(partition: Partition, title: str, width: int) -> Iterator[RenderableType]:
-    """A partition for a terminal of `width` columns; stages that idle much stand out."""
-    rows: list[tuple[str | Text, ...]] = []
-    for number, (stage, bubble) in enumerate(zip(partition.stages, partition.bubbles)):
-        sizes = (stage.bytes_in, stage.bytes_out, stage.parameter_bytes, stage.memory_bytes)
-        moved_in, moved_out, parameters, memory = (format_bytes(int(size)) for size in sizes)
-        style = "bold red" if bubble > _LONG else "yellow" if bubble > _SOME else "green"
-        nodes = (str(len(stage.nodes)),) if width >= _WIDE else ()
-        cells = (str(number), str(stage.replication), *nodes, seconds_text(stage.seconds), moved_in, moved_out, parameters)
-        rows.append((*cells, str(stage.in_flight), memory, Text(f"{bubble:.1%}", style)))
-    heads = ("time>", "in>", "out>", "params>", "held>", "memory>", "bubble>")
-    yield table(title, ("stage>", "on>", *(("nodes>",) if width >= _WIDE else ()), *heads), rows, tight=width < _WIDE)
-    yield partition.summary()
+def paint_bubbles(text: Text) -> None:
+    """Colours the idle share at the end of each line of a partition; stages that idle much stand out."""
+    for match in re.finditer(r"(?m)([\d.]+)%$", text.plain):
+        share = float(match[1]) / 100
+        text.stylize("bold red" if share > _LONG else "yellow" if share > _SOME else "green", *match.span())
 
 
 def partition_data(partition: Partition) -> dict[str, Any]:
@@ -169,21 +143,12 @@ def simulation_text(result: Simulation, width: int) -> str:
     return "\n".join([picture(result, width), *aligned([_MESHES[: len(rows[0])], *rows], right=range(len(_MESHES)))])
 
 
-def simulation_table(result: Simulation, width: int) -> Iterator[RenderableType]:
-    """A simulation for a terminal."""
-    head, _, lines = picture(result, width).partition("\n")
-    yield Text(head, "bold")
-    for line in lines.splitlines():
-        before, bar, rest = line.partition("|")
-        drawn, _, behind = rest.partition("|")
-        coloured = Text(drawn)
+def paint_picture(text: Text) -> None:
+    """Colours the tasks in the picture of a simulation."""
+    for row in re.finditer(r"(?m)^mesh \d+ \|(.*)\|", text.plain):
         for style, letters in _PICTURE.items():
-            coloured.highlight_regex(letters, style)
-        yield Text.assemble(f"{before}{bar}", coloured, f"|{behind}")
-    yield Text("digits: forward, letters: backward, w: gradients of weights, by microbatch", "dim")
-    yield ""
-    rows = mesh_rows(result)
-    yield table("meshes", [f"{head}>" for head in _MESHES[: len(rows[0])]], rows)
+            for task in re.finditer(letters, row[1]):
+                text.stylize(style, row.start(1) + task.start(), row.start(1) + task.end())
 
 
 def picture(result: Simulation, width: int) -> str:
