@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from shardy_py.dialect import Mesh
 from shardy_py.dialect.axis import Axes
 from shardy_py.ir import Op, Value
@@ -158,9 +160,10 @@ def _fft(op: Operation, parts: Parts) -> bool:
 
 
 def _scatter(op: Operation, parts: Parts) -> bool:
-    """Updates in uneven parts, single updates of a dimension that is cut, and batches of which several dimensions are cut.
+    """Updates in uneven parts, single updates of a dimension that is cut, narrow indices, and batches of which several dimensions are cut.
 
-    Padding behind the end of uneven indices and updates is scattered too. A single update is lowered to a slice, which is updated and put
+    Padding behind the end of uneven indices and updates is scattered too. Where the operand is cut along a dimension that is longer than
+    its indices can count, offsets of parts overflow. A single update is lowered to a slice, which is updated and put
     back; where the operand is itself a slice of something whole, the two are made one, with another bound for where they may begin.
     Where a dimension is a batch and the indices or the updates are cut along another one too, over the same axes or others, groups of
     devices are lined up that are not as many, which ends the process.
@@ -234,6 +237,9 @@ def _indexed(operand: Tensor, indices: Tensor, slices: Tensor, dims: _Dims, part
         return True
     kept = [d for d in range(operand.type.rank) if d not in dims.collapsed and d not in dims.batching]
     partial = {d: slices.type.shape[w] for d, w in zip(kept, dims.windows, strict=True) if slices.type.shape[w] != operand.type.shape[d]}
+    counted = np.iinfo(indices.type.dtype).max
+    if _is_cut(operand, parts, [d for d in (*partial, *dims.collapsed) if operand.type.shape[d] > counted]):
+        return True
     single = math.prod(indices.type.shape[d] for d in batch) == 1
     return _is_cut(operand, parts, [*partial, *dims.collapsed] if single else [d for d, length in partial.items() if length > 1])
 

@@ -217,6 +217,18 @@ def test_gathers_at_narrow_indices(lowering, mode, dtype, mesh):
     np.testing.assert_array_equal(step(x, at), jax.jit(gathered)(x, at))
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_scatters_at_indices_that_cannot_count_the_rows(lowering, mesh):
+    rows = lax.ScatterDimensionNumbers(update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,))
+
+    def scattered(x, at):
+        return lax.scatter_add(x, at, jnp.ones((4, 3)), rows, mode="clip")
+
+    x, at = random(1000, 3), np.array([[0], [5], [100], [127]], "int8")
+    step = sp.auto_shard(scattered, mesh=mesh, in_shardings=(P("x"), P()), lowering=lowering)
+    np.testing.assert_array_equal(step(x, at), jax.jit(scattered)(x, at))
+
+
 @pytest.mark.parametrize(
     "specs", [(P("x"), P(None, "x", "y")), (P("x", None, "y"), P()), (P(None, "x"), P("x")), (P(), P("x", None, "y"))], ids=str
 )
