@@ -7,7 +7,7 @@ batch, so that the sum over microbatches is what the whole batch gives: data par
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -39,6 +39,9 @@ class Kind(Enum):
     WHOLE = "whole"
     LOCAL = "local"
 
+
+ONCE = frozenset({Kind.SAME, Kind.WHOLE, Kind.SUM})
+"""Kinds of values that a step has once."""
 
 SUMMING = frozenset({"dot_general", "reduce_sum", "conv_general_dilated"})
 """Primitives that sum over every dimension that they take away."""
@@ -361,52 +364,71 @@ class _Splitter:
         return starts and inner.kind(inner.micro.outvars[position]) is Kind.SUM
 
     def cut(self) -> Split:
+        """The step in two parts, once the kind of every value is known."""
         micro, kinds = self.micro, self.kinds
+        twin_of = self.twins()
+        each, once = self.nodes_of_microbatch(), self.nodes_of_step(twin_of)
+        results = [v for v in micro.outvars if isinstance(v, Var)]
+        update = live([n for n in once if not n.eqn.outvars or not all(v in self.prologue for v in n.eqn.outvars)], results)
+        read = dict.fromkeys((*_reads(update), *results))
+        computed, updated = _results(each), _results(update)
+        crossing = [v for v in read if v in computed and v not in updated]
+        nodes = live(each, crossing)
+        used = {*_reads(nodes), *read}
+        # A cotangent is a part of a sum; a statistic of the forward pass is one of several estimates.
+        backward = _results(node for node in nodes if node.backward)
+        return Split(
+            Flat(micro.invars, tuple(crossing), tuple(nodes), {v: c for v, c in micro.consts.items() if v in used}),
+            update,
+            kinds,
+            sums=[v for v in crossing if kinds[v] is Kind.SUM or (kinds[v] is Kind.LOCAL and v in backward)],
+            stacked=[v for v in crossing if kinds[v] is Kind.EXAMPLES],
+            averaged=[v for v in crossing if kinds[v] is Kind.LOCAL and v not in backward],
+            prologue=[v for v in self.prologue if v in used],
+            whole=micro if self.own else self.whole,
+            data_only=self.data_only,
+            whole_of={v: v if self.own else w for w, v in twin_of.items()},
+            dims=self.dims,
+        )
+
+    def twins(self) -> dict[Var, Var]:
+        """Variable of the whole batch -> that of the microbatch."""
+        whole, micro = self.whole, self.micro
         twin_of: dict[Var, Var] = {}
-        for node, twin in zip(micro.nodes, self.whole.nodes):
+        for twin, node in zip(whole.nodes, micro.nodes):
             twin_of.update(zip(twin.eqn.outvars, node.eqn.outvars))
-        twin_of.update(zip(self.whole.invars, micro.invars))
-        twin_of.update(zip(self.whole.consts, micro.consts))
-        once = {Kind.SAME, Kind.WHOLE, Kind.SUM}
-        update_all: list[Node] = []
-        each: list[Node] = []
-        for node, twin in zip(micro.nodes, self.whole.nodes):
-            inputs = [self.kind(v) for v in node.eqn.invars]
-            outputs = [kinds[v] for v in node.eqn.outvars]
-            if Kind.EXAMPLES in inputs or Kind.EXAMPLES in outputs or Kind.LOCAL in (outputs or inputs):
-                each.append(_with_literals(node, twin, self.literals_of_batch(node)))
+        twin_of.update(zip(whole.invars, micro.invars))
+        twin_of.update(zip(whole.consts, micro.consts))
+        return twin_of
+
+    def has_examples(self, node: Node) -> bool:
+        """Whether an equation reads or computes values of examples, or statistics of one microbatch."""
+        inputs, outputs = [self.kind(v) for v in node.eqn.invars], [self.kinds[v] for v in node.eqn.outvars]
+        return Kind.EXAMPLES in inputs or Kind.EXAMPLES in outputs or Kind.LOCAL in (outputs or inputs)
+
+    def nodes_of_microbatch(self) -> list[Node]:
+        """Equations that run for each microbatch; those that do not depend on the batch are among them, for what reads them there."""
+        nodes: list[Node] = []
+        for node, twin in zip(self.micro.nodes, self.whole.nodes):
+            out = node.eqn.outvars
+            # An equation without results, such as a print, runs once.
+            is_same = bool(out) and all(self.kinds[v] is Kind.SAME for v in out) and not any(v in self.prologue for v in out)
+            if is_same or self.has_examples(node):
+                nodes.append(_with_literals(node, twin, self.literals_of_batch(node)))
+        return nodes
+
+    def nodes_of_step(self, twin_of: Mapping[Var, Var]) -> list[Node]:
+        """Equations that run once per step, those of the whole batch, over variables of the microbatch."""
+        nodes: list[Node] = []
+        for node, twin in zip(self.micro.nodes, self.whole.nodes):
+            if self.has_examples(node) or any(self.kinds[v] not in ONCE for v in node.eqn.outvars):
                 continue
-            renamed = node.eqn
+            eqn = node.eqn
             if not self.own:
                 invars = [v if isinstance(v, Literal) else twin_of[v] for v in twin.eqn.invars]
-                renamed = twin.eqn.replace(invars=invars, outvars=list(node.eqn.outvars))
-            if all(k in once for k in outputs):
-                update_all.append(Node(renamed, node.backward, node.marker))
-            # What has no results, such as a print, runs once.
-            if outputs and all(k is Kind.SAME for k in outputs) and not (set(node.eqn.outvars) & set(self.prologue)):
-                each.append(_with_literals(node, twin, self.literals_of_batch(node)))
-        results = [v for v in micro.outvars if isinstance(v, Var)]
-        update = live([n for n in update_all if not n.eqn.outvars or not all(v in self.prologue for v in n.eqn.outvars)], results)
-        of_update = {v for node in update for v in node.eqn.outvars}
-        read = dict.fromkeys(v for node in update for v in node.eqn.invars if isinstance(v, Var))
-        read.update(dict.fromkeys(results))
-        of_microbatch = {v for node in each for v in node.eqn.outvars}
-        crossing = [v for v in read if v in of_microbatch and v not in of_update]
-        nodes = live(each, crossing)
-        used = {v for node in nodes for v in node.eqn.invars if isinstance(v, Var)}
-        # A cotangent is a part of a sum; a statistic of the forward pass is one of several estimates.
-        backward = {v for node in nodes if node.backward for v in node.eqn.outvars}
-        return Split(
-            Flat(micro.invars, tuple(crossing), tuple(nodes), {v: c for v, c in micro.consts.items() if v in used or v in read}),
-            update, kinds,
-            [v for v in crossing if kinds[v] is Kind.SUM or (kinds[v] is Kind.LOCAL and v in backward)],
-            [v for v in crossing if kinds[v] is Kind.EXAMPLES],
-            [v for v in crossing if kinds[v] is Kind.LOCAL and v not in backward],
-            [v for v in self.prologue if v in used or v in read],
-            micro if self.own else self.whole,
-            self.data_only,
-            {v: v if self.own else w for w, v in twin_of.items()}, self.dims,
-        )  # fmt: skip
+                eqn = twin.eqn.replace(invars=invars, outvars=list(eqn.outvars))
+            nodes.append(Node(eqn, node.backward, node.marker))
+        return nodes
 
     def literals_of_batch(self, node: Node) -> bool:
         """Whether literals are those of the whole batch: floats are, but for statistics of a microbatch; integers count its rows."""
@@ -414,6 +436,14 @@ class _Splitter:
         if self.own or not out or any(v in self.local for v in out):
             return False
         return jax.dtypes.issubdtype(dtype_of(out[0]), np.inexact)
+
+
+def _reads(nodes: Iterable[Node]) -> list[Var]:
+    return [v for node in nodes for v in node.eqn.invars if isinstance(v, Var)]
+
+
+def _results(nodes: Iterable[Node]) -> set[Var]:
+    return {v for node in nodes for v in node.eqn.outvars}
 
 
 class _Crossing(Exception):
