@@ -7,6 +7,8 @@ they are, and why. The others run in another form:
   slice of a slice of a slice, and moves only the sum back (openxla/xla#49122); and where one position is written, it asks which device has
   it before it moves it (openxla/xla#49118). Here: places are brought into range first.
 * Gathers at indices of fewer than 32 bits end the process where the indexed dimension is cut. Here: the indices are int32.
+* A device counts a part of an iota from its offset in the type of the iota, so that floats which cannot hold every position are rounded
+  twice. Here: int32 is counted, and converted.
 * A slice from the first element on that leaves the parts of devices as they are shares with its operand what the partitioner brought either
   of them to in another layout, so that ops get operands of the wrong size (jax-ml/jax#39301 is of this kind). Here: a copy is sliced.
 * `reduce_max`, `reduce_min`, `scatter-max` and `scatter-min` of floats that are combined over devices, on CPU: NaN is passed over. Here:
@@ -178,10 +180,20 @@ def _slice(eqn: JaxprEqn, named: NamedShardings) -> Replacement | None:
     return call
 
 
+def _iota(eqn: JaxprEqn, named: NamedShardings) -> Replacement | None:
+    params: Any = eqn.params
+    dtype, length = params["dtype"], params["shape"][params["dimension"]]
+    if eqn.invars or not jnp.issubdtype(dtype, jnp.inexact) or length <= 2 ** (jnp.finfo(dtype).nmant + 1):
+        return None
+    counter = jnp.dtype(jnp.int32)
+    return lambda: [lax.convert_element_type(eqn.primitive.bind(**{**params, "dtype": counter}), dtype)]
+
+
 WORKAROUNDS: Mapping[str, Callable[[JaxprEqn, NamedShardings], Replacement | None]] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
+    "iota": _iota,
     "slice": _slice,
 }
 """Primitive -> what to emit instead in any case, if anything."""

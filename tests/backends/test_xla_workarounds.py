@@ -229,6 +229,17 @@ def test_scatters_at_indices_that_cannot_count_the_rows(lowering, mesh):
     np.testing.assert_array_equal(step(x, at), jax.jit(scattered)(x, at))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2"])
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_positions_that_their_type_rounds(lowering, dtype, mesh):
+    def positions(x):
+        return lax.broadcasted_iota(dtype, (4000, 2), 0) + x
+
+    step = sp.auto_shard(positions, mesh=mesh, in_shardings=P("x"), lowering=lowering)
+    zeros = jnp.zeros((4000, 2), dtype)
+    np.testing.assert_array_equal(step(zeros), jax.jit(positions)(zeros))
+
+
 @pytest.mark.parametrize(
     "specs", [(P("x"), P(None, "x", "y")), (P("x", None, "y"), P()), (P(None, "x"), P("x")), (P(), P("x", None, "y"))], ids=str
 )
