@@ -310,7 +310,9 @@ class _Planning:
                 PlannedValue(leaf.path, "output", TensorType(leaf.shape, leaf.dtype), sharding, given=user_sharding, given_by=by)
                 for leaf, sharding, user_sharding, by in zip(results.leaves, main.result_shardings, results.shardings, results.sources)
             )
-            donated = _donated(traced, imported, inputs, outputs)
+            used = [True] * len(inputs) if request.settings.jit.keep_unused else used_inputs(traced.jaxpr)
+            dropped = tuple(number for number, is_used in enumerate(used) if not is_used)
+            donated = _donated(traced, imported, inputs, outputs, used)
             findings = (*results.findings, *imported.findings, *refusals(donated, request.location.partition(" (")[0]))
             count = len(request.names)
             outlines = tuple((request.layout.labels[i], request.slots[i].outline) for i in request.layout.dynamic)
@@ -319,7 +321,7 @@ class _Planning:
             options = request.settings.options
             propagation = PropagationOptions(options.strategy, options.conservative, options.op_priority, options.provenance)
             platform, variants = options.platform_of(request.view.user_mesh), TracedVariants(traced, _plan_alone)
-            return Plan(request.name, request.view.dialect_mesh, *described, propagation, platform, variants, search)
+            return Plan(request.name, request.view.dialect_mesh, *described, propagation, platform, variants, search, dropped)
 
     def searcher(self, planner: Planner, began: float) -> Searcher:
         """The search for its shardings."""
@@ -449,12 +451,11 @@ def _plan_alone(traced: TracedCall) -> Plan:
 
 
 def _donated(
-    traced: TracedCall, imported: Imported, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue]
+    traced: TracedCall, imported: Imported, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], used: Sequence[bool]
 ) -> tuple[Donated, ...]:
     """The donated arguments, each with the output that takes its memory or the reason why none does."""
     layout = traced.request.layout
     if not layout.donated:
         return ()
     slots = [slot if slot in layout.donated else None for slot in traced.request.leaf_slots]
-    used = [True] * len(inputs) if traced.request.settings.jit.keep_unused else used_inputs(traced.jaxpr)
     return donations(imported.program, inputs, outputs, slots, used, why_off())

@@ -136,6 +136,7 @@ class PlanRecord:
         platform: The platform that it is for, as JAX names it: `cpu`, `cuda`, `rocm`, `tpu`.
         variants: Plans the function with something changed; None of a stored plan.
         search: The planner's search; None where the user's annotations were propagated.
+        dropped: Numbers of the inputs that no result needs, which JAX drops before it compiles; none with `keep_unused=True`.
     """
 
     name: str
@@ -153,6 +154,7 @@ class PlanRecord:
     platform: str = "cpu"
     variants: Variants | None = None
     search: Search | None = None
+    dropped: tuple[int, ...] = ()
 
     @functools.cached_property
     def analyses(self) -> dict[Any, Any]:

@@ -7,7 +7,7 @@ the row is exact at that plan, and says how its bytes change where the same valu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,18 +25,19 @@ from shardy_py.planner.problem import Limit, Problem
 Array = Any
 
 
-def fixed_bytes(program: Program, model: Model, aliased: Iterable[int], budget: float) -> Limit:
+def fixed_bytes(program: Program, model: Model, aliased: Iterable[int], dropped: Collection[int], budget: float) -> Limit:
     """The bytes of arguments, and of results that take no argument's memory; `argument + output - alias` of every plan.
 
     Args:
         program: The program of the model.
         model: The model.
         aliased: Numbers of results that take an argument's memory.
+        dropped: Numbers of arguments that the compiled program does not have.
         budget: The most that they may be.
     """
     main, mesh = program.main, model.space.mesh
     in_place = set(aliased)
-    values: list[tuple[Value | int, Type]] = [(a, a.type) for a in main.arguments]
+    values: list[tuple[Value | int, Type]] = [(a, a.type) for i, a in enumerate(main.arguments) if i not in dropped]
     values += [(n, type_) for n, type_ in enumerate(main.result_types) if n not in in_place]
     weights: dict[int, Array] = {}
     for value, type_ in values:

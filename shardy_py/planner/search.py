@@ -417,7 +417,7 @@ class Searcher:
     def fixed(self) -> Limit:
         """The limit of arguments and results."""
         aliased = [d.output for d in self.base.donation if d.output is not None]
-        return fixed_bytes(self.program, self.model, aliased, self.planner.budget or math.inf)
+        return fixed_bytes(self.program, self.model, aliased, self.base.dropped, self.planner.budget or math.inf)
 
     def limited(self, limits: Sequence[Limit] = ()) -> Problem:
         """The problem under the budget.

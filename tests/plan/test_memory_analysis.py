@@ -157,6 +157,20 @@ def test_as_xla_says(name: str, lowering: str) -> None:
     assert 0.9 * peak <= found.peak_memory_in_bytes <= most * peak
 
 
+@pytest.mark.parametrize("keep_unused", [False, True])
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_arguments_that_no_result_needs_are_dropped_as_jax_drops_them(lowering: Any, keep_unused: bool) -> None:
+    def step(params: dict[str, jax.Array]) -> jax.Array:
+        jnp.sin(params["b"])
+        return jnp.tanh(params["a"])
+
+    planned = sp.auto_shard(step, mesh={"x": 8}, in_shardings=P("x"), lowering=lowering, keep_unused=keep_unused)
+    params = {"a": jnp.ones((8, 4)), "b": jnp.ones((16, 16))}
+    memory = planned.plan(params).memory_analysis()
+    assert memory.argument_size_in_bytes == planned.lower(params).compile().memory_analysis().argument_size_in_bytes
+    assert [c.name for c in memory.contributors if c.role == "argument"] == ["params['b']", "params['a']"][not keep_unused :]
+
+
 @pytest.mark.parametrize("compiler", ["cpu", "accelerator"])
 def test_remat_takes_less(compiler: str) -> None:
     def peak(remat: bool) -> int:

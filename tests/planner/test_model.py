@@ -278,7 +278,7 @@ def test_three_axes() -> None:
 def test_bytes_of_arguments_and_results_are_those_of_the_plan(name: str) -> None:
     made = case(name, "two axes")
     choose = random.Random(name)
-    rows = fixed_bytes(made.program, made.model, [d.output for d in made.plan.donation if d.output is not None], 0.0)
+    rows = fixed_bytes(made.program, made.model, [d.output for d in made.plan.donation if d.output is not None], (), 0.0)
     for _ in range(3):
         assignment = drawn(made.model, choose)
         memory = finished(made, assignment).memory_analysis("h100")
@@ -292,7 +292,7 @@ def test_limits_of_full_steps_are_exact_at_their_plan(name: str) -> None:
     _, lineage, _ = as_xla_inlines(made.plan.program)
     assignment = drawn(made.model, random.Random(name))
     plan = finished(made, assignment)
-    fixed = fixed_bytes(made.program, made.model, [d.output for d in plan.donation if d.output is not None], 0.0)
+    fixed = fixed_bytes(made.program, made.model, [d.output for d in plan.donation if d.output is not None], (), 0.0)
     ops = {old: new for new, old in lineage.ops.items()}
     chosen = entries(made.model.problem, assignment)
     for peak in lifetimes(plan, "h100").peaks():

@@ -14,7 +14,7 @@ class Estimate:
     """Bytes on one device.
 
     Attributes:
-        argument: Of the arguments.
+        argument: Of the arguments that the compiled program has.
         output: Of the results.
         alias: Of results that lie in donated arguments.
         temp: Of everything else that lies in memory at the fullest step, with the gaps between.
@@ -60,7 +60,7 @@ def estimated(
     series = alive([replace(b, bytes=aligned(b.bytes, alignment)) for b in temporaries], len(lifetimes.steps))
     tables = sum(aligned(pointer * entries, alignment) for entries in lifetimes.tables)
     return Estimate(
-        argument=sum(graph.bytes[v] for v in main.arguments),
+        argument=sum(graph.bytes[v] for i, v in enumerate(main.arguments) if i not in graph.dropped),
         output=sum(graph.bytes[v] for v in main.results) + (pointer * len(main.results) if len(main.results) != 1 else 0),
         alias=sum(graph.bytes[v] for i, v in enumerate(main.arguments) if i in graph.donated),
         temp=(max(series, default=0) if temp is None else temp) + tables,

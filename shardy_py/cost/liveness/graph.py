@@ -117,6 +117,7 @@ class Graph:
         main: Its arguments are those of the program, its results likewise.
         writers: Argument of a loop's body -> the node that makes the elements that the body writes to it in each step (`stacks`).
         donated: Argument number -> number of the result that takes its memory.
+        dropped: Numbers of the arguments that the compiled program does not have.
         array_types: Value -> shape and element type, which must be equal for one array to be written over another.
         origins: Value -> the value of the program that it is, or is a copy of; none of those that a compiler adds.
     """
@@ -126,6 +127,7 @@ class Graph:
     main: Region = field(default_factory=Region)
     writers: dict[int, Node] = field(default_factory=dict[int, Node])
     donated: dict[int, int] = field(default_factory=dict[int, int])
+    dropped: frozenset[int] = frozenset()
     origins: dict[int, Value] = field(default_factory=dict[int, Value])
 
     def value(self, size: int) -> int:

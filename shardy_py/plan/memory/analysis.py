@@ -165,10 +165,11 @@ class _Locations:
 
 
 def _resident(plan: PlanRecord, graph: Graph) -> Iterable[LiveBuffer]:
-    """Arguments, and results that take no donated argument's memory."""
+    """Arguments that the compiled program has, and results that take no donated argument's memory."""
     main = plan.program.main
     for i, (number, value, leaf) in enumerate(zip(graph.main.arguments, main.arguments, plan.inputs)):
-        yield LiveBuffer(graph.bytes[number], "argument", "", value, leaf.sharding, number=i)
+        if i not in graph.dropped:
+            yield LiveBuffer(graph.bytes[number], "argument", "", value, leaf.sharding, number=i)
     taken = {d.output for d in plan.donation if d.output is not None}
     for i, (number, value, leaf) in enumerate(zip(graph.main.results, main.body.terminator.operands, plan.outputs)):
         if i not in taken:

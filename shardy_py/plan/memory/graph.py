@@ -24,4 +24,5 @@ def local_graph(plan: PlanRecord, model: MemoryModel = MODELS["cpu"]) -> tuple[G
         sums = [c.axes for c in collectives_of(plan) if c.kind == "all_reduce"]
     graph, program = model.read(program, sums)
     graph.donated = {d.input: d.output for d in plan.donation if d.output is not None}
+    graph.dropped = frozenset(plan.dropped)
     return graph, program

@@ -37,12 +37,12 @@ from shardy_py.plan.values import PlannedValue
 P = TypeVar("P", bound=PlanRecord)
 
 FORMAT = "shardy_py.plan"
-VERSION = 2
+VERSION = 3
 """Raised by each change that makes older readers fail; `read_plan` reads this version only."""
 
 _MEMBERS = (
     *("format", "version", "name", "mesh", "platform", *SECTION, "log"),
-    *("inputs", "outputs", "noted", "donation", "partitioned", "trees", "propagation"),
+    *("inputs", "outputs", "noted", "donation", "dropped", "partitioned", "trees", "propagation"),
 )
 _PARTITIONED = ("collectives", "findings", "local_program")
 
@@ -101,6 +101,7 @@ def _document(plan: PlanRecord) -> str:
         "outputs": entries.write_entries(PlannedValue, plan.outputs, tables),
         "noted": entries.write_entries(Finding, _findings(plan), tables),
         "donation": entries.write_entries(Donated, plan.donation, tables),
+        "dropped": list(plan.dropped),
         "partitioned": None if plan.active_partitioner is None else _partition_data(plan, plan.active_partitioner, tables),
         "trees": None if plan.pytrees is None else plan.pytrees.structure(plan).to_data(),
         "propagation": asdict(plan.propagation),
@@ -219,6 +220,8 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
     for number, donated in enumerate(donation):
         if donated.input >= len(inputs) or (donated.output is not None and donated.output >= len(outputs)):
             raise StoreError("there is no such input or output", where=f"donation, row {number}")
+    with at("dropped"):
+        dropped = tuple(integer(number, 0, len(inputs)) for number in items(data["dropped"]))
     search = None if SEARCH not in data else replace(read_search(data[SEARCH]), stored_constraints=listed(CONSTRAINTS, Constraint))
     return kind(
         name=text(data["name"]),
@@ -234,6 +237,7 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
         propagation=_read_propagation(data["propagation"]),
         platform=text(data["platform"]),
         search=search,
+        dropped=dropped,
     )
 
 

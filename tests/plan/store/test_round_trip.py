@@ -156,7 +156,7 @@ def test_texts_are_equal_in_every_process() -> None:
         assert done.returncode == 0, done.stderr
         texts.append(done.stdout)
     assert texts[0] == texts[1]
-    assert texts[0].startswith('{\n"format":"shardy_py.plan",\n"version":2,\n"name":"_step",\n')
+    assert texts[0].startswith('{\n"format":"shardy_py.plan",\n"version":3,\n"name":"_step",\n')
 
 
 WITHOUT_JAX = """
