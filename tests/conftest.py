@@ -5,6 +5,7 @@ jax is not imported here: the tests of the core (dialect, ir, rules, passes, ...
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 from collections import Counter
@@ -17,15 +18,33 @@ import pytest
 # groups of devices wait for each other for ever on a machine with few cores; NPROC sets the number of threads.
 os.environ.setdefault("NPROC", "64")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# LLVM takes a third of the time of a test that compiles, and what it makes of XLA's programs is nothing that is tested here.
-for _flag, _value in (("xla_force_host_platform_device_count", 8), ("xla_backend_optimization_level", 0)):
+# A third of the time of a test that compiles is LLVM's, and what it makes of XLA's programs is nothing that is tested here.
+_XLA_FLAGS = {"xla_force_host_platform_device_count": "8", "xla_backend_optimization_level": "0"}
+# Half of what is left is spent on loops of a few instructions that pass through MLIR, and on modules that are split among threads. Without
+# MLIR a little is fused otherwise: see `usual_fusions`. Later versions may lack these flags, and XLA ends the process for an unknown one.
+if metadata.version("jaxlib").startswith("0.10."):
+    _XLA_FLAGS |= {"xla_cpu_parallel_codegen_split_count": "1", "xla_cpu_use_fusion_emitters": "false", "xla_flags_reset": "true"}
+for _flag, _value in _XLA_FLAGS.items():
     if _flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_flag}={_value}".strip()
+
+# A trace makes many objects that stay; looking through all of them after each 700 takes a tenth of the time.
+gc.set_threshold(50_000, 20, 20)
 
 _SLOW_IS_FINE = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
 hypothesis.settings.register_profile("local", deadline=None, suppress_health_check=_SLOW_IS_FINE)
 hypothesis.settings.register_profile("ci", deadline=None, suppress_health_check=_SLOW_IS_FINE, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture
+def usual_fusions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA fuses and allocates as it does for users: for tests that read the memory of a compiled program.
+
+    XLA reads its flags anew for each program (`xla_flags_reset`).
+    """
+    flags = os.environ["XLA_FLAGS"].replace("xla_cpu_use_fusion_emitters=false", "xla_cpu_use_fusion_emitters=true")
+    monkeypatch.setenv("XLA_FLAGS", flags)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

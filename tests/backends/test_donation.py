@@ -17,6 +17,8 @@ from shardy_py.backends.donation import Guard
 from shardy_py.backends.leaf_order import Rearranged
 from tests.backends.aliases import check_compiled
 
+pytestmark = pytest.mark.usefixtures("usual_fusions")
+
 
 @pytest.fixture(scope="module")
 def mesh():

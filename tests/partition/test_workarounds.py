@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.backends.compiled_text import collectives_in
 
+pytestmark = pytest.mark.usefixtures("usual_fusions")
+
 MESH = {"x": 2, "y": 4}
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 

@@ -22,6 +22,8 @@ from shardy_py.plan.memory.analysis import lifetimes
 from shardy_py.plan.memory.models import CompilerError
 from shardy_py.plan.memory.report import MemoryAnalysis
 
+pytestmark = pytest.mark.usefixtures("usual_fusions")
+
 MESH = {"data": 2, "model": 4}
 Tree = Any
 

@@ -17,6 +17,8 @@ from shardy_py.plan.memory.graph import local_graph
 from shardy_py.plan.memory.models import MODELS
 from shardy_py.plan.memory.xla.floats import installed, support, widened
 
+pytestmark = pytest.mark.usefixtures("usual_fusions")
+
 MESHES = {1: {"data": 1, "model": 1}, 8: {"data": 2, "model": 4}}
 Tree = Any
 

@@ -14,6 +14,8 @@ import shardy_py as sp
 from shardy_py.ir import Op, Program
 from shardy_py.plan.prediction.loops import XlaProgramBuilder, as_xla_propagates
 
+pytestmark = pytest.mark.usefixtures("usual_fusions")
+
 MESH = {"x": 2, "y": 4}
 
 
