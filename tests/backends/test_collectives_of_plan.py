@@ -70,6 +70,18 @@ def gathered_behind_a_stopped_gradient() -> Program:
 
 
 @program
+def sorts_whose_operands_nothing_reads() -> Program:
+    """The second sort reads a result of the first, but its own result of it is not read, nor is the first in the loop."""
+
+    def step(x: Any, y: Any) -> Any:
+        _, order, _ = lax.sort((x, y, x * y), dimension=0, num_keys=1)
+        sorted_by, _ = lax.sort((y, order), dimension=0, num_keys=1)
+        return sorted_by, lax.scan(lambda c, _: (lax.sort((c, y), dimension=0, num_keys=1)[0] * 1.5, None), x, None, length=3)[0]
+
+    return step, (S((16, 8), F32), S((16, 8), F32)), (P("x"), P("y"))
+
+
+@program
 def unrolled_scan() -> Program:
     return layers(lambda h, w: jnp.tanh(h @ w), unroll=2), STACK, (P(None, "y"), P("x"))
 

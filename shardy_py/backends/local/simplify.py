@@ -1,4 +1,4 @@
-"""Simplification of the jaxpr of a region: common subexpressions and dead code go."""
+"""Simplification of the jaxpr of a region: common subexpressions, dead code and operands of sorts that nothing reads go."""
 
 from __future__ import annotations
 
@@ -20,6 +20,27 @@ def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
         return jaxpr if len(live) == len(jaxpr.eqns) else jaxpr.replace(eqns=live)
     new, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return new
+
+
+def trim_sorts(jaxpr: Jaxpr) -> Jaxpr:
+    """Drops operands of sorts that are no keys and whose results nothing reads, as XLA does, so that nothing is gathered for them.
+
+    Args:
+        jaxpr: A body without dead code.
+    """
+    if not any(eqn.primitive.name == "sort" and len(eqn.outvars) > eqn.params["num_keys"] for eqn in jaxpr.eqns):
+        return jaxpr
+    read: set[Any] = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    eqns: list[JaxprEqn] = []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.primitive.name == "sort":
+            kept = [i < eqn.params["num_keys"] or v in read for i, v in enumerate(eqn.outvars)]
+            if not all(kept):
+                invars, outvars = ([v for v, keep in zip(side, kept, strict=True) if keep] for side in (eqn.invars, eqn.outvars))
+                eqn = eqn.replace(invars=invars, outvars=outvars)
+        eqns.append(eqn)
+        read.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return jaxpr if all(new is old for new, old in zip(reversed(eqns), jaxpr.eqns)) else jaxpr.replace(eqns=eqns[::-1])
 
 
 def merge_equal_equations(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
@@ -172,10 +193,12 @@ def _key(v: Atom) -> Any:
 
 
 def simplify(jaxpr: Jaxpr, *, drop_barriers: bool = False) -> Jaxpr:
-    """Merges equal equations, then drops dead code, in all bodies.
+    """Merges equal equations, then drops dead code and dead operands of sorts, in all bodies.
 
     Args:
         jaxpr: The jaxpr of a region.
         drop_barriers: See `merge_equal_equations`.
     """
-    return drop_dead_code(rewrite_bodies(jaxpr, lambda body: merge_equal_equations(body, drop_barriers)))
+    live = drop_dead_code(rewrite_bodies(jaxpr, lambda body: merge_equal_equations(body, drop_barriers)))
+    trimmed = rewrite_bodies(live, trim_sorts)
+    return live if trimmed is live else drop_dead_code(trimmed)
