@@ -99,6 +99,20 @@ def test_runs_on_a_mesh_of_which_one_axis_is_explicit(auto_shard, explicit):
             np.testing.assert_allclose(jax.jit(step)(params, x), want, rtol=1e-4, atol=1e-4)
 
 
+def test_gradients_on_a_mesh_of_which_one_axis_is_explicit(explicit):
+    """Under `jax.jit`, whose labels and cotangents may be committed otherwise along the Auto axis than the results."""
+    params, x = arguments()
+    label = np.random.default_rng(0).standard_normal(mlp(params, x).shape).astype("float32")
+    want = jax.grad(lambda params: (mlp(params, x) * label).sum())(params)
+    for kinds in itertools.permutations((AxisType.Explicit, AxisType.Auto)):
+        mixed = explicit.update(axis_types=kinds)
+        step = sp.auto_shard(mlp, mesh=mixed, in_shardings=SPECS)
+        spec = [name if kind is AxisType.Explicit else None for name, kind in zip(step.plan(params, x).output_shardings.spec, kinds)]
+        placed = jax.device_put(label, NamedSharding(mixed, P(*spec)))
+        gradient = jax.jit(jax.grad(lambda params, step=step, placed=placed: (step(params, x) * placed).sum()))(params)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), gradient, want)
+
+
 def test_bare_decorator_takes_the_mesh_of_the_context(auto_shard, auto):
     @auto_shard
     def double(x):
