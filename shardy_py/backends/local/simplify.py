@@ -36,8 +36,8 @@ def trim_sorts(jaxpr: Jaxpr) -> Jaxpr:
         if eqn.primitive.name == "sort":
             kept = [i < eqn.params["num_keys"] or v in read for i, v in enumerate(eqn.outvars)]
             if not all(kept):
-                invars, outvars = ([v for v, keep in zip(side, kept, strict=True) if keep] for side in (eqn.invars, eqn.outvars))
-                eqn = eqn.replace(invars=invars, outvars=outvars)
+                invars = [v for v, keep in zip(eqn.invars, kept, strict=True) if keep]
+                eqn = eqn.replace(invars=invars, outvars=[v for v, keep in zip(eqn.outvars, kept, strict=True) if keep])
         eqns.append(eqn)
         read.update(v for v in eqn.invars if not isinstance(v, Literal))
     return jaxpr if all(new is old for new, old in zip(reversed(eqns), jaxpr.eqns)) else jaxpr.replace(eqns=eqns[::-1])
