@@ -214,11 +214,13 @@ class AutoSharded(Generic[P, R]):
         if not isinstance(mesh, int):
             return settings, view_of(mesh)
         with self._lock:
-            if self._shapes is None:
+            shapes = self._shapes
+            if shapes is None:
                 layout = self._arguments.layout(len(args), kwargs)
-                self._shapes = searched_shapes(mesh, settings, layout, layout.slots(args, kwargs), runs=runs and not is_tracing())
-        assert self._shapes.best is not None
-        return dataclasses.replace(settings, shapes=self._shapes), view_of(named(self._shapes.best))
+                shapes = searched_shapes(mesh, settings, layout, layout.slots(args, kwargs), runs=runs and not is_tracing())
+                self._shapes = dataclasses.replace(shapes, seconds=0.0)
+        assert shapes.best is not None
+        return dataclasses.replace(settings, shapes=shapes), view_of(named(shapes.best))
 
     def _run_on(
         self, view: MeshView, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[Entry, Exception] | None

@@ -35,10 +35,10 @@ class Site:
     Attributes:
         path: The way to the jaxpr.
         variable: The constrained variable.
-        eqn: The equation that makes it, or whose body starts with it; the loop that reads it, where the constraint is for that alone.
+        eqn: The equation that makes it, or whose body starts with it; the one that reads it, where the constraint is for that alone.
         result: Its number among the results of the equation; None where the constraint is for a reader, or of an argument of a body.
         reader: `(equation index, operand number)` of the reader; the index after the last is the jaxpr's return.
-        loop: The way to the loop that reads it, its index, and the number of its operand that is carried.
+        loop: The way to the loop that reads it, its index, and the number of its operand that is carried; None of another reader.
     """
 
     path: Path
@@ -56,11 +56,16 @@ class Site:
         return self.eqn.primitive.name == "scan" and self.result >= self.eqn.params["num_carry"]
 
 
+OF_SEVERAL_OPS = frozenset({"gather"})
+"""Primitives that are imported as several ops, between which a value may lie apart from operands and results: rows that are gathered before
+those out of range are replaced. A constraint on the result does not reach it, one on the operand does."""
+
+
 def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> Iterator[Site]:
     """The places where constraints may stand, in program order: results of equations, what loops carry, and what bodies start with.
 
     A trip of a scan starts with slices of stacked operands, which need not lie as these do, and what is computed anew, as by
-    `jax.checkpoint`, with operands behind a barrier.
+    `jax.checkpoint`, with operands behind a barrier. Of primitives that are imported as several ops, operands are places too.
 
     Args:
         jaxpr: The jaxpr.
@@ -87,6 +92,8 @@ def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> 
                         if not isinstance(variable, Literal):
                             returned = (len(inner.eqns), number)
                             yield Site(inside, variable, eqn, reader=returned, loop=(path, index, start + number))
+        if eqn.primitive.name in OF_SEVERAL_OPS and not isinstance(eqn.invars[0], Literal):
+            yield Site(path, eqn.invars[0], eqn, reader=(index, 0))
         for number, variable in enumerate(eqn.outvars):
             if variable not in free:
                 yield Site(path, variable, eqn, number)
@@ -171,6 +178,9 @@ def _variable(site: Site, scopes: Mapping[Path, tuple[Scope, Copied]]) -> Variab
     value = scopes[site.path][0].env.get(site.variable)
     if value is None or not value.type.rank or not value.type.size:
         return None
+    if site.loop is None and site.reader is not None:
+        scope, copied = scopes[site.path]
+        return _read(value, copied.jaxpr.eqns[copied.position[site.reader[0]]], scope)
     if site.loop is None:
         op = value.defining_op
         return Variable(value, value, op, site.eqn.primitive.name, site.is_unnamed) if op is not None and value.uses else None
@@ -185,6 +195,16 @@ def _variable(site: Site, scopes: Mapping[Path, tuple[Scope, Copied]]) -> Variab
     is_sliced = eqn.primitive.name == "scan" and number >= eqn.params["num_consts"] + eqn.params["num_carry"]
     holder = _slice(loop.regions[1].arguments[carried]) if is_sliced else loop.results[carried]
     return None if holder is None else Variable(value, holder, loop, eqn.primitive.name)
+
+
+def _read(value: Value, eqn: JaxprEqn, scope: Scope) -> Variable | None:
+    """An operand of an equation whose result another of its ops makes; None of other operands."""
+    results = [scope.env.get(v) for v in eqn.outvars]
+    for op, number in value.uses:
+        reader = op_of(eqn, scope, op.name)
+        if reader is op and not any(result in results for result in op.results):
+            return Variable(value, value, op, eqn.primitive.name, operand=number)
+    return None
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,7 +18,7 @@ from shardy_py.api.tracing import trace
 from shardy_py.api.trees import location_of
 from shardy_py.plan.progress import observed
 from shardy_py.planner.errors import PlannerInfeasible
-from shardy_py.planner.meshes import ShapeSearch, named, shapes
+from shardy_py.planner.meshes import SHARE, ShapeSearch, named, shapes
 from shardy_py.planner.options import Planner
 
 
@@ -39,7 +40,7 @@ def check_devices(devices: int, planner: Planner | None) -> None:
 
 
 def searched_shapes(devices: int, settings: Settings, layout: Layout, slots: Sequence[Any], *, runs: bool = False) -> ShapeSearch:
-    """The steps of all shapes: each is searched in its share of the time.
+    """The steps of all shapes: each is searched in its share of half of the time.
 
     Args:
         devices: The number of devices.
@@ -61,7 +62,8 @@ def _searched(candidates: Sequence[tuple[int, ...]], settings: Settings, layout:
     assert settings.planner is not None
     failures: list[PlannerInfeasible] = []
     steps: dict[tuple[int, ...], tuple[float, float] | None] = {}
-    share = settings.planner.time_limit_s / len(candidates)
+    began = time.monotonic()
+    share = SHARE * settings.planner.time_limit_s / len(candidates)
     for shape in candidates:
         searching = replace(settings, planner=replace(settings.planner, time_limit_s=share), lowering="jit")
         try:
@@ -74,4 +76,4 @@ def _searched(candidates: Sequence[tuple[int, ...]], settings: Settings, layout:
         steps[shape] = plan.search.objective_seconds, plan.search.lower_bound_seconds
     if len(failures) == len(candidates):
         raise min(failures, key=lambda error: error.minimum_bytes)
-    return ShapeSearch(steps)
+    return ShapeSearch(steps, time.monotonic() - began)

@@ -10,8 +10,12 @@ import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardy_py.dialect import TensorSharding
-from shardy_py.ir import Value
+from shardy_py.dialect import DimensionSharding, TensorSharding
+from shardy_py.dialect.axis import merged
+from shardy_py.ir import Program, Value
+from shardy_py.partition.layouts import layout_of
+from shardy_py.partition.policies import xla_of
+from shardy_py.passes.dataflow import MANUAL_COMPUTATION
 from shardy_py.passes.import_.constant_or_scalar_splitter import copied_values
 from shardy_py.plan.search import Constraint
 from shardy_py.plan.values import in_backward_pass, location_of, name_of
@@ -47,9 +51,14 @@ def constraints_of(searcher: Searcher, best: Candidate) -> tuple[Constraint, ...
     copied = copied_values(program)  # a pin on one copy says nothing of the others
     pinnable = set[Value]()
     for number, variable in enumerate(variables):
-        if variable is not None and variable.holder not in copied:
-            places.append(_place(number, variable, searcher, is_further=variable.holder in pinnable))
-            pinnable.add(variable.holder)
+        if variable is None or variable.holder in copied:
+            continue
+        if variable.operand is not None:
+            place = _read_place(number, variable, variable.operand, searcher)
+            places += () if place is None else (place,)
+            continue
+        places.append(_place(number, variable, searcher, is_further=variable.holder in pinnable))
+        pinnable.add(variable.holder)
 
     def propagate(numbers: Collection[int]) -> Outcome:
         plan, run = seeds.plan({place.number: place.sharding for place in places if place.number in numbers})
@@ -62,18 +71,34 @@ def constraints_of(searcher: Searcher, best: Candidate) -> tuple[Constraint, ...
         variable = variables[place.number]
         if place.number in pins and variable is not None:
             location = location_of(program, variable.op) if place.in_source else ""
-            in_front = variable.value is not variable.holder
+            in_front = variable.value is not variable.holder or variable.operand is not None
             path = name_of(variable.value, names)
             constraints.append(Constraint(path, variable.value.type, location, place.sharding, variable.primitive, in_front, place.number))
     return tuple(constraints)
 
 
 def _place(number: int, variable: Variable, searcher: Searcher, *, is_further: bool) -> Place:
-    program, holder = searcher.base.program, variable.holder
+    holder = variable.holder
     sharding = holder.sharding or TensorSharding.closed(searcher.mesh_name, holder.type.rank)
     kind = searcher.space.classes.get(searcher.copies.get(holder, holder), (-1 - number,))
-    in_source = bool(location_of(program, variable.op)) and not variable.is_unnamed and not in_backward_pass(program, variable.op)
-    return Place(number, sharding.closed_like(), kind, in_source, is_further)
+    return Place(number, sharding.closed_like(), kind, _in_source(variable, searcher.base.program), is_further)
+
+
+def _read_place(number: int, variable: Variable, operand: int, searcher: Searcher) -> Place | None:
+    """The place of an operand that its op reads in another layout than it has; None of another, and of one in a `shard_map`."""
+    op, program, mesh = variable.op, searcher.base.program, searcher.base.mesh
+    if any(each.name == MANUAL_COMPUTATION for each in op.outward()):
+        return None
+    layout = layout_of(variable.holder.sharding, variable.holder.type.rank, mesh)
+    read = xla_of(op, mesh, program.meshes, {}).reads[operand]
+    if read == layout:
+        return None
+    sharding = TensorSharding(searcher.mesh_name, [DimensionSharding(merged(axes, mesh)) for axes in read])
+    return Place(number, sharding, (-1 - number,), _in_source(variable, program), is_read=True)
+
+
+def _in_source(variable: Variable, program: Program) -> bool:
+    return bool(location_of(program, variable.op)) and not variable.is_unnamed and not in_backward_pass(program, variable.op)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +112,7 @@ class Place:
         in_source: Whether a line of the user's code makes it: not the backward pass, nor what a derivative carries through a loop.
         is_further: Whether an earlier place is of the same value: what a loop carries is constrained in front of it, at the end of its
             body, and behind it, where the first alone does not keep what the others are read as from changing it.
+        is_read: Whether it is an operand as one op reads it, which no value shows: such places are taken where all others do not do.
     """
 
     number: int
@@ -94,6 +120,7 @@ class Place:
     kind: Kind
     in_source: bool
     is_further: bool = False
+    is_read: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +139,7 @@ class Outcome:
 
     def differs(self, place: Place) -> bool:
         """Whether a value came out otherwise than planned."""
-        return place.number in self.shardings and not place.sharding.is_equivalent(self.shardings[place.number])
+        return not place.is_read and place.number in self.shardings and not place.sharding.is_equivalent(self.shardings[place.number])
 
 
 Propagate = Callable[[Collection[int]], Outcome]
@@ -132,13 +159,20 @@ def fewest_pins(places: Sequence[Place], propagate: Propagate, seconds: float) -
         values pinned where XLA's partitioner has its own way.
     """
     pins: dict[int, Place] = {}
+    reads = [place for place in places if place.is_read]
     limit = seconds * (1 + TOLERANCE)
     for round_ in range(ROUNDS + 1):
         outcome = propagate(pins)
-        differing = [place for place in places if place.number not in pins and outcome.differs(place)]
-        if (outcome.fits and outcome.seconds <= limit) or not differing:
+        if outcome.fits and outcome.seconds <= limit:
             break
-        pins |= {place.number: place for place in (differing if round_ == ROUNDS else (_leader(differing),))}
+        differing = [place for place in places if place.number not in pins and outcome.differs(place)]
+        if differing:
+            chosen: Sequence[Place] = differing if round_ == ROUNDS else (_leader(differing),)
+        else:
+            chosen = [place for place in reads if place.number not in pins]
+        if not chosen:
+            break
+        pins |= {place.number: place for place in chosen}
     else:
         outcome = propagate(pins)
     # Pins without a line in the source are dropped first, and of the others the last.

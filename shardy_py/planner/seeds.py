@@ -21,6 +21,7 @@ class Variable:
         op: The op that makes it; the loop, where only this and what follows it read the constrained value.
         primitive: Of the equation that `op` is of.
         is_unnamed: Whether it cannot have a name in the user's code.
+        operand: The number of the operand of `op` that it is, where it may be constrained in front of this alone, as it is read there.
     """
 
     value: Value
@@ -28,6 +29,7 @@ class Variable:
     op: Op
     primitive: str
     is_unnamed: bool = False
+    operand: int | None = None
 
 
 class Seeds(Protocol):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.dialect import TensorSharding
@@ -129,6 +130,25 @@ def test_what_a_checkpoint_reads_lies_as_planned() -> None:
     assert plan.search is not None
     assert "remat2" in {constraint.primitive for constraint in plan.search.constraints}
     assert seconds(again) <= seconds(plan) * 1.002
+
+
+def test_what_a_gather_reads_lies_as_planned() -> None:
+    """Rows that are gathered lie whole before those out of range are replaced; a constraint on the result is behind that."""
+
+    def rows(w: jax.Array, head: jax.Array, x: jax.Array, indices: jax.Array) -> Any:
+        h = jnp.tanh(x @ w)
+        return jax.nn.softmax(h @ head), jnp.take_along_axis(h, indices, 0)
+
+    by_columns = P(None, "x")
+    specs = {"mesh": {"x": 8}, "out_shardings": (by_columns, P()), "lowering": "jit"}
+    arguments = f32(2048, 2048), f32(2048, 32000), f32(64, 2048), jax.ShapeDtypeStruct((256, 1), jnp.int32)
+    planner = sp.Planner(hardware="v5e", time_limit_s=60)
+    plan = sp.auto_shard(rows, in_shardings=(by_columns, by_columns, P(), P()), planner=planner, **specs).plan(*arguments)
+    assert plan.search is not None
+    assert [str(each).split(", ")[-1].split(" at ")[0] for each in plan.search.constraints] == ["in front of the gather"]
+    over = sp.auto_shard(rows, in_shardings=sp.Plan.from_json(plan.to_json()), **specs).plan(*arguments)
+    assert len(over.collectives) == len(plan.collectives)
+    assert sum(each.operand_bytes for each in over.collectives) == sum(each.operand_bytes for each in plan.collectives)
 
 
 @pytest.mark.parametrize("name", ["scan", "tied table"])
@@ -266,6 +286,13 @@ def test_a_value_is_pinned_in_further_places_where_the_first_does_not_do() -> No
     assert tried[:3] == [(), (0,), (0, 3)]
     assert 3 in pins
     assert follows({0: 2, 3: 3}, {0: 0.5, 3: 0.5}, [])(pins).seconds == 1.0
+
+
+def test_operands_are_pinned_where_all_values_do_not_do() -> None:
+    """One that an op reads otherwise than the value lies shows in no value."""
+    places = [place(0, 1), replace(place(1, 2), is_read=True), replace(place(2, 3), is_read=True)]
+    pins = fewest_pins(places, follows({0: 0, 1: 1, 2: 2}, {0: 0.5, 1: 0.5}, []), 1.0)
+    assert pins == (0, 1)
 
 
 def test_it_ends_where_pins_do_not_help() -> None:

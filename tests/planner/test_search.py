@@ -15,9 +15,13 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
+from shardy_py.api import planning
+from shardy_py.api.searching import searched
+from shardy_py.api.tracing import TracedCall
 from shardy_py.plan.checks.table import KINDS, WEIGHED
 from shardy_py.plan.search import Search
 from shardy_py.planner.meshes import ShapeSearch
+from shardy_py.planner.search import Searcher
 from shardy_py.rules.traits import CONSTRAINTS
 from tests.planner.test_model import PROGRAMS, f32, i32
 
@@ -379,6 +383,28 @@ def test_the_shape_of_a_mesh_is_chosen() -> None:
     assert "(axis0=8) " in plan.search.space["other mesh shapes"]
     loss = planned(*jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), STEP))[1]
     assert np.isfinite(loss)
+
+
+def test_all_mesh_shapes_share_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    chosen: list[ShapeSearch | None] = []
+
+    def spied(searcher: Searcher, traced: TracedCall, *, runs: bool) -> Any:
+        limits.append(searcher.planner.time_limit_s)
+        chosen.append(traced.request.settings.shapes)
+        return searched(searcher, traced, runs=runs)
+
+    monkeypatch.setattr(planning, "searched", spied)
+    planned = sp.auto_shard(lambda x: jnp.sin(x), mesh=8, planner=planner(time_limit_s=60), lowering="jit")
+    planned.plan(f32(64, 64))
+    planned.plan(f32(128, 64))
+    *shapes, first, later = limits
+    assert sum(shapes) == pytest.approx(30)
+    assert (first, later) == (60, 60)
+    assert chosen[-2] is not None
+    assert chosen[-2].seconds > 0, "the plan of the best shape has what is left of the limit"
+    assert chosen[-1] is not None
+    assert chosen[-1].seconds == 0, "and one of a later call all of it"
 
 
 def test_results_of_an_fft_are_cut_apart_from_its_operand() -> None:
