@@ -81,7 +81,7 @@ def is_pure(op: Op) -> bool:
         return not op.attributes.get("has_side_effect", False)
     if name not in PURE and not name.startswith("chlo."):
         return False
-    return all(is_pure(inner) or inner.name in TERMINATORS for region in op.regions for inner in region.ops)
+    return not op.regions or all(is_pure(inner) or inner.name in TERMINATORS for region in op.regions for inner in region.ops)
 
 
 def pass_through_direction(op: Op) -> PropagationDirection:

@@ -57,8 +57,12 @@ class Propagation:
         """Propagates to the fixed point: function results, all ops, function results, at each op priority."""
         strategies: tuple[FactorStrategy, ...] = ("basic", "aggressive") if strategy == "basic-then-aggressive" else (strategy,)
         stages = range(STAGES) if op_priority else (_ALL,)
+        settled_by: FactorStrategy | None = None  # of an earlier run, at another user priority, nothing is known
         for stage in stages:
             for factors in strategies:
+                if factors is not settled_by:
+                    self.graph.unsettle_all()
+                    settled_by = factors
                 self._stage(factors, stage)
         before = -1
         while self.settled and before != self.changes:
@@ -104,7 +108,7 @@ class Propagation:
             if stages is None:
                 continue
             directions = node.all_directions if stage < 0 else stages[stage]
-            if directions is None:
+            if directions is None or directions is node.settled:
                 continue
             if stage == 0 and node.waits_for_single_use and not _single_uses(node):
                 continue
@@ -116,6 +120,8 @@ class Propagation:
                     update = table.compute(key, node.rule, directions, node.elementwise, shardings)  # pyright: ignore[reportArgumentType]
                 if update:
                     self._apply(node, update, shardings, stage, stack)
+                else:
+                    node.settled = directions
             else:
                 self._visit(node, edge_table, stage, stack)
 
@@ -147,9 +153,10 @@ class Propagation:
             if old is new:
                 continue
             value.sharding = new
+            self.graph.unsettle(value)
             self.changes += 1
             if old is None and isinstance(value, Value):
-                _open_siblings(value, new)
+                self._open_siblings(value, new)
             if log is not None:
                 log.append(Step(value, old, new, node.op, node.tensors, before, "propagate", self.user_priority, stage, i))
             if stack is not None:
@@ -172,8 +179,18 @@ class Propagation:
                                 )
                             )
                         holder.sharding = new_sharding
+                        self.graph.unsettle(holder)
                         if stack is not None:
                             self._push(self.graph.concerned(member), stack, node)
+
+    def _open_siblings(self, value: Value, sharding: TensorSharding) -> None:
+        """An op states the shardings of all its results or of none: the other results of a first one become fully open."""
+        owner = value.owner
+        if isinstance(owner, Op) and len(owner.results) > 1:
+            for other in owner.results:
+                if other.sharding is None:
+                    other.sharding = TensorSharding.open(sharding.mesh, other.type.rank)
+                    self.graph.unsettle(other)
 
     @staticmethod
     def _push(nodes: list[Node], stack: list[Node], current: Node | None = None) -> None:
@@ -181,15 +198,6 @@ class Propagation:
             if not node.queued and node is not current and not node.erased:
                 node.queued = True
                 stack.append(node)
-
-
-def _open_siblings(value: Value, sharding: TensorSharding) -> None:
-    """An op states the shardings of all its results or of none: the other results of a first one become fully open."""
-    owner = value.owner
-    if isinstance(owner, Op) and len(owner.results) > 1:
-        for other in owner.results:
-            if other.sharding is None:
-                other.sharding = TensorSharding.open(sharding.mesh, other.type.rank)
 
 
 def _single_uses(node: Node) -> bool:

@@ -34,6 +34,7 @@ class Node:
         transform: For edges of manual computations: sharding as stored -> as the edge compares it, and back.
         queued: Whether it is on the worklist.
         erased: Whether the op was dead and is gone.
+        settled: The directions along which its last step changed nothing, as long as no sharding of its tensors has changed since.
         is_edge: Whether it is a data-flow edge or a barrier; these are never conservative.
     """
 
@@ -46,6 +47,7 @@ class Node:
         "queued",
         "removable",
         "rule",
+        "settled",
         "stages",
         "tensors",
         "transform",
@@ -64,6 +66,7 @@ class Node:
         self.removable = False
         self.queued = False
         self.erased = False
+        self.settled: Directions | None = None
         self.is_edge = False
 
 
@@ -99,6 +102,7 @@ class PropagationGraph:
         self.nodes: list[Node] = []
         self.node_of: dict[Op, Node] = {}
         self._concerned: dict[Holder, list[Node]] = {}
+        self._readers: dict[Holder, list[Node]] = {}
         self._holders: dict[Value, Value] = {}
         self._leaves: list[Op] = []
         self._rules: dict[tuple[object, ...], OpShardingRule | None] = {}
@@ -145,6 +149,9 @@ class PropagationGraph:
                     node.all_directions = everything(rule)
                     node.waits_for_single_use = early != 0
         node.removable = name not in KEPT and is_pure(op)
+        readers = self._readers
+        for holder in node.tensors:
+            readers.setdefault(holder, []).append(node)
         self.nodes.append(node)
         self.node_of[op] = node
 
@@ -240,6 +247,16 @@ class PropagationGraph:
             if holder is not None:
                 self._holders[value] = holder
         return holder
+
+    def unsettle(self, holder: Holder) -> None:
+        """Has the nodes of a value whose sharding has changed computed when they are next visited, whether or not they are told of it."""
+        for node in self._readers.get(holder, ()):
+            node.settled = None
+
+    def unsettle_all(self) -> None:
+        """Has every node computed when it is next visited."""
+        for node in self.nodes:
+            node.settled = None
 
     def concerned(self, value: Holder) -> list[Node]:
         """The nodes to visit again when a value's sharding changes, in the order in which they are pushed.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.ir import Program
@@ -41,9 +41,10 @@ def propagate(
     with shardings_on_values(program):
         groups = sharding_groups(program, log)
         propagation = Propagation(program, groups=groups, conservative=conservative, settled=settled, log=log)
+        holders = list(_holders(propagation))
         if log is not None:
-            log += (Step.outside(holder, holder.sharding, holder.sharding, "annotation") for holder in _holders(propagation))
-        references = _take_priorities(propagation, log) if user_priority else {}
+            log += [Step.outside(holder, holder.sharding, holder.sharding, "annotation") for holder in holders]
+        references = _take_priorities(program, holders, log) if user_priority else {}
         propagation.run(strategy, op_priority=op_priority)
         for priority in sorted(references):
             propagation.user_priority = priority
@@ -67,16 +68,16 @@ def _holders(propagation: Propagation) -> Iterator[Holder]:
                 yield from (v for v in op.regions[0].arguments if v.sharding is not None and dataflow.shardable_value(v) is v)
 
 
-def _take_priorities(propagation: Propagation, log: Log | None) -> dict[int, list[tuple[Holder, TensorSharding]]]:
+def _take_priorities(program: Program, holders: Sequence[Holder], log: Log | None) -> dict[int, list[tuple[Holder, TensorSharding]]]:
     """Keeps only what has priority 0; returns what is to be restored at each later priority, in program order."""
     references: dict[int, list[tuple[Holder, TensorSharding]]] = {}
-    for holder in _holders(propagation):
+    for holder in holders:
         original = holder.sharding
         if original is None or all(dim.priority is None for dim in original.dims):
             continue
         for priority in sorted({dim.priority for dim in original.dims if dim.priority}):
             references.setdefault(priority, []).append((holder, original))
-        mesh = _mesh(propagation.program, original)
+        mesh = _mesh(program, original)
         dims = tuple(
             DimensionSharding((), is_closed=True) if dim.priority else DimensionSharding(dim.axes, dim.is_closed) for dim in original.dims
         )

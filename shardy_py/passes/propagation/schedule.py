@@ -39,6 +39,8 @@ def schedule(rule: OpShardingRule, early: int, broadcast: bool) -> tuple[Directi
                 direction = BOTH
             directions.append(NONE if f in rule.blocked_propagation else direction)
         stages.append(tuple(directions) if any(directions) else None)
+        if len(stages) > 1 and stages[-1] == stages[-2]:
+            stages[-1] = stages[-2]  # one object, by which the worklist knows a stage that asks an op for nothing new
     return tuple(stages)
 
 
