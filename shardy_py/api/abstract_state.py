@@ -66,10 +66,7 @@ def abstract_state(
     if argument is None:
         if like is not None:
             return _like(structs, like, "the arguments", plan)
-        parts = [part.build(structs_of_argument) for part, structs_of_argument in zip(arguments, _split(structs, arguments))]
-        args = tuple(parts[: len(positional)])
-        kwargs = {part.name: tree for part, tree in zip(keywords, parts[len(positional) :])}
-        return (args, kwargs) if kwargs else args
+        return all_arguments(positional, keywords, structs)
     names = [part.name for part in arguments]
     count = len(positional)
     number = argument % count if isinstance(argument, int) and -count <= argument < count else None
@@ -84,6 +81,20 @@ def abstract_state(
         )
     structs_of_argument = _split(structs, arguments)[number]
     return arguments[number].build(structs_of_argument) if like is None else _like(structs_of_argument, like, arguments[number].name, plan)
+
+
+def all_arguments(positional: Sequence[Argument], keywords: Sequence[Argument], leaves: Sequence[Any]) -> Any:
+    """The tuple of arguments; `(args, kwargs)` where there are keyword arguments.
+
+    Args:
+        positional: Positional arguments, in order.
+        keywords: Keyword arguments, in the order of their leaves.
+        leaves: The leaves of all.
+    """
+    arguments = [*positional, *keywords]
+    trees = [argument.build(part) for argument, part in zip(arguments, _split(leaves, arguments))]
+    args, kwargs = tuple(trees[: len(positional)]), dict(zip((argument.name for argument in keywords), trees[len(positional) :]))
+    return (args, kwargs) if kwargs else args
 
 
 def _split(leaves: Sequence[Any], arguments: Sequence[Argument]) -> list[list[Any]]:

@@ -404,52 +404,32 @@ class AutoSharded(Generic[P, R]):
 
 
 class BoundAutoSharded(Generic[Q, R]):
-    """A method under `auto_shard`, bound to its instance, which is the first argument."""
+    """A method under `auto_shard`, bound to its instance, which is the first argument of each of its stages."""
+
+    trace: Callable[..., Traced]
+    plan: Callable[..., Plan]
+    lower: Callable[..., Any]
+    eval_shape: Callable[..., Any]
+    verify: Callable[..., Verification]
 
     def __init__(self, function: AutoSharded[..., R], instance: Any) -> None:
         functools.update_wrapper(self, function.__wrapped__)
         self.__wrapped__ = types.MethodType(function.__wrapped__, instance)  # so that its signature has no self
         self.__func__ = function
         self.__self__ = instance
+        for name in ("trace", "plan", "lower", "eval_shape", "verify"):
+            setattr(self, name, functools.partial(getattr(function, name), instance))
+        self.clear_cache = function.clear_cache
 
     @api_boundary
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R:
         """Calls the method."""
         return self.__func__(self.__self__, *args, **kwargs)
 
-    @api_boundary
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """See `AutoSharded.trace`."""
-        return self.__func__.trace(self.__self__, *args, **kwargs)
-
-    @api_boundary
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """See `AutoSharded.plan`."""
-        return self.__func__.plan(self.__self__, *args, **kwargs)
-
-    @api_boundary
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """See `AutoSharded.lower`."""
-        return self.__func__.lower(self.__self__, *args, **kwargs)
-
-    @api_boundary
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """See `AutoSharded.eval_shape`."""
-        return self.__func__.eval_shape(self.__self__, *args, **kwargs)
-
-    @api_boundary
-    def verify(self, *args: Any, **kwargs: Any) -> Verification:
-        """See `AutoSharded.verify`."""
-        return self.__func__.verify(self.__self__, *args, **kwargs)
-
     @property
     def plan_count(self) -> int:
         """See `AutoSharded`; of all instances."""
         return self.__func__.plan_count
-
-    def clear_cache(self) -> None:
-        """See `AutoSharded.clear_cache`; for all instances."""
-        self.__func__.clear_cache()
 
 
 def _is_manual(view: MeshView, name: str) -> bool:

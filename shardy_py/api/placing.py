@@ -22,7 +22,7 @@ from shardy_py.api.request import PlanRequest
 from shardy_py.api.trees import Leaf
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.context import is_committed, is_tracing
+from shardy_py.frontends.context import is_committed, is_extended_dtype, is_tracing
 from shardy_py.plan.record import PlanRecord
 
 
@@ -143,7 +143,7 @@ def cut_for_processes(leaf: Any, sharding: NamedSharding, named: bool, described
     """
     if isinstance(leaf, jax.Array) and leaf.committed and not leaf.is_fully_addressable:
         return jax.device_put(leaf, sharding)
-    if not isinstance(leaf, (np.ndarray, jax.Array)) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+    if not isinstance(leaf, (np.ndarray, jax.Array)) or is_extended_dtype(leaf.dtype):
         return leaf
     if isinstance(leaf, np.ndarray) and sharding.is_fully_replicated:
         return leaf

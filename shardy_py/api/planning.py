@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -11,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import NamedSharding
 
-from shardy_py.api.abstract_state import Argument, abstract_state
+from shardy_py.api.abstract_state import Argument
 from shardy_py.api.constraining import as_plan_constrains, constrained
 from shardy_py.api.logical_axes import apply_axis_names
 from shardy_py.api.meshes import MESH_NAME, MeshView
@@ -24,12 +22,11 @@ from shardy_py.api.propagating import decided, physical_sharding, propagated
 from shardy_py.api.request import leaf_shardings
 from shardy_py.api.searching import searched
 from shardy_py.api.specs import call_specs, to_fitting_sharding
-from shardy_py.api.stored_trees import axis_types_of, devices_of, rebuilt, structure_of
+from shardy_py.api.stored_trees import Trees, axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
 from shardy_py.api.variants import TracedVariants
 from shardy_py.backends.donation import used_inputs, why_off
-from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
 from shardy_py.facade import Plan
 from shardy_py.frontends.jaxpr import Imported, lowered
@@ -56,45 +53,32 @@ from shardy_py.planner.templates import UserTemplate
 
 
 @dataclass(frozen=True)
-class NamedPytrees:
+class NamedPytrees(Trees):
     """A plan's shardings as pytrees of `NamedSharding`.
 
     Attributes:
         view: The mesh; what the shardings refer to.
-        positional: Positional arguments, by name.
-        keywords: Keyword arguments, by name.
-        result: The result.
+        outlines: The outlines of positional arguments, of keyword arguments, and of the result.
     """
 
     view: MeshView
-    positional: tuple[tuple[str, Outline], ...]
-    keywords: tuple[tuple[str, Outline], ...]
-    result: Outline
+    outlines: tuple[tuple[Outline, ...], tuple[Outline, ...], Outline]
 
-    def inputs(self, plan: PlanRecord) -> Any:
-        """Like the tuple of arguments; `(args, kwargs)` where there are keyword arguments."""
-        leaves = iter(self._named(plan.inputs))
-        args, kwargs = (
-            [rebuilt(outline, list(itertools.islice(leaves, outline.tree.num_leaves))) for _, outline in part]
-            for part in (self.positional, self.keywords)
-        )
-        return (tuple(args), dict(zip((name for name, _ in self.keywords), kwargs))) if kwargs else tuple(args)
+    @classmethod
+    def of(cls, view: MeshView, arguments: Sequence[tuple[str, Outline]], positional: int, result: Outline) -> NamedPytrees:
+        """The pytrees of a call.
 
-    def outputs(self, plan: PlanRecord) -> Any:
-        """Like the result."""
-        return rebuilt(self.result, self._named(plan.outputs))
-
-    def _named(self, values: Sequence[PlannedValue]) -> list[NamedSharding]:
-        named = NamedShardings(self.view.expected)
-        return [named(v.sharding, len(v.shape)) for v in values]
-
-    def abstract(self, plan: PlanRecord, argument: str | int | None, mesh: Any, like: Any) -> Any:
-        """The arguments as `jax.ShapeDtypeStruct`s."""
-        positional, keywords = (
-            [Argument(name, outline.tree.num_leaves, functools.partial(rebuilt, outline)) for name, outline in part]
-            for part in (self.positional, self.keywords)
-        )
-        return abstract_state(plan, positional, keywords, self.view.expected, argument, mesh, like)
+        Args:
+            view: The mesh.
+            arguments: Names and outlines of arguments.
+            positional: The number of those that are positional, which come first.
+            result: The outline of the result.
+        """
+        described = tuple(Argument(name, outline.tree.num_leaves, functools.partial(rebuilt, outline)) for name, outline in arguments)
+        outlines = tuple(outline for _, outline in arguments)
+        rebuild = functools.partial(rebuilt, result)
+        parts = outlines[:positional], outlines[positional:], result
+        return cls(described[:positional], described[positional:], rebuild, lambda: view.expected, view, parts)
 
     def place(self, plan: PlanRecord, args: Any, mesh: Any) -> Any:
         """The arguments where the plan has them."""
@@ -102,10 +86,11 @@ class NamedPytrees:
 
     def structure(self, plan: PlanRecord) -> Structure:
         """The trees as a stored plan keeps them."""
-        args, kwargs = ([structure_of(outline) for _, outline in part] for part in (self.positional, self.keywords))
-        inputs = ["tuple", [["tuple", args], ["dict", [name for name, _ in self.keywords], kwargs]]]
-        names = tuple(name for name, _ in self.positional)
-        return Structure(inputs, structure_of(self.result), names, axis_types_of(self.view.user_mesh), devices_of(self.view.user_mesh))
+        args, kwargs = (list(map(structure_of, part)) for part in self.outlines[:2])
+        inputs = ["tuple", [["tuple", args], ["dict", [argument.name for argument in self.keywords], kwargs]]]
+        names = tuple(argument.name for argument in self.positional)
+        result = structure_of(self.outlines[2])
+        return Structure(inputs, result, names, axis_types_of(self.view.user_mesh), devices_of(self.view.user_mesh))
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,9 +301,8 @@ class _Planning:
             dropped = tuple(number for number, is_used in enumerate(used) if not is_used)
             donated = _donated(traced, imported, inputs, outputs, used)
             findings = (*results.findings, *imported.findings, *refusals(donated, request.location.partition(" (")[0]))
-            count = len(request.names)
             outlines = tuple((request.layout.labels[i], request.slots[i].outline) for i in request.layout.dynamic)
-            pytrees = NamedPytrees(request.view, outlines[:count], outlines[count:], traced.result.outline)
+            pytrees = NamedPytrees.of(request.view, outlines, len(request.names), traced.result.outline)
             described = (inputs, outputs, findings, imported.program, self.log or (), self.timings, pytrees, donated, partitioning)
             options = request.settings.options
             propagation = PropagationOptions(options.strategy, options.conservative, options.op_priority, options.provenance)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr
 
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.options import Options
 from shardy_py.dialect import DimensionSharding, TensorSharding
+from shardy_py.frontends.context import is_extended_dtype
 from shardy_py.frontends.jaxpr import Imported, from_jaxpr
 from shardy_py.ir import Value
 from shardy_py.passes.import_.sharding_group_import import GROUP
@@ -70,7 +70,7 @@ def propagated(
 
 def physical_sharding(sharding: TensorSharding | None, aval: Any) -> TensorSharding | None:
     """The sharding of the array that holds a value; PRNG keys have further dimensions, replicated."""
-    if sharding is None or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+    if sharding is None or not is_extended_dtype(aval.dtype):
         return sharding
     from shardy_py.frontends.primitives.avals import physical_shape
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardy_py.api.signature import settings_by_name
 from shardy_py.api.tracing import TracedCall
-from shardy_py.frontends.context import known_value
+from shardy_py.frontends.context import is_extended_dtype, known_value
 from shardy_py.ir.printer import print_program
 from shardy_py.plan.record import PlanRecord
 
@@ -69,7 +69,7 @@ def host_value(value: Any) -> np.ndarray | None:
     if isinstance(value, jax.Array):
         if not value.is_fully_replicated and not value.is_fully_addressable:
             return None
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        if is_extended_dtype(value.dtype):
             value = jax.random.key_data(value)
         if not value.is_fully_addressable:
             value = value.addressable_data(0)

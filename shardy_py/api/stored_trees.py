@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, tree_flatten_with_path
 
-from shardy_py.api.abstract_state import Argument
-from shardy_py.api.abstract_state import abstract_state as abstract_arguments
+from shardy_py.api.abstract_state import Argument, abstract_state, all_arguments
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings
 from shardy_py.frontends.leaves import Outline
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.store.structure import Structure, children_of, leaves_of
+from shardy_py.plan.values import PlannedValue
 
 _NODES = {dict: "dict", list: "list", tuple: "tuple"}
 
@@ -135,49 +136,51 @@ def devices_of(mesh: AnyMesh) -> tuple[int, ...]:
     return () if ids == tuple(range(len(ids))) else ids
 
 
-def input_shardings(plan: PlanRecord, structure: Structure, mesh: AnyMesh | None = None) -> Any:
-    """The input shardings of a stored plan: like the tuple of arguments, `(args, kwargs)` where there are keyword arguments.
+@dataclass(frozen=True)
+class Trees:
+    """The arguments and the result of a planned function, as trees over a mesh.
 
-    Args:
-        plan: The plan.
-        structure: The stored structure of its trees.
-        mesh: The mesh that the shardings refer to; by default an `AbstractMesh` of the axes of the plan.
+    Attributes:
+        positional: Positional arguments, in order.
+        keywords: Keyword arguments, in the order of their leaves.
+        result: Makes the result of its leaves.
+        mesh: Gives the mesh that shardings refer to; devices may start after planning.
     """
-    args, kwargs = tree_of(structure.inputs, iter(_named(plan.inputs, mesh or abstract_mesh(plan, structure))))
-    return (args, kwargs) if kwargs else args
+
+    positional: tuple[Argument, ...]
+    keywords: tuple[Argument, ...]
+    result: Callable[[Sequence[Any]], Any]
+    mesh: Callable[[], AnyMesh]
+
+    def inputs(self, plan: PlanRecord) -> Any:
+        """The input shardings: like the tuple of arguments, `(args, kwargs)` where there are keyword arguments."""
+        return all_arguments(self.positional, self.keywords, self._named(plan.inputs))
+
+    def outputs(self, plan: PlanRecord) -> Any:
+        """The output shardings, like the result."""
+        return self.result(self._named(plan.outputs))
+
+    def abstract(self, plan: PlanRecord, argument: str | int | None, mesh: Any, like: Any) -> Any:
+        """The arguments as `jax.ShapeDtypeStruct`s, see `Plan.abstract_state`."""
+        return abstract_state(plan, self.positional, self.keywords, self.mesh(), argument, mesh, like)
+
+    def _named(self, values: Sequence[PlannedValue]) -> list[Any]:
+        named = NamedShardings(self.mesh())
+        return [named(value.sharding, len(value.shape)) for value in values]
 
 
-def output_shardings(plan: PlanRecord, structure: Structure, mesh: AnyMesh | None = None) -> Any:
-    """The output shardings of a stored plan.
+def stored_trees(plan: PlanRecord, structure: Structure) -> Trees:
+    """The trees of a stored plan, whose mesh is an `AbstractMesh` of the axes of the plan.
 
     Args:
         plan: The plan.
         structure: The stored structure of its trees.
-        mesh: See `input_shardings`.
-    """
-    return tree_of(structure.outputs, iter(_named(plan.outputs, mesh or abstract_mesh(plan, structure))))
-
-
-def _named(values: Sequence[Any], mesh: AnyMesh) -> list[Any]:
-    named = NamedShardings(mesh)
-    return [named(value.sharding, len(value.shape)) for value in values]
-
-
-def abstract_state(plan: PlanRecord, structure: Structure, argument: str | int | None, mesh: Any, like: Any) -> Any:
-    """The arguments of a stored plan, see `Plan.abstract_state`.
-
-    Args:
-        plan: The plan.
-        structure: The stored structure of its trees.
-        argument: Name or position of an argument; None for all.
-        mesh: Where the shardings are to be.
-        like: The structure to give.
     """
 
     def described(name: str, tree: Any) -> Argument:
         return Argument(name, leaves_of(tree), lambda leaves: tree_of(tree, iter(leaves)))
 
     args, kwargs = children_of(structure.inputs)
-    positional = [described(name, tree) for name, tree in zip(structure.names, children_of(args))]
-    keywords = [described(str(name), tree) for name, tree in zip(kwargs[1], children_of(kwargs))]
-    return abstract_arguments(plan, positional, keywords, abstract_mesh(plan, structure), argument, mesh, like)
+    positional = tuple(described(name, tree) for name, tree in zip(structure.names, children_of(args)))
+    keywords = tuple(described(str(name), tree) for name, tree in zip(kwargs[1], children_of(kwargs)))
+    return Trees(positional, keywords, lambda leaves: tree_of(structure.outputs, iter(leaves)), lambda: abstract_mesh(plan, structure))

@@ -31,6 +31,7 @@ from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.reference import Reference, without_mesh
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import num_shards
+from shardy_py.frontends.context import is_extended_dtype
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.leaves import Leaves
 from shardy_py.ir import TensorType
@@ -201,11 +202,7 @@ def _inputs(planned: Planned, slots: Sequence[Any]) -> list[Any]:
                 why="verifying runs the function, sharded and unsharded",
                 fix="pass arrays, outside of jax.jit and jax.grad; `.plan(...)` takes shapes",
             )
-    return [fetch(x) if _is_key(s) else np.asarray(fetch(x)).astype(s.dtype) for x, s in zip(leaves, request.structs)]
-
-
-def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+    return [fetch(x) if is_extended_dtype(s.dtype) else np.asarray(fetch(x)).astype(s.dtype) for x, s in zip(leaves, request.structs)]
 
 
 def _flat(planned: Planned) -> Flat:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from shardy_py.dialect.format import format_type
+from shardy_py.frontends.context import is_extended_dtype
 
 SAMPLES = 3
 """So many of the largest differences are kept."""
@@ -93,8 +94,6 @@ class Comparison:
 
 def tolerance_of(dtype: Any) -> float:
     """The relative tolerance of an element type: some hundred units in the last place for float32, a few for shorter ones; 0 is exact."""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        return 0.0
     if not jax.dtypes.issubdtype(dtype, np.inexact):
         return 0.0
     eps = float(jax.numpy.finfo(dtype).eps)
@@ -103,7 +102,7 @@ def tolerance_of(dtype: Any) -> float:
 
 def fetch(x: Any) -> Any:
     """A result as a whole numpy array on this process; a PRNG key as a key on one device."""
-    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+    if isinstance(x, jax.Array) and is_extended_dtype(x.dtype):
         return jax.random.wrap_key_data(fetch(jax.random.key_data(x)), impl=jax.random.key_impl(x))
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         if x.is_fully_replicated:

@@ -15,6 +15,8 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import partial_eval
 
+from shardy_py.frontends.context import is_extended_dtype
+
 
 class Errors(Protocol):
     """Makes the errors, in the words of the API."""
@@ -68,7 +70,7 @@ class Guard:
     def _learn(self, leaf: Any) -> Callable[[Any], bool]:
         if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
             return _not_deleted
-        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        if not is_extended_dtype(leaf.dtype):
             self._array_deleted = type(leaf).is_deleted
         return type(leaf).is_deleted
 
@@ -104,7 +106,7 @@ def _places(leaf: Any) -> list[tuple[Any, int]]:
 
     None on a single device, where JAX itself refuses what is passed twice; none of an array in the memory of a numpy array either.
     """
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer) or is_extended_dtype(leaf.dtype):
         return []
     if len(leaf.sharding.device_set) == 1 or not leaf.nbytes:
         return []

@@ -21,6 +21,7 @@ from shardy_py.backends.reference import LEFT_OUT, Reference
 from shardy_py.backends.rewriting import scopes_of
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_type
+from shardy_py.frontends.context import is_extended_dtype
 from shardy_py.frontends.jaxpr import Scope
 from shardy_py.frontends.jaxprs import bodies
 from shardy_py.frontends.loops import scan_counts
@@ -257,7 +258,7 @@ def _is_observable(v: Any) -> bool:
 
 
 def _bytes(v: Any) -> int:
-    size = 8 if jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) else v.aval.dtype.itemsize
+    size = 8 if is_extended_dtype(v.aval.dtype) else v.aval.dtype.itemsize
     return size * int(np.prod(v.aval.shape, dtype=np.int64))
 
 

@@ -2,8 +2,7 @@
 
 A dimension is its size, then `@` and its axes from major to minor, in parentheses where there are several. A part of an
 axis keeps its SDY form `x:(1)2`. Axes along which a sum is still to be taken come after the brackets as `{U:x}`, axes
-that must not be used as `{R:x}`. Open dimensions look like closed ones unless asked for; they are then marked with `?`.
-An axis name that is not an identifier is quoted.
+that must not be used as `{R:x}`. Open dimensions look like closed ones. An axis name that is not an identifier is quoted.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from shardy_py.dialect.axis import AxisRef
 from shardy_py.dialect.sharding import DimensionSharding, TensorSharding
 
 
-def format_type(dtype: str, shape: Sequence[int], sharding: TensorSharding | None = None, *, mark_open: bool = False) -> str:
+def format_type(dtype: str, shape: Sequence[int], sharding: TensorSharding | None = None) -> str:
     """A type with its sharding, after JAX's `float32[1024@data,512@model]`.
 
     Args:
         dtype: Element type as it is to appear.
         shape: Dimension sizes.
         sharding: None where nothing is known.
-        mark_open: Whether open dimensions get a `?`.
 
     Example:
         >>> format_type("float32", (1024, 512), TensorSharding("mesh", [["data"], ["model"]]))
@@ -31,18 +29,14 @@ def format_type(dtype: str, shape: Sequence[int], sharding: TensorSharding | Non
     """
     if sharding is None or sharding.rank != len(shape):
         return f"{dtype}[{','.join(map(str, shape))}]"
-    dims = ",".join(format_dim(size, dim, mark_open=mark_open) for size, dim in zip(shape, sharding.dims, strict=True))
+    dims = ",".join(format_dim(size, dim) for size, dim in zip(shape, sharding.dims, strict=True))
     marks = [f"{mark}:{','.join(map(format_axis, axes))}" for mark, axes in (("U", sharding.unreduced), ("R", sharding.replicated)) if axes]
     return f"{dtype}[{dims}]" + (f"{{{' '.join(marks)}}}" if marks else "")
 
 
-def format_dim(size: int | str, dim: DimensionSharding, *, mark_open: bool = False) -> str:
-    """One dimension: `1024`, `1024@x`, `1024@(x,y)`; with open marks `1024?`, `1024@(x,?)`."""
+def format_dim(size: int | str, dim: DimensionSharding) -> str:
+    """One dimension: `1024`, `1024@x`, `1024@(x,y)`."""
     names = [*map(format_axis, dim.axes)]
-    if mark_open and dim.is_open:
-        if not names:
-            return f"{size}?"
-        names.append("?")
     if not names:
         return str(size)
     return f"{size}@{names[0]}" if len(names) == 1 else f"{size}@({','.join(names)})"

@@ -45,9 +45,7 @@ def from_jaxpr(
     mesh: Mesh,
     in_shardings: Sequence[TensorSharding | None] | None = None,
     out_shardings: Sequence[TensorSharding | None] | None = None,
-    mesh_name: str = "mesh",
     argument_names: Sequence[str] | None = None,
-    result_names: Sequence[str] | None = None,
     rules: Rules | None = None,
     platform: str = "cpu",
     devices: JaxMesh | AbstractMesh | None = None,
@@ -59,9 +57,7 @@ def from_jaxpr(
         mesh: The mesh that shardings without a mesh of their own are on.
         in_shardings: One per argument; None where nothing is known.
         out_shardings: One per result.
-        mesh_name: The name of `mesh` in the program.
         argument_names: Names of the arguments for people to read.
-        result_names: Names of the results, kept as `jax.result_info`.
         rules: Primitive name or custom call target -> a rule specification with `bind(operand_shapes, result_shapes)`;
             the equation is then one op with that rule.
         platform: The platform that JAX would lower for.
@@ -75,7 +71,7 @@ def from_jaxpr(
     """
     closed_jaxpr = lowered(closed_jaxpr)
     jaxpr = closed_jaxpr.jaxpr
-    importer = EquationImporter(Meshes(mesh_name, mesh, devices), dict(rules or {}), platform, typed=_jax.is_explicit(jaxpr))
+    importer = EquationImporter(Meshes("mesh", mesh, devices), dict(rules or {}), platform, typed=_jax.is_explicit(jaxpr))
     block = Block([type_of_aval(v.aval) for v in jaxpr.invars])
     main = Function("main", block, [type_of_aval(v.aval) for v in jaxpr.outvars])
     argument_shardings = list(in_shardings or [None] * len(jaxpr.invars))
@@ -88,8 +84,6 @@ def from_jaxpr(
     main.result_shardings = result_shardings
     for argument, name in zip(block.arguments, argument_names or ()):
         argument.name = name
-    for attributes, name in zip(main.result_attributes, result_names or ()):
-        attributes["jax.result_info"] = name
     arguments = _keys_constrained(importer, jaxpr.invars, block.arguments, argument_shardings, block)
     results, scope = importer.body(closed_jaxpr, arguments, block)
     results = _keys_constrained(importer, jaxpr.outvars, results, result_shardings, block)
@@ -109,15 +103,12 @@ def lowered(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     return _jax.as_lowered(closed_jaxpr)
 
 
-def from_equations(
-    eqns: Sequence[JaxprEqn], results: Sequence[Var], *, platform: str = "cpu"
-) -> tuple[Program, tuple[tuple[Op, ...], ...]]:
+def from_equations(eqns: Sequence[JaxprEqn], results: Sequence[Var]) -> tuple[Program, tuple[tuple[Op, ...], ...]]:
     """A program of a run of equations on one device, as `from_jaxpr` of a jaxpr that has them would read them.
 
     Args:
         eqns: In order; variables that none of them defines become arguments.
         results: Variables that the program returns.
-        platform: The platform that JAX would lower for.
 
     Returns:
         The program, and for each equation its ops, those in their regions included.
@@ -132,7 +123,7 @@ def from_equations(
     defined = {v for eqn in eqns for v in eqn.outvars}
     read = [v for v in (*(v for eqn in eqns for v in eqn.invars), *results) if isinstance(v, Var) and v not in defined]
     arguments = list(dict.fromkeys(read))
-    importer = EquationImporter(Meshes("mesh", Mesh([("device", 1)])), {}, platform)
+    importer = EquationImporter(Meshes("mesh", Mesh([("device", 1)])), {}, "cpu")
     block = Block([type_of_aval(v.aval) for v in arguments])
     main = Function("main", block, [type_of_aval(v.aval) for v in results])
     scope = Scope(jax.make_jaxpr(lambda: ())().jaxpr, dict(zip(arguments, block.arguments, strict=True)))

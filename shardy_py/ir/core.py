@@ -289,7 +289,7 @@ class Program:
             yield from function.body.walk()
 
     def __str__(self) -> str:
-        """The module that MLIR writes; `print_program` has options."""
+        """The module that MLIR writes."""
         return PRINTERS[Program](self)
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ The text is what MLIR prints, as far as a `Program` holds the information. It di
 * Regions of `reduce`, `sort`, `scatter` and the like are not kept; a `reduce` says at most which op it applies.
 * An element that is not finite is `inf` or `nan`. A constant of more than 16 elements is `dense_resource<__elided__>`.
 * Functions that are public are not marked so.
-* Sharding rules are written where a user gave them; those that follow from the op only if asked for.
+* Sharding rules are written where a user gave them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from typing import Any
 
 from shardy_py.dialect import TensorSharding, TensorShardingPerValue
 from shardy_py.ir.attribute_text import attribute_text, entries_text
-from shardy_py.ir.core import PRINTERS, Block, Function, Location, Op, Program, Value
+from shardy_py.ir.core import PRINTERS, Block, Function, Op, Program, Value
 from shardy_py.ir.numbering import Names
 from shardy_py.ir.op_forms import FORMS
 from shardy_py.ir.type_text import type_text
 from shardy_py.ir.types import Type
-
-TYPES: dict[str, Callable[[Type], str]] = {"sdy": type_text, "jax": str}
-"""Writers of types: `tensor<8x16xf32>`, or `float32[8,16]`."""
 
 _OPTIMIZATION_BARRIER = "stablehlo.optimization_barrier"
 _SELECT = "stablehlo.select"
@@ -33,20 +30,14 @@ _NAMED_COMPUTATION = "sdy.named_computation"
 _MANUAL_COMPUTATION = "sdy.manual_computation"
 
 
-def print_program(program: Program, *, locations: bool = False, types: str = "sdy", rules: bool = False) -> str:
+def print_program(program: Program) -> str:
     """The text of a program, as MLIR writes a module; equal programs have equal texts.
 
     Args:
         program: The program.
-        locations: Whether an op ends with `loc("file":line)` where its place in the source is known.
-        types: A key of `TYPES`: "sdy" for `tensor<8x16xf32>`, "jax" for `float32[8,16]`.
-        rules: Whether sharding rules appear that no user gave.
 
     Returns:
         Lines, the last of which ends without a line break.
-
-    Raises:
-        ValueError: If `types` is not a key of `TYPES`.
 
     Example:
         >>> print(print_program(Program([Function("main", Block(), ())])))
@@ -55,7 +46,7 @@ def print_program(program: Program, *, locations: bool = False, types: str = "sd
           }
         }
     """
-    printer = _Printer(_type_writer(types), rules, program.locate if locations else None)
+    printer = _Printer()
     attributes = dict(program.attributes)
     name = attributes.pop("sym_name", None)
     head = "module" if name is None else f"module @{name}"
@@ -71,7 +62,7 @@ def print_program(program: Program, *, locations: bool = False, types: str = "sd
 
 def print_function(function: Function) -> str:
     """The text of one function, without the meshes it refers to."""
-    printer = _Printer(type_text)
+    printer = _Printer()
     printer.function(function, "")
     return "\n".join(printer.lines)
 
@@ -92,40 +83,24 @@ def print_op(op: Op, *, regions: bool = True) -> str:
         if parent.block is None:
             break
         top = parent.block
-    printer = _Printer(type_text, regions=regions)
+    printer = _Printer(regions)
     printer.names = Names(top)
     printer.op(op, "", isinstance(op.block, Block) and isinstance(op.block.parent, Function))
     return "\n".join(printer.lines)
 
 
-def _type_writer(types: str) -> Callable[[Type], str]:
-    try:
-        return TYPES[types]
-    except KeyError:
-        raise ValueError(f"types must be one of {', '.join(map(repr, TYPES))}, got {types!r}") from None
-
-
 class _Printer:
-    def __init__(
-        self,
-        write_type: Callable[[Type], str],
-        rules: bool = False,
-        locate: Callable[[object], Location | None] | None = None,
-        regions: bool = True,
-    ) -> None:
+    def __init__(self, regions: bool = True) -> None:
         self.lines: list[str] = []
         self.names = Names(None)
-        self.rules = rules
-        self.locate = locate
         self.regions = regions
-        self.write_type = write_type
         self.types: dict[Type, str] = {}
         self.shardings: dict[tuple[TensorSharding | None, ...], str] = {}
 
     def type(self, type_: Type) -> str:
         text = self.types.get(type_)
         if text is None:
-            text = self.types[type_] = self.write_type(type_)
+            text = self.types[type_] = type_text(type_)
         return text
 
     def typed(self, values: Sequence[Value]) -> str:
@@ -179,25 +154,21 @@ class _Printer:
         name, names = op.name, self.names
         head = f"{indent}{names.results(op)}"
         if name.endswith(".return"):
-            text = f"{'return' if in_function and name == 'func.return' else name}{self.discardable(op)}"
+            text = f"{'return' if in_function and name == 'func.return' else name}{self.extra(op)}"
             if op.operands:
                 text += f" {names.list(op.operands)} : {self.typed(op.operands)}"
         elif op.regions and name in _WITH_REGIONS:
-            self.lines.append(f"{head}{_WITH_REGIONS[name](self, op, indent)}{self.location(op)}")
+            self.lines.append(f"{head}{_WITH_REGIONS[name](self, op, indent)}")
             return
         else:
             text = self.plain(op, indent, in_function)
-        self.lines.append(f"{head}{text}{self.location(op)}")
+        self.lines.append(f"{head}{text}")
 
     def plain(self, op: Op, indent: str, in_function: bool) -> str:
         name = op.name
         if name == _OPTIMIZATION_BARRIER:
             operands = self.names.list(op.operands)
-            return (
-                f"{name}{self.extra(op, None)} {operands} : {self.typed(op.operands)}"
-                if operands
-                else f"{name}{self.extra(op, None)}() : ()"
-            )
+            return f"{name}{self.extra(op)} {operands} : {self.typed(op.operands)}" if operands else f"{name}{self.extra(op)}() : ()"
         form = FORMS.get(name)
         if form is not None and (form.attributes <= op.attributes.keys() or "constant" in name):
             written, functional = form.write(op, self.names), form.functional
@@ -211,12 +182,12 @@ class _Printer:
                 text += f" <{self.dictionary(own)}>"
             if op.regions:
                 text += self.generic_regions(op, indent)
-            text += self.discardable(op)
+            text += self.extra(op)
             functional = True
         else:
             operands = self.names.list(op.operands)
             text = f"{name} {operands}" if operands else name
-            text += self.discardable(op)
+            text += self.extra(op)
             functional = False
         if not functional:
             types = [value.type for value in (*op.operands, *op.results)]
@@ -226,19 +197,15 @@ class _Printer:
                 return f"{text} : {self.type(types[0])}, {self.type(types[1])}"
         return f"{text} : {self.functional(op)}"
 
-    def discardable(self, op: Op, *, sharding: bool = True) -> str:
-        """The attributes with a dialect prefix, the sharding and the rule, as ` {...}`."""
-        return self.extra(op, None, sharding=sharding)
-
-    def extra(self, op: Op, written: frozenset[str] | None, *, sharding: bool = True) -> str:
-        """Like `discardable`; with `written`, all attributes except these."""
+    def extra(self, op: Op, written: frozenset[str] | None = None, *, sharding: bool = True) -> str:
+        """The attributes with a dialect prefix, or all except the written ones; the sharding and a user's rule, as ` {...}`."""
         shardings = self.per_value(op) if sharding else ""
         entries = [
             (name, attribute_text(value))
             for name, value in op.attributes.items()
             if value is not None and ("." in name if written is None else name not in written)
         ]
-        rule = str(op.rule) if op.rule is not None and (self.rules or op.rule.is_custom) else ""
+        rule = str(op.rule) if op.rule is not None and op.rule.is_custom else ""
         if not entries and not rule:
             return f" {{sdy.sharding = {shardings}}}" if shardings else ""
         if shardings:
@@ -261,15 +228,6 @@ class _Printer:
             if None not in shardings:
                 self.shardings[shardings] = text
         return text
-
-    def location(self, op: Op) -> str:
-        if self.locate is None:
-            return ""
-        location = self.locate(op.location)
-        if location is None:
-            return ""
-        place = f'"{location.file}":{location.line}'
-        return f' loc("{location.scope}"({place}))' if location.scope else f" loc({place})"
 
     def body(self, block: Block, indent: str) -> str:
         """The ops of a region in braces."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any, TypeVar
 
 from shardy_py.cost.hardware import Hardware
@@ -15,7 +14,7 @@ from shardy_py.dialect.format import aligned, printable, sizes_text
 from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.report import Report
+from shardy_py.plan.report import LISTED, Report, html_report, html_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +255,7 @@ class CostAnalysis(Report, Mapping[str, float]):
     def __len__(self) -> int:
         return len(self._table)
 
-    def as_text(self, limit: int = 12) -> str:
+    def as_text(self, limit: int = LISTED) -> str:
         """Totals and tables.
 
         Args:
@@ -269,7 +268,8 @@ class CostAnalysis(Report, Mapping[str, float]):
         return cost_dict(self)
 
     def _repr_html_(self) -> str:
-        return cost_html(self)
+        bodies = ((title, html_rows([heads], "th") + html_rows(cells)) for title, heads, cells in tables(self, LISTED))
+        return html_report(_head(self), summary_rows(self), remarks(self), bodies)
 
 
 _T = TypeVar("_T")
@@ -449,18 +449,6 @@ def _head(cost: CostAnalysis) -> str:
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     right = [i for i, head in enumerate(rows[0]) if head in ("FLOP", "memory", "received", "trips", "time", "compute", "communication")]
     return aligned(rows, right)
-
-
-def cost_html(cost: CostAnalysis, limit: int = 12) -> str:
-    """A table of totals and the tables of `as_text`, to be folded out."""
-    rows = "".join(f"<tr><th style='text-align:left'>{escape(a.strip())}</th><td>{escape(b)}</td></tr>" for a, b in summary_rows(cost))
-    notes = "".join(f"<p>{escape(remark)}</p>" for remark in remarks(cost))
-    parts = [f"<div><b>{escape(_head(cost))}</b><table>{rows}</table>{notes}"]
-    for title, heads, cells in tables(cost, limit):
-        header = "".join(f"<th style='text-align:left'>{escape(cell)}</th>" for cell in heads)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
-        parts.append(f"<details><summary>{escape(title)}</summary><table><tr>{header}</tr>{body}</table></details>")
-    return "".join(parts) + "</div>"
 
 
 def cost_dict(cost: CostAnalysis) -> dict[str, Any]:

@@ -135,22 +135,16 @@ def _arrays(count: int) -> str:
     return f"{count:,} arrays" if count > 1 else "1 array"
 
 
-def joined(nodes: Sequence[Node], join: str = "", inline: int = INLINE) -> list[Node]:
-    """Merges nodes with their only child or with few lines below them.
-
-    Args:
-        nodes: Siblings.
-        join: The text between labels.
-        inline: Up to so many lines lose the line above them.
-    """
+def joined(nodes: Sequence[Node]) -> list[Node]:
+    """Merges nodes with their only child or with few lines below them."""
     out: list[Node] = []
     for node in nodes:
         if not node.children:
             out.append(node)
             continue
-        children = joined(node.children, join, inline)
-        if len(children) == 1 or sum(map(lines_of, children)) <= inline:
-            out += [replace(child, label=f"{node.label}{join}{child.label}", times=node.times * child.times) for child in children]
+        children = joined(node.children)
+        if len(children) == 1 or sum(map(lines_of, children)) <= INLINE:
+            out += [replace(child, label=f"{node.label}{child.label}", times=node.times * child.times) for child in children]
         else:
             out.append(replace(node, children=tuple(children)))
     return out
@@ -180,7 +174,7 @@ def repeated(nodes: Sequence[Node], seen: dict[tuple[Node, ...], str], around: s
     return out
 
 
-def fitted(nodes: Sequence[Node], limit: int | None, unit: str = "array", each: bool = False) -> list[Node]:
+def fitted(nodes: Sequence[Node], limit: int | None, each: bool = False) -> list[Node]:
     """At most so many lines, or few more: those of the most bytes, replicated ones first among equals; the others are counted.
 
     Where something is left out, siblings come in that order too.
@@ -188,7 +182,6 @@ def fitted(nodes: Sequence[Node], limit: int | None, unit: str = "array", each: 
     Args:
         nodes: Siblings.
         limit: Lines; None for as many as there are.
-        unit: The noun for a leaf, in the singular.
         each: Whether the bytes of one value count, not those of all that its line stands for.
     """
     if limit is None or sum(map(lines_of, nodes)) <= limit:
@@ -205,7 +198,7 @@ def fitted(nodes: Sequence[Node], limit: int | None, unit: str = "array", each: 
             break
         listed.update(new)
     place = {path: i for i, (_, path) in enumerate(leaves)}
-    return _listed(nodes, (), listed, place, unit)[0]
+    return _listed(nodes, (), listed, place)[0]
 
 
 def _rank(
@@ -221,7 +214,7 @@ def _rank(
 
 
 def _listed(
-    nodes: Sequence[Node], above: tuple[int, ...], listed: set[tuple[int, ...]], place: dict[tuple[int, ...], int], unit: str
+    nodes: Sequence[Node], above: tuple[int, ...], listed: set[tuple[int, ...]], place: dict[tuple[int, ...], int]
 ) -> tuple[list[Node], int]:
     """The listed siblings and a line for the others; and the place of the first leaf among them."""
     nodes_by_place: list[tuple[int, Node]] = []
@@ -232,7 +225,7 @@ def _listed(
         if path not in listed:
             omitted.append(node)
         elif node.children:
-            children, first = _listed(node.children, path, listed, place, unit)
+            children, first = _listed(node.children, path, listed, place)
             complete = complete and lines_of(replace(node, children=tuple(children))) == lines_of(node)
             nodes_by_place.append((first, replace(node, children=tuple(children))))
         else:
@@ -244,9 +237,8 @@ def _listed(
     if omitted:
         count = sum(node.count * node.times for node in omitted)
         most = format_bytes(max(map(_largest, omitted)))
-        out.append(
-            Node(f"... and {count:,} more {unit}s, of {most} or less each" if count > 1 else f"... and 1 more {unit} of {most}", count=0)
-        )
+        label = f"... and {count:,} more arrays, of {most} or less each" if count > 1 else f"... and 1 more array of {most}"
+        out.append(Node(label, count=0))
     return out, first
 
 

@@ -32,21 +32,18 @@ def names(got: Any) -> list[str]:
 
 
 def test_arguments_and_results_get_names_and_shardings() -> None:
-    rows, columns = TensorSharding.parse('#sdy.sharding<@grid, [{"x"}, {}]>'), TensorSharding.parse('#sdy.sharding<@grid, [{}, {"y", ?}]>')
+    rows, columns = TensorSharding.parse('#sdy.sharding<@mesh, [{"x"}, {}]>'), TensorSharding.parse('#sdy.sharding<@mesh, [{}, {"y", ?}]>')
     got = from_jaxpr(
         traced(lambda x, y: (x + y, x), X, X),
         mesh=MESH,
-        mesh_name="grid",
         in_shardings=[rows, None],
         out_shardings=[None, columns],
         argument_names=["x", "y"],
-        result_names=["result[0]", "result[1]"],
     )
     main = got.program.main
-    assert got.program.meshes == {"grid": MESH}
+    assert got.program.meshes == {"mesh": MESH}
     assert [(v.name, v.sharding) for v in main.arguments] == [("x", rows), ("y", None)]
     assert main.result_shardings == [None, columns]
-    assert main.result_attributes[1] == {"jax.result_info": "result[1]"}
     assert got.findings == []
 
 

@@ -119,7 +119,7 @@ def written(text: str) -> str:
     return textwrap.dedent(text).strip()
 
 
-def chain(*, sharded: bool = True) -> Program:
+def chain() -> Program:
     """`main(a) { b = gather(a); return b }` with a place in the source and a rule."""
     t = TensorType((8,), "float32")
     block = Block([t])
@@ -129,8 +129,7 @@ def chain(*, sharded: bool = True) -> Program:
     op.rule, op.rule_decided = OpShardingRule((8,), [[[0]]], [[[0]]]), True
     block.append(op)
     block.append(Op("func.return", [op.result], []))
-    if sharded:
-        op.result.sharding = TensorSharding("mesh", [["x"]])
+    op.result.sharding = TensorSharding("mesh", [["x"]])
     return Program([Function("main", block, [t])], {"mesh": Mesh([("x", 2)])})
 
 
@@ -180,14 +179,6 @@ def test_attributes_without_a_form_are_generic_and_sorted() -> None:
           }
         }
     """)
-
-
-def test_options_add_places_rules_and_types_of_jax() -> None:
-    text = print_program(chain(sharded=False), locations=True, types="jax", rules=True)
-    rule = "#sdy.op_sharding_rule<([i])->([i]) {i=8}>"
-    assert f'{{sdy.sharding_rule = {rule}}} : (float32[8]) -> float32[8] loc("g/h"("m.py":3))' in text
-    with pytest.raises(ValueError, match="types must be one of 'sdy', 'jax', got 'xla'"):
-        print_program(chain(), types="xla")
 
 
 def test_rules_that_a_user_gave_are_always_there() -> None:

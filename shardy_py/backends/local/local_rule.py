@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
@@ -16,7 +15,7 @@ from jax.extend.core import JaxprEqn
 
 from shardy_py.backends.local.trace_cache import once
 from shardy_py.dialect import OpShardingRule
-from shardy_py.frontends.context import axis_sizes, local_type, recorded
+from shardy_py.frontends.context import axis_sizes, is_extended_dtype, local_type, recorded
 
 Array = Any
 Dim = int | Sequence[int]
@@ -374,7 +373,7 @@ def zero_of_sums(dtype: Any) -> Any:
 
 def is_key(dtype: Any) -> bool:
     """Whether an element type is that of PRNG keys."""
-    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+    return dtype is not None and is_extended_dtype(dtype)
 
 
 def is_inexact(dtype: Any) -> bool:

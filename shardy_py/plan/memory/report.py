@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import asdict, dataclass, field, replace
-from html import escape
 from typing import Any, Literal, Protocol
 
 from shardy_py.dialect.format import aligned, printable
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory.models import model
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.report import Report
+from shardy_py.plan.report import LISTED, Report, html_report, html_rows
 
 FORMAT = "shardy_py.memory"
 VERSION = 1
@@ -203,7 +202,7 @@ class MemoryAnalysis(Report):
         """Bytes at the peak that `jax.checkpoint` and further donation could free; None of an analysis without its plan."""
         return None if self.queries is None else self.queries.relief(self)
 
-    def as_text(self, limit: int = 12) -> str:
+    def as_text(self, limit: int = LISTED) -> str:
         """Sizes, the peak with its contributors, and whether it fits.
 
         Args:
@@ -219,7 +218,7 @@ class MemoryAnalysis(Report):
         return {"format": FORMAT, "version": VERSION, **figures, **derived}
 
     def _repr_html_(self) -> str:
-        return memory_html(self)
+        return html_report(_title(self), summary_rows(self), (), (("at the peak", html_rows(contributor_rows(self, LISTED))),))
 
 
 def summary_rows(memory: MemoryAnalysis) -> list[tuple[str, str]]:
@@ -266,11 +265,3 @@ def memory_text(memory: MemoryAnalysis, limit: int) -> str:
 
 def _title(memory: MemoryAnalysis) -> str:
     return f"memory of {memory.name} per device, {model(memory.compiler).title}"
-
-
-def memory_html(memory: MemoryAnalysis, limit: int = 12) -> str:
-    """The figures as a table, and the contributors in a collapsed section."""
-    rows = "".join(f"<tr><th style='text-align:left'>{escape(a.strip())}</th><td>{escape(b)}</td></tr>" for a, b in summary_rows(memory))
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in contributor_rows(memory, limit))
-    head = escape(_title(memory))
-    return f"<div><b>{head}</b><table>{rows}</table><details><summary>at the peak</summary><table>{body}</table></details></div>"

@@ -301,21 +301,20 @@ class StoredPytrees:
 
     def inputs(self, plan: PlanRecord) -> Any:
         """The input shardings; see `shardy_py.api.stored_trees`."""
-        from shardy_py.api.stored_trees import input_shardings
-
-        return input_shardings(plan, self.structures)
+        return self._trees(plan).inputs(plan)
 
     def outputs(self, plan: PlanRecord) -> Any:
         """The output shardings."""
-        from shardy_py.api.stored_trees import output_shardings
-
-        return output_shardings(plan, self.structures)
+        return self._trees(plan).outputs(plan)
 
     def abstract(self, plan: PlanRecord, argument: str | int | None, mesh: Any, like: Any) -> Any:
         """The arguments as `jax.ShapeDtypeStruct`s."""
-        from shardy_py.api.stored_trees import abstract_state
+        return self._trees(plan).abstract(plan, argument, mesh, like)
 
-        return abstract_state(plan, self.structures, argument, mesh, like)
+    def _trees(self, plan: PlanRecord) -> Any:
+        from shardy_py.api.stored_trees import stored_trees
+
+        return stored_trees(plan, self.structures)
 
     def place(self, plan: PlanRecord, args: Any, mesh: Any) -> Any:
         """The arguments where the plan has them."""
