@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from shardy_py.dialect import AxisRef, OpShardingRule, PropagationDirection, TensorSharding
 from shardy_py.facade import Plan
@@ -17,16 +18,29 @@ from shardy_py.plan.history import begins_with
 from shardy_py.rules import is_elementwise, pass_through_direction
 
 
-def replayed(plan: Plan, chain: Sequence[Reason], *, whole: bool) -> dict[Holder, TensorSharding | None]:
+@dataclass(frozen=True)
+class Replay:
+    """A plan whose steps are replayed.
+
+    Attributes:
+        plan: The plan.
+        changes: Step, strategy and shardings -> the shardings that change: chains share most of their steps.
+    """
+
+    plan: Plan
+    changes: dict[tuple[object, ...], dict[int, TensorSharding]] = field(default_factory=dict)
+
+
+def replayed(replay: Replay, chain: Sequence[Reason], *, whole: bool) -> dict[Holder, TensorSharding | None]:
     """The shardings that the steps of a chain give, in the order of the log, each to the value it is about.
 
     Args:
-        plan: The plan.
+        replay: The plan.
         chain: One of an explanation.
         whole: Whether the annotations that it names are there with all their axes, or with those only that it names. All other values
             are open.
     """
-    explainer, log = explainer_of(plan), plan.log
+    explainer, log = explainer_of(replay.plan), replay.plan.log
     history, name = explainer.history, explainer.name
     said = [r for r in chain if not r.needs]
     named = {(r.value, r.annotation, r.location) for r in said}
@@ -50,7 +64,7 @@ def replayed(plan: Plan, chain: Sequence[Reason], *, whole: bool) -> dict[Holder
             given = [state.get(history.holder(v)) for v in step.tensors if history.holder(v) is not holder]
             state[holder] = next((s for s in given if s is not None and s.has_axes), None)
         elif step.reason == "propagate":
-            _propagate(plan, state, step)
+            _propagate(replay, state, number, step)
         elif step.reason != "priority":
             assert step.op is not None
             assert step.new is not None
@@ -77,22 +91,18 @@ def axis_of(text: str) -> AxisRef:
     return AxisRef.parse(f'"{name}"{mark}{part}' if not text.startswith('"') else text)
 
 
-def _propagate(plan: Plan, state: dict[Holder, TensorSharding | None], step: Step) -> None:
+def _propagate(replay: Replay, state: dict[Holder, TensorSharding | None], number: int, step: Step) -> None:
+    plan = replay.plan
     history, how = explainer_of(plan).history, plan.propagation
-    view = RuleView(step.op, step.tensors)
-    rule = view.rule()
-    assert rule is not None
-    directions = _directions(step, rule)
     holders = [history.holder(t) for t in step.tensors]
-    is_op = step.op is not None and view.edge is None
-    elementwise = step.op is not None and view.edge is None and is_elementwise(step.op.name)
     target = history.holder(step.target)
 
     def changes(shardings: Sequence[TensorSharding | None], strategy: FactorStrategy) -> dict[int, TensorSharding]:
-        seen = [view.seen(i, s) for i, s in enumerate(shardings)]
-        meshes, conservative = plan.program.meshes, how.conservative and is_op
-        update = propagate_step(rule, directions, seen, meshes, strategy=strategy, conservative=conservative, elementwise=elementwise)
-        return {i: view.stored(i, new) for i, new in update if holders[i] is target}
+        key = (number, strategy, *shardings)
+        if key not in replay.changes:
+            changed = _changes(plan, step, shardings, strategy)
+            replay.changes[key] = {i: new for i, new in changed.items() if holders[i] is target}
+        return replay.changes[key]
 
     for strategy in ("basic", "aggressive") if how.strategy == "basic-then-aggressive" else (how.strategy,):
         # An op that takes a value twice changes it once for each; the step is one of these.
@@ -101,6 +111,21 @@ def _propagate(plan: Plan, state: dict[Holder, TensorSharding | None], step: Ste
         for i in [i for i, new in first.items() if new is step.new] or first:
             if i in found:
                 state[target] = found[i]
+
+
+def _changes(plan: Plan, step: Step, shardings: Sequence[TensorSharding | None], strategy: FactorStrategy) -> dict[int, TensorSharding]:
+    """Tensor -> its sharding after the step, of those that the step changes."""
+    view = RuleView(step.op, step.tensors)
+    rule = view.rule()
+    assert rule is not None
+    is_op = step.op is not None and view.edge is None
+    elementwise = step.op is not None and view.edge is None and is_elementwise(step.op.name)
+    seen = [view.seen(i, s) for i, s in enumerate(shardings)]
+    conservative = plan.propagation.conservative and is_op
+    update = propagate_step(
+        rule, _directions(step, rule), seen, plan.program.meshes, strategy=strategy, conservative=conservative, elementwise=elementwise
+    )
+    return {i: view.stored(i, new) for i, new in update}
 
 
 def _directions(step: Step, rule: OpShardingRule) -> tuple[int, ...]:
@@ -115,7 +140,7 @@ def _directions(step: Step, rule: OpShardingRule) -> tuple[int, ...]:
     return found
 
 
-def holds(plan: Plan, chain: Sequence[Reason], target: Holder) -> bool:
+def holds(replay: Replay, chain: Sequence[Reason], target: Holder) -> bool:
     """Whether the steps of a chain bring what it explains, from the axes that it names and from the annotations that have these."""
     axes = tuple(map(axis_of, chain[0].axes))
-    return all(begins_with(replayed(plan, chain, whole=whole).get(target), chain[0].dim, axes) for whole in (False, True))
+    return all(begins_with(replayed(replay, chain, whole=whole).get(target), chain[0].dim, axes) for whole in (False, True))

@@ -19,7 +19,7 @@ from shardy_py.plan.find import find
 from tests.passes.propagation.test_random_modules import USER_PRIORITY, imported, options
 from tests.plan.explained_plans import plan_of_module
 from tests.plan.explained_removal import Elsewhere, End, compared, has, planned
-from tests.plan.explained_replay import holds
+from tests.plan.explained_replay import Replay, holds
 from tests.random_programs import program_of_seed
 
 QUICK = range(8)
@@ -37,9 +37,9 @@ def chains(plan: Plan) -> Iterator[tuple[PlannedValue, tuple[Reason, ...]]]:
 
 
 def check_replay(plan: Plan, what: str) -> int:
-    count = 0
+    count, replay = 0, Replay(plan)
     for value, chain in chains(plan):
-        assert holds(plan, chain, holder_of(plan, value)), f"{what}: {value.path}\n{plan.explain(value).as_text(full=True)}"
+        assert holds(replay, chain, holder_of(plan, value)), f"{what}: {value.path}\n{plan.explain(value).as_text(full=True)}"
         count += 1
     return count
 
