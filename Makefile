@@ -45,7 +45,7 @@ test-slow: $(VENV)/.ready-test
 # installed, or one of them does not fit the others, that is said and nothing is run.
 test-packages: $(py)
 	@if $(MAKE) --no-print-directory $(PACKAGES_VENV)/.ready; then \
-	  $(PACKAGES_VENV)/bin/python -m pytest tests/packages -m slow; \
+	  $(PACKAGES_VENV)/bin/python -m pytest tests/packages -m slow $(PYTEST_FLAGS); \
 	else \
 	  echo "the public packages could not be installed: their tests are skipped"; \
 	fi
@@ -60,7 +60,7 @@ test-wheel: $(py)
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(py) -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir build/wheel .
 	$(py) -m venv build/wheel/venv
-	build/wheel/venv/bin/python -m pip install --disable-pip-version-check --quiet build/wheel/*.whl
+	build/wheel/venv/bin/python -m pip install --disable-pip-version-check --quiet --no-compile build/wheel/*.whl
 	cd build/wheel && venv/bin/shardy-py plan jax.numpy:dot --mesh data=4,model=2 --args 'f32[64@data,256]' 'f32[256,512@model]'
 
 lint: $(VENV)/.ready-test
