@@ -216,20 +216,32 @@ def _any_padded(local: LocalContext) -> bool:
     return any(local.is_padded(f) for f in range(local.rule.num_factors))
 
 
-def scatter(equation: Equation) -> LocalRule | None:
-    """Full windows and batching dimensions pass through; the dimensions of the operand in which windows begin anywhere may be cut.
+@dataclass(frozen=True, eq=False)
+class _ScatterFactors:
+    """The factors of a scatter.
 
-    A shard makes the updates that lie in its range: of a single window its part, of several one element after the other along dimensions
-    that are cut. Updates that are themselves cut are made by the shards that have them, the first of which starts from the operand, and
-    the others from what changes nothing.
+    Attributes:
+        factors: All of them.
+        source: The factor of each dimension of the operand.
+        lengths: The length of a window along each dimension of the operand.
+        indexed: Dimension of the operand in which windows begin anywhere and that may be cut -> its factor.
+        indices: The factor of each dimension of the indices.
+        update: The factor of each dimension of the updates.
+        split: Factors of batches of updates that may be cut; each device makes its own updates.
     """
+
+    factors: _Factors
+    source: list[int]
+    lengths: list[int]
+    indexed: dict[int, int]
+    indices: list[int]
+    update: list[int]
+    split: list[int]
+
+
+def _scatter_factors(equation: Equation, splits: bool) -> _ScatterFactors:
     shape, indices, updates = equation.shapes
     numbers = equation.params["dimension_numbers"]
-    dtype = equation.dtypes[0]
-    if 0 in shape or 0 in updates:
-        return None
-    combine = COMBINES.get(equation.name)
-    splits = combine is not None and _is_summable(dtype) and dtype != jnp.bool_ and not (dtype.kind == "c" and combine in ("max", "min"))
     factors = _Factors()
     batching = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
     batch = [factors.new(n, whole=not splits and d not in batching.values()) for d, n in enumerate(indices[:-1])]
@@ -238,7 +250,7 @@ def scatter(equation: Equation) -> LocalRule | None:
     from_window: dict[int, int] = {}
     indexed: dict[int, int] = {}
     lengths: list[int] = []
-    movable = not is_key(dtype) and all(n <= _INT32 for n in shape)
+    movable = not is_key(equation.dtypes[0]) and all(n <= _INT32 for n in shape)
     for d, n in enumerate(shape):
         if d in batching:
             source.append(batch[batching[d]])
@@ -263,21 +275,33 @@ def scatter(equation: Equation) -> LocalRule | None:
     rest = iter(batch)
     update = [from_window[d] if d in from_window else next(rest) for d in range(len(updates))]
     split = [f for d, f in enumerate(batch) if splits and d not in batching.values()]
-    rule = make_rule(factors.sizes, [source, [*batch, vector], update], [source], reduction=split, whole=factors.whole)
+    return _ScatterFactors(factors, source, lengths, indexed, [*batch, vector], update, split)
+
+
+def scatter(equation: Equation) -> LocalRule | None:
+    """Full windows and batching dimensions pass through; the dimensions of the operand in which windows begin anywhere may be cut.
+
+    A shard makes the updates that lie in its range: of a single window its part, of several one element after the other along dimensions
+    that are cut. Updates that are themselves cut are made by the shards that have them, the first of which starts from the operand, and
+    the others from what changes nothing.
+    """
+    shape, _, updates = equation.shapes
+    dtype = equation.dtypes[0]
+    if 0 in shape or 0 in updates:
+        return None
+    combine = COMBINES.get(equation.name)
+    splits = combine is not None and _is_summable(dtype) and dtype != jnp.bool_ and not (dtype.kind == "c" and combine in ("max", "min"))
+    of = _scatter_factors(equation, splits)
+    factors, lengths, indexed = of.factors, of.lengths, of.indexed
+    rule = make_rule(factors.sizes, [of.source, of.indices, of.update], [of.source], reduction=of.split, whole=factors.whole)
 
     def run(local: LocalContext, arrays: list) -> list:
         x, i, u = arrays
         changed: dict[str, Any] = {"indices_are_sorted": False, "unique_indices": False} if _any_padded(local) else {}
         if combine is not None:
-            nothing = zero_of_sums(dtype) if combine == "add" else identity_fill(combine, dtype)
-            for d, f in enumerate(update):
-                if f in split:
-                    u = local.mask(u, d, f, nothing)
-            parts = [f for f in split if local.names(f)]
-            if parts and combine in ("add", "mul"):
-                x = lax.select(lax.broadcast(_is_first(local, parts), x.shape), x, lax.full(x.shape, nothing, x.dtype))
+            x, u = _own_updates(local, x, u, of, combine)
         cut = {d: f for d, f in indexed.items() if local.names(f)}
-        wide = [d for d in cut if lengths[d] > 1]
+        wide = any(lengths[d] > 1 for d in cut)
         if wide and is_single_window(i) and writes_itself(local.eqn.primitive, local.params):
             return [_single_window(local, x, i, u, cut, shape, lengths)]
         if cut:
@@ -294,6 +318,18 @@ def scatter(equation: Equation) -> LocalRule | None:
         linear=((0, 2),) if combine == "add" and jnp.issubdtype(dtype, jnp.inexact) else (),
         weight=0.02 / max(1, math.prod(shape[d] for d in indexed)),
     )
+
+
+def _own_updates(local: LocalContext, x: Array, u: Array, of: _ScatterFactors, combine: Combine) -> tuple[Array, Array]:
+    """The operand and the updates of which partial results are made: padding changes nothing, and one device alone has the operand."""
+    nothing = zero_of_sums(x.dtype) if combine == "add" else identity_fill(combine, x.dtype)
+    for d, f in enumerate(of.update):
+        if f in of.split:
+            u = local.mask(u, d, f, nothing)
+    parts = [f for f in of.split if local.names(f)]
+    if parts and combine in ("add", "mul"):
+        x = lax.select(lax.broadcast(_is_first(local, parts), x.shape), x, lax.full(x.shape, nothing, x.dtype))
+    return x, u
 
 
 def _single_window(

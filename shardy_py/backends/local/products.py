@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jax import numpy as jnp
+
 from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, is_inexact, make_rule
 
 
@@ -39,8 +41,10 @@ def dot_general(equation: Equation) -> LocalRule | None:
             y = local.mask(y, b, rhs[b], 0)
         return local.apply(x, y)
 
-    linear = ((0,), (1,)) if is_inexact(equation.result_dtypes[0]) else ()
-    return LocalRule(rule, run, uneven=frozenset(range(len(sizes))), linear=linear, weight=0.002)
+    dtype = equation.result_dtypes[0]
+    combine = "or" if dtype == jnp.bool_ else "add"  # a product of truth values is whether any pair is true
+    linear = ((0,), (1,)) if is_inexact(dtype) else ()
+    return LocalRule(rule, run, combine, frozenset(range(len(sizes))), linear, weight=0.002)
 
 
 LOCAL_RULES: dict[str, Builder] = {"dot_general": dot_general}
