@@ -123,6 +123,8 @@ def _same_as(eqn: JaxprEqn, producers: Mapping[Any, JaxprEqn]) -> Atom | None:
         if not isinstance(right, Literal) and not isinstance(left, Literal):
             return None
         for v, other in ((right, left), (left, right)) if name in ("add", "mul") else ((right, left),):
+            if name == "mul" and isinstance(v, Literal) and _is_integer_zero(v, eqn):
+                return v
             if isinstance(v, Literal) and not getattr(v.aval, "shape", ()) and v.val == _NEUTRAL[name] and _is_like(other, eqn):
                 return other
     return None
@@ -143,6 +145,12 @@ def _taken_back(eqn: JaxprEqn, before: JaxprEqn) -> Atom | None:
             return piece
         at += piece.aval.shape[d]
     return None
+
+
+def _is_integer_zero(v: Literal, eqn: JaxprEqn) -> bool:
+    """Whether a product is zero, whatever the other operand; floats have NaN."""
+    out: Any = eqn.outvars[0].aval
+    return out.shape == () and out.dtype.kind in "iu" and v.val == 0 and _type(v)[:2] == ((), out.dtype)
 
 
 def _is_like(v: Atom, eqn: JaxprEqn) -> bool:
