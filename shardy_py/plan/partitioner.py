@@ -1,8 +1,8 @@
 """The explicit program that XLA's partitioner is predicted to make of a program with final shardings, under `lowering="jit"`.
 
 It follows xla/service/spmd: every op runs under axes that its result or its operands have, and values are resharded before and after.
-A value that two readers need in one layout moves once; so does a loop invariant, in front of the loop. Not followed are the
-combiner and the reassociation of collectives, groupings of `dot_handler.cc` beyond `partition/factor_axes`, and windowed products.
+Dead ops are dropped. A value that two readers need in one layout moves once; so does a loop invariant, in front of the loop. Not followed
+are the combiner and the reassociation of collectives, groupings of `dot_handler.cc` beyond `partition/factor_axes`, and windowed products.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.explicit import RESULTS, Explicit, Lineage, Origin, Transfer
+from shardy_py.plan.prediction.dead_ops import dead_ops
 from shardy_py.plan.prediction.user_collectives import KINDS, user_collective_axes
 from shardy_py.plan.scopes import Scope
 from shardy_py.plan.trips import trip_count
@@ -101,6 +102,7 @@ class _Partitioner:
         self.spellings: dict[tuple[Layout, Mesh], TensorSharding] = {}
         self.mesh_names: dict[Mesh, str | Mesh] = {}
         self.manual: tuple[str, ...] = ()
+        self.dead = dead_ops(program)
 
     def explicit(self) -> Explicit:
         copy = program_like(self.program, [self.function(f) for f in self.program.functions])
@@ -134,7 +136,8 @@ class _Partitioner:
 
     def ops(self, ops: Sequence[Op], scope: _Scope) -> None:
         for op in ops:
-            self.op(op, scope)
+            if op not in self.dead:
+                self.op(op, scope)
 
     def op(self, op: Op, scope: _Scope) -> None:
         name = op.name

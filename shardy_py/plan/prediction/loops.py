@@ -20,6 +20,7 @@ from shardy_py.passes.dataflow import CASE, NAMED_COMPUTATION, WHILE
 from shardy_py.passes.pipelines import PlanPipeline
 from shardy_py.plan.explicit import Lineage
 from shardy_py.plan.prediction.conflicts import ConflictCache, conflicts
+from shardy_py.plan.prediction.dead_ops import drop_dead_ops
 from shardy_py.rules.traits import CONSTANTS, CONSTRAINTS
 
 _CONSTRAINT = "sdy.sharding_constraint"
@@ -226,7 +227,7 @@ class _InliningBuilder(XlaProgramBuilder):
 
 @no_collection()
 def as_xla_inlines(program: Program) -> tuple[Program, Lineage, Mapping[Value, Value]]:
-    """The program in XLA's form, with the shardings that it has: calls inlined, loops carrying only the values that they change.
+    """The program in XLA's form, with the shardings that it has: calls inlined, loops carrying only what they change, no dead ops.
 
     Args:
         program: With final shardings.
@@ -236,6 +237,7 @@ def as_xla_inlines(program: Program) -> tuple[Program, Lineage, Mapping[Value, V
     """
     builder = _InliningBuilder(program)
     copy = builder.program()
+    drop_dead_ops(copy)
     return copy, builder.lineage(), {**builder.inside, **builder.names}
 
 
