@@ -31,6 +31,7 @@ class Meshes:
         self.main = mesh
         self._devices = devices
         self._names: dict[Mesh, str] = {mesh: name}
+        self._shardings: dict[tuple[Any, int, bool], TensorSharding] = {}
 
     def table(self) -> dict[str, Mesh]:
         """Name -> mesh, in the order in which they were met."""
@@ -64,6 +65,13 @@ class Meshes:
             rank: Of the array.
             open_dimensions: As `modify_wrt_axis_types`: all dimensions are open and unused explicit axes replicated.
         """
+        key = sharding, rank, open_dimensions
+        if key not in self._shardings:
+            self._shardings[key] = self._read(*key)
+        return self._shardings[key]
+
+    def _read(self, sharding: Any, rank: int, open_dimensions: bool) -> TensorSharding:
+        """See `sharding`."""
         described = sharding._to_sdy_sharding(rank, modify_wrt_axis_types=open_dimensions)
         axes = described.mesh_shape or ()
         mesh = Mesh(tuple(axes), tuple(described.logical_device_ids or ()))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 from shardy_py.ir import Value
@@ -50,6 +52,9 @@ class Kind(Enum):
     __hash__ = object.__hash__  # kinds are looked up hundreds of thousands of times; the hash of Enum is Python code
 
 
+_NO_VIEWS: Mapping[int, int] = MappingProxyType({})
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """One op.
@@ -85,7 +90,7 @@ class Node:
     shares: tuple[int, ...] = ()
     group: Any = None
     varying_dims: tuple[int, ...] | None = None
-    view_depth: dict[int, int] = field(default_factory=dict[int, int])
+    view_depth: Mapping[int, int] = field(default_factory=lambda: _NO_VIEWS)
     expensive: bool = False
     is_relayout: bool = False
     writes_over: int | None = None

@@ -72,6 +72,13 @@ def directions(text: str, early: int = NONE, broadcast: bool = False) -> list[tu
     return [(NONE,) * bound.num_factors if stage is None else stage for stage in stages]
 
 
+def test_equal_stages_are_one_object() -> None:
+    """By that a propagation knows that a stage asks an op for no more than the stage before."""
+    stages = schedule(rule("([i])->([i]) {i=8}"), BOTH, False)
+    assert stages[0] is not None
+    assert all(stage is stages[0] for stage in stages)
+
+
 def test_pass_through_ops_go_first() -> None:
     assert directions("([i], [i])->([i]) {i=8}", BOTH) == [(BOTH,)] * 5
     assert directions("([i])->([i]) {i=8}", FORWARD) == [(FORWARD,), (FORWARD,), (BOTH,), (BOTH,), (BOTH,)]

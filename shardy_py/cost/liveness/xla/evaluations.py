@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from shardy_py.cost.liveness.graph import Graph, Kind, Node
+from shardy_py.cost.liveness.graph import Kind, Node
 
 MAX_COPIES = 15
 """Largest number of copies of one node's code in another."""
@@ -14,8 +14,14 @@ MAX_COPIES = 15
 MAX_REDUCTIONS = 6
 """Largest number of reductions in one node."""
 
-BLOCKS = frozenset(("stablehlo.concatenate", "stablehlo.pad"))
+_BLOCKS = frozenset(("stablehlo.concatenate", "stablehlo.pad"))
 """Ops that are branches in code, which reuse nothing that was computed before them."""
+
+
+def is_block(node: Node) -> bool:
+    """Whether a node is code that readers do not share, so that it is written out once or not at all."""
+    return node.name in _BLOCKS or node.kind is Kind.UPDATE or node.kind is Kind.REDUCE
+
 
 _ITSELF = frozenset((-1,))
 """The counter of a node's own result."""
@@ -50,11 +56,11 @@ class Evaluations:
     Readers of equal shape count them in the same way, and share the code; each other reader counts in its own.
 
     Args:
-        graph: Whose nodes they are.
+        shapes: Of each value; another object where it is not known.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, shapes: Sequence[object]) -> None:
+        self._shapes = shapes
         self._placements: dict[int, Placement] = {}
         self._several: set[int] = set()
         self._reductions: dict[int, int] = {}
@@ -132,17 +138,15 @@ class Evaluations:
             placement = Placement({**placement.times, root: 1}, {**placement.counters, root: _ITSELF}, placement.most)
         self._placements[id(node)] = placement
 
-    def too_many(self, node: Node, placement: Placement, reader: Node, several: bool) -> bool:
+    def too_many(self, node: Node, placement: Placement, reader: Node, at_most: int) -> bool:
         """Whether a node would be written out too often in the roots of a reader.
 
         Args:
             node: The node.
             placement: Of the node, in all of its readers.
             reader: One of its readers. A root without other absorbed nodes always takes it.
-            several: Whether the node has several readers.
+            at_most: Number of times that it may be written out.
         """
-        if node.kind is Kind.BROADCAST:
-            return False
         own = self.of(reader)
         if node.kind is Kind.REDUCE and not self._full.isdisjoint(own.times):
             return True
@@ -150,16 +154,11 @@ class Evaluations:
             return False
         # Where no other reader contributes, the node is written out as many times as its reader is.
         times = max([own.most, *(n for root, n in placement.joint.items() if root in own.times)]) if placement.joint else own.most
-        blocks = node.name in BLOCKS or node.kind in (Kind.UPDATE, Kind.REDUCE)
-        return times > MAX_COPIES or (blocks and (times > 1 or several))
+        return times > at_most
 
     def _part(self, node: Node, reader: Node) -> Placement:
         """The contribution of one reader to a node's placement."""
         own = self.of(reader)
-        if self._shape(node.results[0]) == self._shape(reader.results[0]):
+        if self._shapes[node.results[0]] == self._shapes[reader.results[0]]:
             return own
         return Placement(own.times, dict.fromkeys(own.times, frozenset((id(reader),))), own.most)
-
-    def _shape(self, v: int) -> object:
-        array_type = self._graph.array_types.get(v)
-        return v if array_type is None else array_type[0]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region
-from shardy_py.cost.liveness.xla.evaluations import Evaluations
+from shardy_py.cost.liveness.xla.evaluations import MAX_COPIES, Evaluations, is_block
 
 ABSORBED = frozenset((Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.BROADCAST, Kind.VIEW, Kind.SHAPE, Kind.REDUCE))
 """Kinds that can be computed where they are read."""
@@ -40,25 +41,32 @@ def fuse(graph: Graph) -> None:
         graph: Is changed.
     """
     numbers: dict[object, int] = {}
-    type_ids = [numbers.setdefault((size, graph.array_types.get(v)), len(numbers)) for v, size in enumerate(graph.bytes)]
-    _fuse(graph, graph.main, type_ids)
+    types = list(map(graph.array_types.get, range(len(graph.bytes))))
+    type_ids = [numbers.setdefault(key, len(numbers)) for key in zip(graph.bytes, types)]
+    shapes = [v if array_type is None else array_type[0] for v, array_type in enumerate(types)]
+    _fuse(graph.main, type_ids, shapes)
 
 
-def _fuse(graph: Graph, region: Region, type_ids: Sequence[int]) -> None:
-    """See `fuse`; a value can be written over another with an equal number in `type_ids`."""
+def _fuse(region: Region, type_ids: Sequence[int], shapes: Sequence[Any]) -> None:
+    """See `fuse`.
+
+    Args:
+        region: Is changed.
+        type_ids: Of each value a number; it can be written over another with an equal one.
+        shapes: Of each value; its own number where it is not known.
+    """
     for node in region.nodes:
         for inner in node.regions:
-            _fuse(graph, inner, type_ids)
-    absorbed, repeated = _absorbed(graph, region)
+            _fuse(inner, type_ids, shapes)
+    absorbed, repeated = _absorbed(region, shapes)
     maker = {v: n for n in region.nodes for v in n.results}
     sources: dict[int, dict[int, bool]] = {}
     viewed: dict[int, int] = {}
     depth: dict[int, int] = {}
     kept: list[Node] = []
     for node in region.nodes:
-        for v in node.operands:
-            if v in viewed:
-                node.view_depth[viewed[v]] = max(depth[v], node.view_depth.get(viewed[v], 0))
+        if not viewed.keys().isdisjoint(node.operands):
+            node.view_depth = _deepest((viewed[v], depth[v]) for v in node.operands if v in viewed)
         inside = {v for v in node.operands if v in absorbed or (v in repeated and id(node) in repeated[v])}
         _rename(node, viewed)
         in_place = node.kind is Kind.UPDATE and node.operands[0] not in inside and _reads_what_it_writes(node, inside, maker, absorbed)
@@ -91,6 +99,14 @@ def _fuse(graph: Graph, region: Region, type_ids: Sequence[int]) -> None:
     region.nodes = kept
     region.results = [viewed.get(v, v) for v in region.results]
     _mark_shares(type_ids, [n for n in kept if n.kind not in ABSORBING])
+
+
+def _deepest(views: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Value -> the largest of the numbers of views that it is read through."""
+    deepest: dict[int, int] = {}
+    for v, number in views:
+        deepest[v] = max(number, deepest.get(v, 0))
+    return deepest
 
 
 def _read_too(reads: dict[int, bool], more: Mapping[int, bool], aligned: bool) -> dict[int, bool]:
@@ -162,7 +178,7 @@ def _mark_shares(type_ids: Sequence[int], nodes: Iterable[Node]) -> None:
             node.shares = tuple(node.operands)
 
 
-def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int]]]:
+def _absorbed(region: Region, shapes: Sequence[Any]) -> tuple[set[int], dict[int, set[int]]]:
     """Results of nodes that all readers compute; and value -> readers (their ids) that compute it again, of nodes that stay."""
     readers: dict[int, list[Node]] = {}
     outside = set(region.results)
@@ -180,7 +196,7 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
     in_library: dict[int, str] = {}
     absorbed: set[int] = set()
     repeated: dict[int, set[int]] = {}
-    evaluations = Evaluations(graph)
+    evaluations = Evaluations(shapes)
     use: dict[int, int] = {}
     for node in reversed(region.nodes):
         update = node.kind is Kind.UPDATE
@@ -188,20 +204,23 @@ def _absorbed(graph: Graph, region: Region) -> tuple[set[int], dict[int, set[int
             continue
         v = node.results[0]
         users = readers.get(v, ())
-        able = [u for u in users if u.kind in ABSORBING and _takes(u, node, in_library) and not _is_written(u, v)]
+        able = [u for u in users if u.kind in ABSORBING and _computes(u, node, in_library)]
         if update:  # each operand writes a part of its own, so that converting the result reads no more
             able = [u for u in able if u.name == "stablehlo.convert"]
         times[v] = len(users) + sum([times.get(u.results[0], 1) - 1 for u in users if u.name in SLICES])
         if not able:
             continue
         placement = evaluations.placement(node, users)
-        several = times[v] > 1 or evaluations.are_several(able)
-        able = [u for u in able if not evaluations.too_many(node, placement, u, several)]
+        if node.kind is not Kind.BROADCAST:  # which may be written out any number of times
+            at_most = MAX_COPIES
+            if is_block(node):
+                at_most = 0 if times[v] > 1 or evaluations.are_several(able) else 1
+            able = [u for u in able if not evaluations.too_many(node, placement, u, at_most)]
         use[v] = _use([max(_USE.get(u.kind, _PERMUTED), use.get(u.results[0], _ONCE) if u.results[0] in absorbed else _ONCE) for u in able])
         if not able or (_is_expensive(node) and (use[v] == _REPEATED or evaluations.are_several(able))):
             continue
         if v in outside or len(able) < len(users):
-            if not _is_expensive(node) and (update or _is_unary(graph, node, maker, varying)):
+            if not _is_expensive(node) and (update or _is_unary(shapes, node, maker, varying)):
                 repeated[v] = {id(u) for u in able}
                 evaluations.absorb(node, placement, able, stays=True, all_read=len(able) == len(users))
             continue
@@ -226,15 +245,12 @@ def _use(uses: Sequence[int]) -> int:
     return _REPEATED if len(uses) > 1 and most > _ONCE else most
 
 
-def _takes(user: Node, node: Node, in_library: Mapping[int, str]) -> bool:
-    """Whether a reader that is part of a library's reduction can compute a node; others can."""
+def _computes(user: Node, node: Node, in_library: Mapping[int, str]) -> bool:
+    """Whether a reader can compute a node: not one that writes over it, nor a part of a library's reduction that has no place for it."""
+    if user.kind is Kind.UPDATE and user.operands[0] == node.results[0]:
+        return False
     name = _reader_in_library(user, in_library)
     return name is None or node.kind is Kind.VIEW or node.name in LIBRARY_FUSIONS.get(name, ())
-
-
-def _is_written(user: Node, v: int) -> bool:
-    """Whether a reader writes over a value, which therefore has to lie in memory."""
-    return user.kind is Kind.UPDATE and user.operands[0] == v
 
 
 def _is_expensive(node: Node) -> bool:
@@ -254,18 +270,17 @@ def _repeating(region: Region) -> dict[int, tuple[int, ...]]:
     return varying
 
 
-def _is_unary(graph: Graph, node: Node, maker: Mapping[int, Node], varying: Mapping[int, tuple[int, ...]]) -> bool:
+def _is_unary(shapes: Sequence[Any], node: Node, maker: Mapping[int, Node], varying: Mapping[int, tuple[int, ...]]) -> bool:
     """Whether at most one operand is as large as the result, so that computing it twice reads no more (`EffectivelyAtMostUnary`)."""
-    rank = _rank(graph, node.results[0])
+    rank = _rank(shapes, node.results[0])
     if any(v in maker and maker[v].is_relayout for v in node.operands):  # a broadcast operand is relaid too, which takes copies
-        return sum(_rank(graph, v) >= rank for v in set(node.operands)) <= 1
-    large = [v for v in set(node.operands) if v not in varying and _rank(graph, v) >= rank]
+        return sum(_rank(shapes, v) >= rank for v in set(node.operands)) <= 1
+    large = [v for v in set(node.operands) if v not in varying and _rank(shapes, v) >= rank]
     return sum(v not in maker or maker[v].kind is not Kind.BROADCAST for v in large) <= 1
 
 
-def _rank(graph: Graph, v: int) -> int:
-    array_type = graph.array_types.get(v)
-    return len(array_type[0]) if array_type is not None else 0
+def _rank(shapes: Sequence[Any], v: int) -> int:
+    return 0 if isinstance(shapes[v], int) else len(shapes[v])
 
 
 def _reader_in_library(user: Node, in_library: Mapping[int, str]) -> str | None:
