@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import time
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -214,13 +215,14 @@ class AutoSharded(Generic[P, R]):
         if not isinstance(mesh, int):
             return settings, view_of(mesh)
         with self._lock:
-            shapes = self._shapes
-            if shapes is None:
+            spent = 0.0
+            if self._shapes is None:
+                began = time.monotonic()
                 layout = self._arguments.layout(len(args), kwargs)
-                shapes = searched_shapes(mesh, settings, layout, layout.slots(args, kwargs), runs=runs and not is_tracing())
-                self._shapes = dataclasses.replace(shapes, seconds=0.0)
-        assert shapes.best is not None
-        return dataclasses.replace(settings, shapes=shapes), view_of(named(shapes.best))
+                self._shapes = searched_shapes(mesh, settings, layout, layout.slots(args, kwargs), runs=runs and not is_tracing())
+                spent = time.monotonic() - began
+        assert self._shapes.best is not None
+        return dataclasses.replace(settings, shapes=self._shapes, spent=spent), view_of(named(self._shapes.best))
 
     def _run_on(
         self, view: MeshView, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[Entry, Exception] | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Scope, lowered
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 from shardy_py.frontends.mesh_context import traced_on
-from shardy_py.ir import Value
+from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import NAMED_COMPUTATION, WHILE
 from shardy_py.plan.record import PlanRecord
 from shardy_py.planner.seeds import Variable
@@ -64,8 +64,9 @@ those out of range are replaced. A constraint on the result does not reach it, o
 def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> Iterator[Site]:
     """The places where constraints may stand, in program order: results of equations, what loops carry, and what bodies start with.
 
-    A trip of a scan starts with slices of stacked operands, which need not lie as these do, and what is computed anew, as by
-    `jax.checkpoint`, with operands behind a barrier. Of primitives that are imported as several ops, operands are places too.
+    A trip of a loop starts with constants, and with slices of stacked operands, which need not lie as in front of the loop, and what is
+    computed anew, as by `jax.checkpoint`, with operands behind a barrier. Of primitives that are imported as several ops, operands are
+    places too.
 
     Args:
         jaxpr: The jaxpr.
@@ -83,7 +84,8 @@ def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> 
                 inner = open_jaxpr(body)
                 inside = (*path, (index, k))
                 unconstrained = only_results(eqn, inner)
-                for variable in inner.invars[_first_slice(eqn) :] if inner.eqns else ():
+                for number in _starts(eqn, name) if inner.eqns else ():
+                    variable = inner.invars[number]
                     if variable not in unconstrained:
                         yield Site(inside, variable, eqn)
                 yield from sites(inner, inside, unconstrained)
@@ -99,12 +101,14 @@ def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> 
                 yield Site(path, variable, eqn, number)
 
 
-def _first_slice(eqn: JaxprEqn) -> int:
-    """The first argument of a body that is not carried through a loop."""
+def _starts(eqn: JaxprEqn, body: str) -> Sequence[int]:
+    """The arguments of a body that are not carried through a loop: constants of a loop, slices of stacked operands, operands of calls."""
     params = eqn.params
     if eqn.primitive.name == "scan":
-        return params["num_consts"] + params["num_carry"]
-    return len(eqn.invars) if eqn.primitive.name == "while" else 0
+        return [*range(params["num_consts"]), *range(params["num_consts"] + params["num_carry"], len(eqn.invars))]
+    if eqn.primitive.name == "while":
+        return range(params["body_nconsts"] if body == "body_jaxpr" else 0)
+    return range(len(eqn.invars))
 
 
 def _first_carry(eqn: JaxprEqn) -> int | None:
@@ -183,7 +187,10 @@ def _variable(site: Site, scopes: Mapping[Path, tuple[Scope, Copied]]) -> Variab
         return _read(value, copied.jaxpr.eqns[copied.position[site.reader[0]]], scope)
     if site.loop is None:
         op = value.defining_op
-        return Variable(value, value, op, site.eqn.primitive.name, site.is_unnamed) if op is not None and value.uses else None
+        if op is None:
+            constant = _constant(value)
+            return None if constant is None else Variable(value, constant[1], constant[0], site.eqn.primitive.name, site.is_unnamed)
+        return Variable(value, value, op, site.eqn.primitive.name, site.is_unnamed) if value.uses else None
     path, index, number = site.loop
     scope, copied = scopes[path]
     eqn = copied.jaxpr.eqns[copied.position[index]]
@@ -205,6 +212,16 @@ def _read(value: Value, eqn: JaxprEqn, scope: Scope) -> Variable | None:
         if reader is op and not any(result in results for result in op.results):
             return Variable(value, value, op, eqn.primitive.name, operand=number)
     return None
+
+
+def _constant(argument: Value) -> tuple[Op, Value] | None:
+    """The loop, and its result, whose body starts with an argument; None of other bodies."""
+    loop = argument.owner.parent if isinstance(argument.owner, Block) else None
+    if not isinstance(loop, Op):
+        return None
+    if loop.name == NAMED_COMPUTATION:
+        return _constant(loop.operands[argument.index])
+    return (loop, loop.results[argument.index]) if loop.name == WHILE else None
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from shardy_py.api.tracing import trace
 from shardy_py.api.trees import location_of
 from shardy_py.plan.progress import observed
 from shardy_py.planner.errors import PlannerInfeasible
-from shardy_py.planner.meshes import SHARE, ShapeSearch, named, shapes
+from shardy_py.planner.meshes import ShapeSearch, named, shapes
 from shardy_py.planner.options import Planner
 
 
@@ -40,7 +40,9 @@ def check_devices(devices: int, planner: Planner | None) -> None:
 
 
 def searched_shapes(devices: int, settings: Settings, layout: Layout, slots: Sequence[Any], *, runs: bool = False) -> ShapeSearch:
-    """The steps of all shapes: each is searched in its share of half of the time.
+    """The steps of all shapes: each is searched in its share of the time, and what others have left of theirs.
+
+    The plan of the best shape, made afterwards, has a share too.
 
     Args:
         devices: The number of devices.
@@ -63,9 +65,10 @@ def _searched(candidates: Sequence[tuple[int, ...]], settings: Settings, layout:
     failures: list[PlannerInfeasible] = []
     steps: dict[tuple[int, ...], tuple[float, float] | None] = {}
     began = time.monotonic()
-    share = SHARE * settings.planner.time_limit_s / len(candidates)
-    for shape in candidates:
-        searching = replace(settings, planner=replace(settings.planner, time_limit_s=share), lowering="jit")
+    share = settings.planner.time_limit_s / (len(candidates) + 1)
+    for number, shape in enumerate(candidates):
+        spent = time.monotonic() - began - number * share
+        searching = replace(settings, planner=replace(settings.planner, time_limit_s=share), lowering="jit", spent=spent)
         try:
             plan = make_plan(trace(request(searching, view_of(named(shape)), layout, slots, runs=runs)), runs=runs).plan
         except PlannerInfeasible as error:
@@ -76,4 +79,4 @@ def _searched(candidates: Sequence[tuple[int, ...]], settings: Settings, layout:
         steps[shape] = plan.search.objective_seconds, plan.search.lower_bound_seconds
     if len(failures) == len(candidates):
         raise min(failures, key=lambda error: error.minimum_bytes)
-    return ShapeSearch(steps, time.monotonic() - began)
+    return ShapeSearch(steps)

@@ -175,8 +175,7 @@ def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
     began = time.monotonic()
     traced = as_plan_constrains(traced)
     settings = traced.request.settings
-    if settings.shapes is not None:
-        began -= settings.shapes.seconds
+    began -= settings.spent
     planner = settings.planner
     with no_collection(), observed(traced.request.name, settings.options.progress):
         planning = _Planning(traced)

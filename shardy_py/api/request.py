@@ -51,7 +51,8 @@ class JitKeywords:
 class Settings:
     """The arguments of the decorator.
 
-    `shapes` is the search for the shape of the mesh, where the user states the number of devices only.
+    `shapes` is the search for the shape of the mesh, where the user states the number of devices only, and `spent` the seconds of the
+    planner's time limit that are gone when planning begins; negative where others have left some.
     """
 
     fun: Callable[..., Any]
@@ -64,6 +65,7 @@ class Settings:
     logical_axis_rules: tuple[LogicalRule, ...] | None = None
     planner: Planner | None = None
     shapes: ShapeSearch | None = None
+    spent: float = 0.0
 
     def on(self, view: MeshView, *, runs: bool) -> Settings:
         """The same for the platform of a mesh: one without devices has those of the planner's hardware, or of this machine where it runs.

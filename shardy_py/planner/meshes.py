@@ -10,9 +10,6 @@ from shardy_py.dialect.format import sizes_text
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.search import Search
 
-SHARE = 0.5
-"""The part of the time limit in which all shapes are searched; the rest is for the plan of the best one."""
-
 MOST_AXES = 2
 """Axes of a mesh whose shape is searched; three take minutes, and no case is known in which they paid without a third kind of links."""
 
@@ -58,11 +55,9 @@ class ShapeSearch:
 
     Attributes:
         steps: Per shape, the seconds of its plan and their lower bound; None where no plan that fits is known.
-        seconds: Of the time limit, those that this search has taken; none of a call that is planned later.
     """
 
     steps: Mapping[tuple[int, ...], tuple[float, float] | None]
-    seconds: float = 0.0
 
     @property
     def best(self) -> tuple[int, ...] | None:

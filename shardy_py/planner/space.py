@@ -31,7 +31,7 @@ OPEN = frozenset(f"stablehlo.{name}" for name in "convolution dot dot_general ga
 """Ops whose operands and results are cut independently of each other."""
 
 REDUCTIONS = frozenset(("stablehlo.reduce", "stablehlo.reduce_window"))
-"""Ops whose results are cut independently of their operands."""
+"""Ops whose results, which are cut alike, are cut independently of their operands."""
 
 HANDING_ON = frozenset(("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.data_flow_edge"))
 """Ops each of whose results is an operand."""
@@ -400,15 +400,15 @@ class _Joiner:
             return
         values = (*op.operands, *op.results)
         tensors = list(zip(values, rule.mappings))
-        if op.name in REDUCTIONS:
-            tensors = tensors[: len(op.operands)]
-        first: dict[int, Dim] = {}
-        for value, mapping in tensors:
-            if value in self.fixed:
-                continue
-            for dim, factors in enumerate(mapping):
-                if len(factors) == 1 and value.type.shape[dim] > 1:
-                    self.join((value, dim), first.setdefault(factors[0], (value, dim)))
+        count = len(op.operands)
+        for joined in (tensors[:count], tensors[count:]) if op.name in REDUCTIONS else (tensors,):
+            first: dict[int, Dim] = {}
+            for value, mapping in joined:
+                if value in self.fixed:
+                    continue
+                for dim, factors in enumerate(mapping):
+                    if len(factors) == 1 and value.type.shape[dim] > 1:
+                        self.join((value, dim), first.setdefault(factors[0], (value, dim)))
 
     def ends(self) -> None:
         """Joins arguments of the function with the results that take their place."""

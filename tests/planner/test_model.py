@@ -319,6 +319,17 @@ def test_no_class_has_two_dimensions_of_one_value() -> None:
         assert len(set(classes)) == len(classes)
 
 
+def test_results_of_one_reduction_are_cut_alike() -> None:
+    """An op makes them in one layout; one that is read would else be reduced apart from one that is not."""
+    plan = sp.auto_shard(lambda x: jnp.argmax(x, axis=1), mesh={"x": 2}, lowering="jit").plan(f32(64, 64))
+    program, _, _ = as_xla_inlines(plan.program)
+    space = space_of(program, plan.mesh, Annotations((None,), (None,)))
+    (reduction,) = (op for op in program.walk() if op.name == "stablehlo.reduce")
+    largest, index = (space.classes[result] for result in reduction.results)
+    assert largest == index
+    assert largest[0] != space.classes[reduction.operands[0]][0]
+
+
 def test_an_axis_cuts_one_summed_dimension() -> None:
     """Operands of a scatter or reduction that lie along one axis in different dimensions are not both read so."""
     made = case("indexing", "one axis")

@@ -151,6 +151,25 @@ def test_what_a_gather_reads_lies_as_planned() -> None:
     assert sum(each.operand_bytes for each in over.collectives) == sum(each.operand_bytes for each in plan.collectives)
 
 
+def test_constants_of_a_loop_lie_as_planned() -> None:
+    """A table whose rows are gathered stays whole, though its product with the states would cut it."""
+
+    def decode(table: jax.Array, w: jax.Array, tokens: jax.Array) -> Any:
+        def step(tokens: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            tokens = jnp.argmax(jnp.tanh(table[tokens] @ w) @ table.T, axis=-1)
+            return tokens, tokens
+
+        return lax.scan(step, tokens, None, length=4)
+
+    planner = sp.Planner(hardware="v6e", time_limit_s=60)
+    arguments = f32(32000, 2048), f32(2048, 2048), jax.ShapeDtypeStruct((64,), jnp.int32)
+    plan = sp.auto_shard(decode, mesh={"x": 8}, planner=planner, lowering="jit").plan(*arguments)
+    over = sp.auto_shard(decode, mesh={"x": 8}, in_shardings=sp.Plan.from_json(plan.to_json()), lowering="jit").plan(*arguments)
+    assert plan.search is not None
+    assert plan.search.constraints
+    assert over.cost_analysis("v6e").step_seconds.high == pytest.approx(plan.search.objective_seconds, rel=2e-3)
+
+
 @pytest.mark.parametrize("name", ["scan", "tied table"])
 def test_every_constraint_is_needed(name: str, planned: Callable[[str], Planned]) -> None:
     this = planned(name)
