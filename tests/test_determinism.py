@@ -25,14 +25,24 @@ for seed in map(int, sys.argv[1:]):
     )
     print(step.plan(*loaded.arguments).as_text(), end={END!r})
 """
+FORMS = f"""
+from shardy_py.view.html.page import page
+from tests.plan.store.programs import training
+from tests.view import plans
+
+plan = training("shard_map")
+for text in (plan.to_json(), *(plan.explain(value.path).as_text() for value in plan.outputs), page(plans.training())):
+    print(text, end={END!r})
+"""
+"""A stored plan, what it explains, and a page."""
 PROGRAMS = ("3", "703", "1750", "2746")
 """Programs with gradients, loops, branches, calls and conflicts between constraints."""
 
 
 def start(hash_seed: str, programs: Sequence[str]) -> subprocess.Popen[str]:
-    """A process that writes the plans of some programs."""
+    """A process that writes the plans of some programs, then the forms of others."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    command = [sys.executable, "-c", PLAN, *programs]
+    command = [sys.executable, "-c", PLAN + FORMS, *programs]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -48,14 +58,15 @@ def answers() -> list[list[str]]:
     """The plans under each hash seed, and those of a process that plans in the reverse order, turned around."""
     processes = [*(start(seed, PROGRAMS) for seed in HASH_SEEDS), start("0", PROGRAMS[::-1])]
     found = [plans(process) for process in processes]
-    found[-1].reverse()
+    count = len(PROGRAMS)
+    found[-1][:count] = reversed(found[-1][:count])
     return found
 
 
-def test_plans_do_not_depend_on_the_hash_seed(answers: list[list[str]]) -> None:
+def test_plans_and_their_forms_do_not_depend_on_the_hash_seed(answers: list[list[str]]) -> None:
     first, *others = answers[: len(HASH_SEEDS)]
-    assert len(first) == len(PROGRAMS)
-    assert all(len(plan) > 100 for plan in first)
+    assert len(first) > len(PROGRAMS) + 3
+    assert all(len(text) > 100 for text in first[: len(PROGRAMS)])
     assert all(other == first for other in others)
 
 

