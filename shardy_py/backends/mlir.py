@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
 from shardy_py.backends.mlir_attributes import op_entries
@@ -13,12 +11,11 @@ from shardy_py.frontends.mlir import parse_module
 from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE
 from shardy_py.frontends.mlir_text import PROPERTIES, RESOURCES, location_text
 from shardy_py.ir import Block, Function, Op, Program, Type, Value
-from shardy_py.ir.attribute_text import KEPT, attribute_text, entries_text
+from shardy_py.ir.attribute_text import KEPT, attribute_text, entries_text, name_text
 from shardy_py.ir.type_text import type_text
 
 _SHARDING = "sdy.sharding"
 _RULE = "sdy.sharding_rule"
-_BARE_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*\Z", re.ASCII)
 _OWN_MODULE_ATTRIBUTES = frozenset((KEPT, RESOURCES, "sym_name"))
 
 
@@ -80,13 +77,13 @@ class _Writer:
     def program(self, program: Program) -> None:
         attributes = program.attributes
         name = attributes.get("sym_name")
-        head = "module" if name is None else f"module {_symbol(name)}"
+        head = "module" if name is None else f"module @{name_text(name)}"
         entries = [(key, attribute_text(value)) for key, value in attributes.items() if key not in _OWN_MODULE_ATTRIBUTES]
         if entries:
             head += f" attributes {entries_text(entries)}"
         self.lines.append(f"{head} {{")
         for name, mesh in program.meshes.items():
-            text = f"sdy.mesh {_symbol(name)} = {mesh.text(short=True)}"
+            text = f"sdy.mesh @{name_text(name)} = {mesh.text(short=True)}"
             extra = program.mesh_attributes.get(name)
             self.lines.append(f"{text} {entries_text((k, attribute_text(v)) for k, v in extra.items())}" if extra else text)
         self.lines += attributes.get(KEPT, ())
@@ -117,7 +114,7 @@ class _Writer:
         ]
         shows_visibility = function.visibility != "public" or "sym_visibility" in function.attributes
         visibility = f"{function.visibility} " if shows_visibility else ""
-        head = f"func.func {visibility}{_symbol(function.name)}({', '.join(inputs)})"
+        head = f"func.func {visibility}@{name_text(function.name)}({', '.join(inputs)})"
         if results:
             head += f" -> ({', '.join(results)})"
         entries = [(name, attribute_text(value)) for name, value in function.attributes.items() if name != "sym_visibility"]
@@ -190,14 +187,11 @@ class _Writer:
             return
         text = self.shardings.get(shardings)
         if text is None:
-            text = _per_value([TensorSharding.open(first.mesh, v.type.rank) if s is None else s for v, s in zip(op.results, shardings)])
+            filled = (TensorSharding.open(first.mesh, v.type.rank) if s is None else s for v, s in zip(op.results, shardings))
+            text = str(TensorShardingPerValue(filled))
             if None not in shardings:
                 self.shardings[shardings] = text
         entries.append(f"{_SHARDING} = {text}")
-
-
-def _per_value(shardings: Sequence[TensorSharding]) -> str:
-    return str(TensorShardingPerValue(tuple(shardings)))
 
 
 def _value_attributes(sharding: TensorSharding | None, attributes: dict[str, object]) -> str:
@@ -207,9 +201,3 @@ def _value_attributes(sharding: TensorSharding | None, attributes: dict[str, obj
     if sharding is not None:
         entries.append((_SHARDING, str(sharding)))
     return f" {entries_text(entries)}" if entries else ""
-
-
-def _symbol(name: str) -> str:
-    if _BARE_SYMBOL.match(name):
-        return f"@{name}"
-    return f"@{attribute_text(str(name))}"

@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardy_py.dialect import ManualAxes, TensorSharding, TensorShardingPerValue
+from shardy_py.dialect import ManualAxes, TensorShardingPerValue
 from shardy_py.dialect.collectives import AXES_OF
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir_text import PROPERTIES
 from shardy_py.ir import Op
-from shardy_py.ir.attribute_text import KEPT, AttributeText, attribute_text
+from shardy_py.ir.attribute_text import KEPT, AttributeText, attribute_text, name_text
 from shardy_py.ir.type_text import type_text
 
 _PLACED = frozenset((KEPT, PROPERTIES))
@@ -51,8 +51,7 @@ def _typed(value: Any) -> str:
 
 
 def _callee(op: Op) -> list[str]:
-    name = op.attributes["callee"]
-    return [f"callee = @{name}" if name.replace("_", "a").isalnum() else f"callee = @{attribute_text(str(name))}"]
+    return [f"callee = @{name_text(op.attributes['callee'])}"]
 
 
 def _constant(op: Op) -> list[str]:
@@ -69,16 +68,16 @@ def _constant(op: Op) -> list[str]:
 
 def _computation(op: Op) -> list[str]:
     attributes = op.attributes
-    entries = [f"{name} = {_per_value(attributes[name])}" for name in ("in_shardings", "out_shardings") if attributes.get(name) is not None]
+    entries = [
+        f"{name} = {TensorShardingPerValue(attributes[name])}"
+        for name in ("in_shardings", "out_shardings")
+        if attributes.get(name) is not None
+    ]
     if "name" in attributes:
         entries.append(f"name = {attribute_text(str(attributes['name']))}")
     if "manual_axes" in attributes:
         entries.append(f"manual_axes = {attribute_text(ManualAxes(tuple(attributes['manual_axes'])))}")
     return entries
-
-
-def _per_value(shardings: Sequence[TensorSharding]) -> str:
-    return str(TensorShardingPerValue(tuple(shardings)))
 
 
 def _group(op: Op) -> list[str]:

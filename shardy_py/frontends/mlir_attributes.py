@@ -16,30 +16,13 @@ from shardy_py.frontends._jax import ir, stablehlo
 from shardy_py.frontends.mlir_entries import attribute_text
 from shardy_py.ir import TOKEN, OpaqueType, TensorType, Type
 from shardy_py.ir.attribute_text import AttributeText
+from shardy_py.ir.type_text import ELEMENTS
 
 Attributes = dict[str, Any]
 Reader = Callable[[ir.OpView], Attributes]
 
-_DTYPES = {
-    "i1": "bool",
-    "bf16": "bfloat16",
-    "complex<f32>": "complex64",
-    "complex<f64>": "complex128",
-    **{f"i{n}": f"int{n}" for n in (2, 4, 8, 16, 32, 64)},
-    **{f"ui{n}": f"uint{n}" for n in (1, 2, 4, 8, 16, 32, 64)},
-    **{f"f{n}": f"float{n}" for n in (16, 32, 64)},
-    "f4E2M1FN": "float4_e2m1fn",
-    "f6E2M3FN": "float6_e2m3fn",
-    "f6E3M2FN": "float6_e3m2fn",
-    "f8E3M4": "float8_e3m4",
-    "f8E4M3": "float8_e4m3",
-    "f8E4M3FN": "float8_e4m3fn",
-    "f8E4M3FNUZ": "float8_e4m3fnuz",
-    "f8E4M3B11FNUZ": "float8_e4m3b11fnuz",
-    "f8E5M2": "float8_e5m2",
-    "f8E5M2FNUZ": "float8_e5m2fnuz",
-    "f8E8M0FNU": "float8_e8m0fnu",
-}
+_DTYPES = {text: dtype for dtype, text in ELEMENTS.items()}
+"""Element types in MLIR's spelling -> in JAX's."""
 
 _SDY_ATTRIBUTES = (
     "#sdy.sharding<",
@@ -165,53 +148,39 @@ def _reduce(op: ir.OpView) -> Attributes:
 def _reduce_window(op: ir.OpView) -> Attributes:
     window = _elements(op.attributes["window_dimensions"])
     ones = (1,) * len(window)
-    return {
-        "window_dimensions": window,
-        "window_strides": _array(op, "window_strides", ones),
-        "base_dilations": _array(op, "base_dilations", ones),
-        "window_dilations": _array(op, "window_dilations", ones),
-        "padding": _pairs(op, "padding", len(window)),
-    }
+    spacing = {name: _array(op, name, ones) for name in ("window_strides", "base_dilations", "window_dilations")}
+    return {"window_dimensions": window, **spacing, "padding": _pairs(op, "padding", len(window))}
 
 
 def _select_and_scatter(op: ir.OpView) -> Attributes:
     rank = len(ir.RankedTensorType(op.operands[0].type).shape)
-    return {
-        "window_dimensions": _array(op, "window_dimensions", (1,) * rank),
-        "window_strides": _array(op, "window_strides", (1,) * rank),
-        "padding": _pairs(op, "padding", rank),
-    }
+    window = {name: _array(op, name, (1,) * rank) for name in ("window_dimensions", "window_strides")}
+    return {**window, "padding": _pairs(op, "padding", rank)}
+
+
+def _numbers(numbers: Any, *names: str) -> Attributes:
+    """The lists of dimension numbers of these names, and numbers of single dimensions."""
+    values = ((name, getattr(numbers, name)) for name in names)
+    return {name: value if isinstance(value, int) else tuple(value) for name, value in values}
 
 
 def _dot_general(op: ir.OpView) -> Attributes:
     numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
-    return {
-        "lhs_batching_dimensions": tuple(numbers.lhs_batching_dimensions),
-        "rhs_batching_dimensions": tuple(numbers.rhs_batching_dimensions),
-        "lhs_contracting_dimensions": tuple(numbers.lhs_contracting_dimensions),
-        "rhs_contracting_dimensions": tuple(numbers.rhs_contracting_dimensions),
-    }
+    return _numbers(numbers, *(f"{side}_{kind}_dimensions" for kind in ("batching", "contracting") for side in ("lhs", "rhs")))
 
 
 def _convolution(op: ir.OpView) -> Attributes:
     numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
-    spatial = tuple(numbers.input_spatial_dimensions)
-    ones = (1,) * len(spatial)
+    rank = len(numbers.input_spatial_dimensions)
+    sides = (("input", ("batch", "feature")), ("kernel", ("input_feature", "output_feature")), ("output", ("batch", "feature")))
+    names = (f"{side}_{kind}" for side, kinds in sides for kind in (*(f"{kind}_dimension" for kind in kinds), "spatial_dimensions"))
     return {
-        "window_strides": _array(op, "window_strides", ones),
-        "padding": _pairs(op, "padding", len(spatial)),
-        "lhs_dilation": _array(op, "lhs_dilation", ones),
-        "rhs_dilation": _array(op, "rhs_dilation", ones),
-        "window_reversal": _array(op, "window_reversal", (False,) * len(spatial)),
-        "input_batch_dimension": numbers.input_batch_dimension,
-        "input_feature_dimension": numbers.input_feature_dimension,
-        "input_spatial_dimensions": spatial,
-        "kernel_input_feature_dimension": numbers.kernel_input_feature_dimension,
-        "kernel_output_feature_dimension": numbers.kernel_output_feature_dimension,
-        "kernel_spatial_dimensions": tuple(numbers.kernel_spatial_dimensions),
-        "output_batch_dimension": numbers.output_batch_dimension,
-        "output_feature_dimension": numbers.output_feature_dimension,
-        "output_spatial_dimensions": tuple(numbers.output_spatial_dimensions),
+        "window_strides": _array(op, "window_strides", (1,) * rank),
+        "padding": _pairs(op, "padding", rank),
+        "lhs_dilation": _array(op, "lhs_dilation", (1,) * rank),
+        "rhs_dilation": _array(op, "rhs_dilation", (1,) * rank),
+        "window_reversal": _array(op, "window_reversal", (False,) * rank),
+        **_numbers(numbers, *names),
         "feature_group_count": plain(op.attributes["feature_group_count"]),
         "batch_group_count": plain(op.attributes["batch_group_count"]),
     }
@@ -219,15 +188,9 @@ def _convolution(op: ir.OpView) -> Attributes:
 
 def _gather(op: ir.OpView) -> Attributes:
     numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
-    return {
-        "offset_dims": tuple(numbers.offset_dims),
-        "collapsed_slice_dims": tuple(numbers.collapsed_slice_dims),
-        "operand_batching_dims": tuple(numbers.operand_batching_dims),
-        "start_indices_batching_dims": tuple(numbers.start_indices_batching_dims),
-        "start_index_map": tuple(numbers.start_index_map),
-        "index_vector_dim": numbers.index_vector_dim,
-        "slice_sizes": _elements(op.attributes["slice_sizes"]),
-    }
+    batching = ("operand_batching_dims", "start_indices_batching_dims")
+    named = _numbers(numbers, "offset_dims", "collapsed_slice_dims", *batching, "start_index_map", "index_vector_dim")
+    return {**named, "slice_sizes": _elements(op.attributes["slice_sizes"])}
 
 
 _SCATTER_BODIES = frozenset(f"stablehlo.{name}" for name in ("add", "multiply", "maximum", "minimum"))
@@ -238,11 +201,9 @@ def _scatter(op: ir.OpView) -> Attributes:
     numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
     body = common_body(op)
     logical = body in _LOGICAL_BODIES and str(ir.ShapedType(op.results[0].type).element_type) == "i1"
+    batching = ("input_batching_dims", "scatter_indices_batching_dims")
     return {
-        "update_window_dims": tuple(numbers.update_window_dims),
-        "inserted_window_dims": tuple(numbers.inserted_window_dims),
-        "input_batching_dims": tuple(numbers.input_batching_dims),
-        "scatter_indices_batching_dims": tuple(numbers.scatter_indices_batching_dims),
+        **_numbers(numbers, "update_window_dims", "inserted_window_dims", *batching),
         "scatter_dims_to_operand_dims": tuple(numbers.scattered_dims_to_operand_dims),
         "index_vector_dim": numbers.index_vector_dim,
         "body": body if body in _SCATTER_BODIES or logical else "",

@@ -7,7 +7,6 @@ which attributes are written from the `Program` instead.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from shardy_py.dialect.collectives import AXES_OF
 from shardy_py.frontends._jax import ir
 from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE, plain
 from shardy_py.frontends.mlir_entries import attribute_text
-from shardy_py.ir.attribute_text import AttributeText, split_entries
+from shardy_py.ir.attribute_text import AttributeText, name_text, split_entries
 
 PROPERTIES = "mlir.properties"
 """Name under which an op of an unknown dialect keeps the text of its properties."""
@@ -64,7 +63,7 @@ def attribute_texts(op: ir.OpView) -> tuple[dict[str, str], dict[str, Any]]:
 def unread_attributes(op_name: str, texts: Mapping[str, str]) -> AttributeText | None:
     """`{a = 1, b = 2}` with the attributes that a `Program` does not set; None where there are none."""
     modelled = MODELLED.get(op_name, frozenset())
-    entries = [f"{name if _BARE.match(name) else _quoted(name)} = {text}" for name, text in texts.items() if name not in modelled]
+    entries = [f"{name_text(name)} = {text}" for name, text in texts.items() if name not in modelled]
     return AttributeText(f"{{{', '.join(entries)}}}") if entries else None
 
 
@@ -88,10 +87,3 @@ class LocationText:
 def location_text(location: object) -> str:
     """` loc(...)` of an op that was read from MLIR, else nothing."""
     return f" {location.text}" if isinstance(location, LocationText) else f" {location}" if isinstance(location, ir.Location) else ""
-
-
-_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*\Z", re.ASCII)
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"'

@@ -80,7 +80,7 @@ def dictionary_text(attributes: Mapping[str, Any]) -> str:
 
 def entries_text(entries: Iterable[tuple[str, str]]) -> str:
     """As `dictionary_text`, of values that are texts already."""
-    return f"{{{', '.join(f'{name if _BARE.match(name) else _quoted(name)} = {value}' for name, value in sorted(entries))}}}"
+    return f"{{{', '.join(f'{name_text(name)} = {value}' for name, value in sorted(entries))}}}"
 
 
 def split_entries(text: str) -> Iterator[str]:
@@ -163,3 +163,8 @@ def _float(value: float, dtype: str) -> str:
 
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def name_text(name: str) -> str:
+    """A name as MLIR writes it, in quotes where it is no identifier."""
+    return name if _BARE.match(name) else _quoted(name)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shardy_py.ir.types import TensorType, Type
 
-_ELEMENTS = {
+ELEMENTS = {
     "bool": "i1",
     "bfloat16": "bf16",
     "complex64": "complex<f32>",
@@ -44,7 +44,7 @@ def type_text(type_: Type) -> str:
         'tensor<8x16xf32>'
     """
     if isinstance(type_, TensorType):
-        return shape_text(type_.shape, _ELEMENTS.get(type_.dtype, type_.dtype))
+        return shape_text(type_.shape, ELEMENTS.get(type_.dtype, type_.dtype))
     text = str(type_)
     return "!stablehlo.token" if text == "token" else text
 
@@ -52,7 +52,7 @@ def type_text(type_: Type) -> str:
 def element_text(type_: Type) -> str:
     """The element type as MLIR writes it; the whole type where it has none."""
     if isinstance(type_, TensorType):
-        return _ELEMENTS.get(type_.dtype, type_.dtype)
+        return ELEMENTS.get(type_.dtype, type_.dtype)
     text = type_text(type_)
     return _TENSOR.sub("", text)[:-1] if text.startswith("tensor<") else text
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax import numpy as jnp
 
-from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, make_rule
+from shardy_py.backends.local.local_rule import Builder, Equation, Factors, LocalContext, LocalRule, make_rule
 from shardy_py.backends.local.windows import Window, Windowed
 
 Array = Any
@@ -54,7 +54,7 @@ class _Spatial:
         return Window(self.size, self.count, self.stride, low, (self.kernel - 1) * self.kernel_dilation + 1, base)
 
 
-class _ConvolutionFactors:
+class _ConvolutionFactors(Factors):
     """The factors of a convolution.
 
     Args:
@@ -80,11 +80,11 @@ class _ConvolutionFactors:
         lhs_spec, rhs_spec, out_spec = (getattr(params["dimension_numbers"], name) for name in ("lhs_spec", "rhs_spec", "out_spec"))
         features, batches = params["feature_group_count"], params["batch_group_count"]
         groups = features * batches
-        self.sizes: list[int] = []
-        self.group = self.factor(groups) if groups > 1 else None
-        batch = self.factor(out_shape[out_spec[0]])
-        output = self.factor(rhs_shape[rhs_spec[0]] // groups)
-        self.inner = self.factor(rhs_shape[rhs_spec[1]])
+        super().__init__()
+        self.group = self.new(groups) if groups > 1 else None
+        batch = self.new(out_shape[out_spec[0]])
+        output = self.new(rhs_shape[rhs_spec[0]] // groups)
+        self.inner = self.new(rhs_shape[rhs_spec[1]])
         self.lhs: dict[int, tuple[int, ...]] = {
             lhs_spec[0]: self.grouped(batch, batches > 1),
             lhs_spec[1]: self.grouped(self.inner, features > 1),
@@ -92,17 +92,11 @@ class _ConvolutionFactors:
         self.rhs: dict[int, tuple[int, ...]] = {rhs_spec[0]: self.grouped(output), rhs_spec[1]: (self.inner,)}
         self.out: dict[int, tuple[int, ...]] = {out_spec[0]: (batch,), out_spec[1]: self.grouped(output)}
         self.windows: dict[int, Window] = {}
-        self.whole: list[int] = []
         self.slid: list[int] = []
         self.summed: list[tuple[int, int]] = []
         options = ("window_strides", "lhs_dilation", "rhs_dilation", "padding")
         for i, (d, k, o) in enumerate(zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True)):
             self.add_spatial(d, k, o, _Spatial(lhs_shape[d], rhs_shape[k], out_shape[o], *(params[name][i] for name in options)))
-
-    def factor(self, size: int) -> int:
-        """A new factor."""
-        self.sizes.append(size)
-        return len(self.sizes) - 1
 
     def grouped(self, rest: int, is_grouped: bool = True) -> tuple[int, ...]:
         """The factors of a dimension of groups of `rest`."""
@@ -113,20 +107,17 @@ class _ConvolutionFactors:
     def add_spatial(self, d: int, k: int, o: int, spatial: _Spatial) -> None:
         """Adds the factors of dimensions of the operand, the kernel and the result."""
         if spatial.is_pointwise:
-            self.lhs[d] = self.out[o] = (self.factor(spatial.size),)
-            self.rhs[k] = (self.factor(1),)
-            self.whole.append(self.rhs[k][0])
+            self.lhs[d] = self.out[o] = (self.new(spatial.size),)
+            self.rhs[k] = (self.new(1, whole=True),)
             return
         self.windows[d] = spatial.window
         if spatial.slides_over_kernel:
-            self.lhs[d] = self.rhs[k] = (self.factor(spatial.kernel),)
-            self.out[o] = (self.factor(spatial.count),)
-            self.whole.append(self.out[o][0])
+            self.lhs[d] = self.rhs[k] = (self.new(spatial.kernel),)
+            self.out[o] = (self.new(spatial.count, whole=True),)
             self.summed.append((k, self.rhs[k][0]))
         else:
-            self.lhs[d] = self.out[o] = (self.factor(spatial.size),)
-            self.rhs[k] = (self.factor(spatial.kernel),)
-            self.whole.append(self.rhs[k][0])
+            self.lhs[d] = self.out[o] = (self.new(spatial.size),)
+            self.rhs[k] = (self.new(spatial.kernel, whole=True),)
             self.slid.append(self.lhs[d][0])
 
 

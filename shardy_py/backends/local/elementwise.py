@@ -7,7 +7,7 @@ import functools
 import numpy as np
 from jax.extend.core import Literal
 
-from shardy_py.backends.local.local_rule import Builder, Equation, LocalRule, as_is, is_inexact, make_rule
+from shardy_py.backends.local.local_rule import Builder, Equation, Factors, LocalRule, as_is, is_inexact, make_rule
 
 
 def pointwise(equation: Equation) -> LocalRule | None:
@@ -47,22 +47,10 @@ def _form(operand_shapes: Shapes, result_shapes: Shapes, linear: tuple[tuple[int
     if any(len(shape) not in (0, rank) for shape in shapes):
         return None
     wide = tuple(max((shape[d] for shape in shapes if shape), key=lambda n: (n != 1, n)) for d in range(rank))
-    sizes = list(wide)
-    single: list[int] = []
-
-    def dims(shape: tuple[int, ...]) -> list[int]:
-        out = []
-        for d, n in enumerate(shape):
-            if n == wide[d]:
-                out.append(d)
-            else:
-                sizes.append(n)
-                single.append(len(sizes) - 1)
-                out.append(len(sizes) - 1)
-        return out
-
-    operands, results = [dims(s) for s in operand_shapes], [dims(s) for s in result_shapes]
-    return LocalRule(make_rule(sizes, operands, results, whole=single), as_is, uneven=frozenset(range(rank)), linear=linear)
+    factors = Factors(wide)
+    operands, results = ([factors.matching(shape, range(rank)) for shape in side] for side in (operand_shapes, result_shapes))
+    rule = make_rule(factors.sizes, operands, results, whole=factors.whole)
+    return LocalRule(rule, as_is, uneven=frozenset(range(rank)), linear=linear)
 
 
 POINTWISE = """

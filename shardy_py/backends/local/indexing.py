@@ -27,6 +27,7 @@ from shardy_py.backends.local.local_rule import (
     Builder,
     Combine,
     Equation,
+    Factors,
     LocalContext,
     LocalRule,
     affine,
@@ -35,20 +36,6 @@ from shardy_py.backends.local.local_rule import (
     make_rule,
     zero_of_sums,
 )
-
-
-class _Factors:
-    """Hands out factors."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self.whole: list[int] = []
-
-    def new(self, size: int, *, whole: bool = False) -> int:
-        self.sizes.append(size)
-        if whole:
-            self.whole.append(len(self.sizes) - 1)
-        return len(self.sizes) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +51,7 @@ class _GatherFactors:
         offsets: Dimension of the result along the operand -> its factor.
     """
 
-    factors: _Factors
+    factors: Factors
     source: list[int]
     indexed: dict[int, int]
     batch: list[int]
@@ -75,7 +62,7 @@ class _GatherFactors:
 def _gather_factors(equation: Equation) -> _GatherFactors:
     shape, indices = equation.shapes
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
-    factors = _Factors()
+    factors = Factors()
     batch = [factors.new(n) for n in indices[:-1]]
     batching = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
     offset_dims = iter(numbers.offset_dims)
@@ -230,7 +217,7 @@ class _ScatterFactors:
         split: Factors of batches of updates that may be cut; each device makes its own updates.
     """
 
-    factors: _Factors
+    factors: Factors
     source: list[int]
     lengths: list[int]
     indexed: dict[int, int]
@@ -242,7 +229,7 @@ class _ScatterFactors:
 def _scatter_factors(equation: Equation, splits: bool) -> _ScatterFactors:
     shape, indices, updates = equation.shapes
     numbers = equation.params["dimension_numbers"]
-    factors = _Factors()
+    factors = Factors()
     batching = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
     batch = [factors.new(n, whole=not splits and d not in batching.values()) for d, n in enumerate(indices[:-1])]
     windows = iter(numbers.update_window_dims)

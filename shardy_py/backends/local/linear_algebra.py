@@ -12,12 +12,14 @@ from shardy_py.backends.local.local_rule import (
     Array,
     Builder,
     Equation,
+    Factors,
     LocalContext,
     LocalRule,
     affine,
     is_before,
     make_rule,
     positions,
+    rebound,
     zero_of_sums,
 )
 
@@ -52,8 +54,7 @@ def batched(equation: Equation) -> LocalRule | None:
     count = len(batch)
     if any(shape[:count] != batch for shape in (*shapes, *outs)) or any(len(s) != count + c for s, c in zip(shapes, cores, strict=True)):
         return None
-    sizes = list(batch)
-    whole: list[int] = []
+    factors = Factors(batch)
     tensors: list[list[int]] = []
     free = _free(equation)
     side = -1
@@ -61,20 +62,17 @@ def batched(equation: Equation) -> LocalRule | None:
         dims = list(range(count))
         for d in range(count, len(shape)):
             if free is not None and at >= len(shapes) - 1 and d == count + free:
-                if side < 0:
-                    sizes.append(shape[d])
-                    side = len(sizes) - 1
+                side = factors.new(shape[d]) if side < 0 else side
                 dims.append(side)
             else:
-                sizes.append(shape[d])
-                whole.append(len(sizes) - 1)
-                dims.append(len(sizes) - 1)
+                dims.append(factors.new(shape[d], whole=True))
         tensors.append(dims)
+    sizes, whole = factors.sizes, factors.whole
     rule = make_rule(sizes, tensors[: len(shapes)], tensors[len(shapes) :], whole=whole)
     linear = ((len(shapes) - 1,),) if free is not None and jnp.issubdtype(equation.dtypes[-1], jnp.inexact) else ()
     edge = max((n for shape in shapes for n in shape[count:]), default=1)
     weight = 0.02 * edge**3 / max(1, math.prod(sizes[f] for f in whole))
-    return LocalRule(rule, _run, uneven=frozenset(range(len(sizes))) - frozenset(whole), linear=linear, weight=weight)
+    return LocalRule(rule, rebound, uneven=frozenset(range(len(sizes))) - frozenset(whole), linear=linear, weight=weight)
 
 
 def _free(equation: Equation) -> int | None:
@@ -82,10 +80,6 @@ def _free(equation: Equation) -> int | None:
     if equation.name == "triangular_solve":
         return 1 if equation.params["left_side"] else 0
     return 1 if equation.name == "tridiagonal_solve" else None
-
-
-def _run(local: LocalContext, arrays: list) -> list:
-    return local.bind(*arrays)
 
 
 def ragged_dot_general(equation: Equation) -> LocalRule | None:
@@ -100,14 +94,10 @@ def ragged_dot_general(equation: Equation) -> LocalRule | None:
     (ragged,) = numbers.lhs_ragged_dimensions
     if len(groups) != 1:
         return None
-    sizes: list[int] = []
+    factors = Factors()
+    sizes, factor = factors.sizes, factors.new
     lhs: dict[int, int] = {}
     rhs: dict[int, int] = {}
-
-    def factor(size: int) -> int:
-        sizes.append(size)
-        return len(sizes) - 1
-
     for a, b in (*zip(lhs_batch, rhs_batch, strict=True), *zip(lhs_contracted, rhs_contracted, strict=True)):
         lhs[a] = rhs[b] = factor(lhs_shape[a])
     out = [lhs[a] for a in lhs_batch]

@@ -121,6 +121,33 @@ def _factors(dim: Dim) -> tuple[int, ...]:
     return tuple(dim) if isinstance(dim, Sequence) else (int(dim),)
 
 
+class Factors:
+    """The factors of a rule that is being made.
+
+    Args:
+        sizes: Sizes of the first factors.
+
+    Attributes:
+        sizes: The size of each factor.
+        whole: Factors that must not be sharded.
+    """
+
+    def __init__(self, sizes: Iterable[int] = ()) -> None:
+        self.sizes = list(sizes)
+        self.whole: list[int] = []
+
+    def new(self, size: int, *, whole: bool = False) -> int:
+        """A further factor."""
+        self.sizes.append(size)
+        if whole:
+            self.whole.append(len(self.sizes) - 1)
+        return len(self.sizes) - 1
+
+    def matching(self, shape: Sequence[int], factors: Iterable[int]) -> list[int]:
+        """The factors of a tensor: one of these for each dimension of its size, and a further one for a dimension of another size."""
+        return [f if n == self.sizes[f] else self.new(n, whole=True) for n, f in zip(shape, factors)]
+
+
 class LocalContext:
     """An equation and the axes of its factors, for `LocalRule.run`.
 
@@ -237,6 +264,11 @@ class LocalContext:
 def as_is(local: LocalContext, arrays: list[Array]) -> list[Array]:
     """The `run` of equations that apply unchanged to local arrays."""
     return local.apply(*arrays)
+
+
+def rebound(local: LocalContext, arrays: list[Array]) -> list[Array]:
+    """The `run` of equations that apply unchanged to local arrays, and whose results are of types that only JAX knows."""
+    return local.bind(*arrays)
 
 
 class Recorded(NamedTuple):

@@ -9,21 +9,9 @@ from jax import lax
 from jax import numpy as jnp
 
 from shardy_py.backends.local.elementwise import pointwise
-from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, make_rule
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, make_rule, rebound
+from shardy_py.backends.local.shapes import leading
 from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES
-
-
-def bitcast_convert_type(equation: Equation) -> LocalRule | None:
-    """Every dimension passes through but the last one, along which elements change their width."""
-    (shape,), (out,) = equation.shapes, equation.result_shapes
-    longer = max(shape, out, key=len)
-    common = min(len(shape), len(out))
-    rule = make_rule(longer, [range(len(shape))], [range(len(out))], whole=range(common, len(longer)))
-    return LocalRule(rule, _run, uneven=frozenset(range(common)))
-
-
-def _run(local: LocalContext, arrays: list) -> list:
-    return local.bind(*arrays)
 
 
 def reduce(equation: Equation) -> LocalRule | None:
@@ -36,7 +24,7 @@ def reduce(equation: Equation) -> LocalRule | None:
     if any(equation.shapes[count:]):
         return None
     rule = make_rule(shape, [*[rank] * count, *[()] * count], [kept] * count, whole=dimensions)
-    return LocalRule(rule, _run, uneven=frozenset(kept))
+    return LocalRule(rule, rebound, uneven=frozenset(kept))
 
 
 def empty(equation: Equation) -> LocalRule | None:
@@ -72,7 +60,7 @@ def rng_uniform(equation: Equation) -> LocalRule | None:
 
 
 LOCAL_RULES: dict[str, Builder] = {
-    "bitcast_convert_type": bitcast_convert_type,
+    "bitcast_convert_type": leading,
     "empty": empty,
     "reduce": reduce,
     "rng_uniform": rng_uniform,

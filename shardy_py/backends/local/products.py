@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from jax import numpy as jnp
 
-from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, is_inexact, make_rule
+from shardy_py.backends.local.local_rule import Builder, Equation, Factors, LocalContext, LocalRule, is_inexact, make_rule
 
 
 def dot_general(equation: Equation) -> LocalRule | None:
     """Batch and free dimensions pass through; contracted ones leave partial sums."""
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = equation.params["dimension_numbers"]
     lhs_shape, rhs_shape = equation.shapes
-    sizes: list[int] = []
+    factors = Factors()
+    factor = factors.new
     lhs: dict[int, int] = {}
     rhs: dict[int, int] = {}
     out: list[int] = []
-
-    def factor(size: int) -> int:
-        sizes.append(size)
-        return len(sizes) - 1
-
     for a, b in zip(lhs_batch, rhs_batch, strict=True):
         lhs[a] = rhs[b] = factor(lhs_shape[a])
         out.append(lhs[a])
@@ -32,7 +28,7 @@ def dot_general(equation: Equation) -> LocalRule | None:
             if d not in dims:
                 dims[d] = factor(size)
                 out.append(dims[d])
-    rule = make_rule(sizes, [[lhs[d] for d in sorted(lhs)], [rhs[d] for d in sorted(rhs)]], [out], reduction=reduction)
+    rule = make_rule(factors.sizes, [[lhs[d] for d in sorted(lhs)], [rhs[d] for d in sorted(rhs)]], [out], reduction=reduction)
 
     def run(local: LocalContext, arrays: list) -> list:
         x, y = arrays
@@ -44,7 +40,7 @@ def dot_general(equation: Equation) -> LocalRule | None:
     dtype = equation.result_dtypes[0]
     combine = "or" if dtype == jnp.bool_ else "add"  # a product of truth values is whether any pair is true
     linear = ((0,), (1,)) if is_inexact(dtype) else ()
-    return LocalRule(rule, run, combine, frozenset(range(len(sizes))), linear, weight=0.002)
+    return LocalRule(rule, run, combine, frozenset(range(len(factors.sizes))), linear, weight=0.002)
 
 
 LOCAL_RULES: dict[str, Builder] = {"dot_general": dot_general}

@@ -6,7 +6,6 @@ Where the generator works otherwise (`jax_threefry_partitionable` off, `rbg`), n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +15,8 @@ from jax.extend.random import threefry2x32_p
 
 from shardy_py.backends.local.elementwise import pointwise
 from shardy_py.backends.local.iota import linear_index
-from shardy_py.backends.local.local_rule import Array, Builder, Equation, LocalContext, LocalRule, make_rule
+from shardy_py.backends.local.local_rule import Array, Builder, Equation, Factors, LocalContext, LocalRule, make_rule, rebound
+from shardy_py.backends.local.shapes import leading
 from shardy_py.frontends.context import gamma_draw
 
 
@@ -99,36 +99,17 @@ def random_fold_in(equation: Equation) -> LocalRule | None:
     if not _is_batched(equation.dtypes[0]):
         return None
     (out,) = equation.result_shapes
-    sizes = list(out)
-    whole: list[int] = []
-    tensors: list[Sequence[int]] = []
-    for shape in equation.shapes:
-        dims = []
-        for d, n in enumerate(shape):
-            if n == out[d]:
-                dims.append(d)
-            else:
-                sizes.append(n)
-                whole.append(len(sizes) - 1)
-                dims.append(len(sizes) - 1)
-        tensors.append(dims)
-    rule = make_rule(sizes, tensors, [range(len(out))], whole=whole)
-    return LocalRule(rule, _run, uneven=frozenset(range(len(out))), weight=0.1)
-
-
-def _run(local: LocalContext, arrays: list) -> list:
-    return local.bind(*arrays)
+    factors, rank = Factors(out), range(len(out))
+    operands = [factors.matching(shape, rank) for shape in equation.shapes]
+    rule = make_rule(factors.sizes, operands, [rank], whole=factors.whole)
+    return LocalRule(rule, rebound, uneven=frozenset(rank), weight=0.1)
 
 
 def keyed(equation: Equation) -> LocalRule | None:
     """Conversions between keys and numbers: the dimension of one key's numbers is whole."""
-    (shape,), (out,) = equation.shapes, equation.result_shapes
     if equation.name == "random_seed" and getattr(equation.result_dtypes[0], "name", "") == "key<urbg>":
         return None
-    longer = max(shape, out, key=len)
-    common = min(len(shape), len(out))
-    rule = make_rule(longer, [range(len(shape))], [range(len(out))], whole=range(common, len(longer)))
-    return LocalRule(rule, _run, uneven=frozenset(range(common)))
+    return leading(equation)
 
 
 def random_gamma(equation: Equation) -> LocalRule | None:

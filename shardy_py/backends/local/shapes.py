@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax import lax
 
-from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, as_is, make_rule
+from shardy_py.backends.local.local_rule import Builder, Equation, Factors, LocalContext, LocalRule, as_is, make_rule, rebound
 from shardy_py.ir import Block, Op, TensorType
 from shardy_py.rules import rule_for
 
@@ -14,21 +14,23 @@ def broadcast_in_dim(equation: Equation) -> LocalRule | None:
     (shape, *dynamic), (out,) = equation.shapes, equation.result_shapes
     if dynamic:
         return None
-    sizes = list(out)
-    dims: list[int] = []
-    whole: list[int] = []
-    for d, to in enumerate(equation.params["broadcast_dimensions"]):
-        if shape[d] == out[to]:
-            dims.append(to)
-        else:
-            sizes.append(shape[d])
-            whole.append(len(sizes) - 1)
-            dims.append(len(sizes) - 1)
+    factors, rank = Factors(out), range(len(out))
+    dims = factors.matching(shape, equation.params["broadcast_dimensions"])
 
     def run(local: LocalContext, arrays: list) -> list:
         return local.apply(*arrays, shape=local.result_shape(0))
 
-    return LocalRule(make_rule(sizes, [dims], [range(len(out))], whole=whole), run, uneven=frozenset(range(len(out))), linear=((0,),))
+    rule = make_rule(factors.sizes, [dims], [rank], whole=factors.whole)
+    return LocalRule(rule, run, uneven=frozenset(rank), linear=((0,),))
+
+
+def leading(equation: Equation) -> LocalRule:
+    """The dimensions that operand and result have in common pass through; those behind them, which only one has, are whole."""
+    (shape,), (out,) = equation.shapes, equation.result_shapes
+    longer = max(shape, out, key=len)
+    common = min(len(shape), len(out))
+    rule = make_rule(longer, [range(len(shape))], [range(len(out))], whole=range(common, len(longer)))
+    return LocalRule(rule, rebound, uneven=frozenset(range(common)))
 
 
 def transpose(equation: Equation) -> LocalRule | None:
