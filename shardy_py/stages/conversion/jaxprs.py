@@ -17,8 +17,8 @@ from shardy_py.stages.conversion.converting import Package, check_name, write_fi
 from shardy_py.stages.conversion.descriptions import ConversionError
 from shardy_py.stages.conversion.equations import scalar
 from shardy_py.stages.conversion.functions import Writer, argument_names
-from shardy_py.stages.conversion.lines import Code, comment, statement
-from shardy_py.stages.conversion.writing import MARK
+from shardy_py.stages.conversion.lines import comment, statement
+from shardy_py.stages.conversion.writing import MARK, assigned, init_module, returned
 
 _SOURCE = f'''{MARK}
 """Arrays that the stages use."""
@@ -154,11 +154,10 @@ def _read(eqn: JaxprEqn) -> list[Var]:
 def _stage(writer: Writer, part: _Part, number: int, count: int, arch: str) -> str:
     body = [line for eqn in part.equations for line in writer.equation(eqn)]
     takes = [line for v in part.takes for line in comment(f"{writer.names[v]}: {v.aval.str_short(short_dtypes=False)}", 4)]
-    returned = _returned([writer.names[v] for v in part.gives])
     head = statement(f"def stage{number}", lines.call("", [writer.names[v] for v in part.takes]), 0, ":")
     docs = f'    """Stage {number} of {count} of {arch}: {len(part.equations)} equation{"s" * (len(part.equations) != 1)}."""'
     inner = [line for function in writer.functions for line in ("", "", *function)]
-    text = "\n".join([*inner, "", "", *head, docs, *takes, *body, *returned, ""])
+    text = "\n".join([*inner, "", "", *head, docs, *takes, *body, *returned([writer.names[v] for v in part.gives], 4), ""])
     imports = [
         line
         for word, line in (("jax.", "import jax"), ("jnp.", "import jax.numpy as jnp"), ("lax.", "from jax import lax"))
@@ -169,46 +168,25 @@ def _stage(writer: Writer, part: _Part, number: int, count: int, arch: str) -> s
     return "\n".join([*top, *(["", *imports] if imports else []), *own, text])
 
 
-def _returned(results: Sequence[str]) -> list[str]:
-    flat = f"    return {', '.join(results) or '()'}"
-    return [flat] if len(flat) <= lines.WIDTH else statement("return ", lines.call("", results), 4)
-
-
 def _whole(parts: Sequence[_Part], names: Mapping[Var, str], inputs: Sequence[str], results: Sequence[str], arch: str) -> str:
     body: list[str] = []
     for number, part in enumerate(parts):
-        outputs = [names[v] for v in part.gives]
         call = lines.call(f"stage{number}", [names[v] for v in part.takes])
-        if len(", ".join(outputs)) > 60:
-            body += statement("outs = ", call, 4)
-            body += statement("", Code("(", tuple(outputs), ")"), 4, " = outs")
-        else:
-            body += statement(f"{', '.join(outputs)} = " if outputs else "", call, 4)
+        body += assigned([names[v] for v in part.gives], call, 4)
     head = statement(f"def {arch}", lines.call("", inputs), 0, ":")
     about = f'"""{arch}: {len(parts)} stage{"s" * (len(parts) != 1)} in a row."""'
     imports = ["import jax.numpy as jnp", ""] if any(result.startswith("jnp.") for result in results) else []
     own = ["from .constants import CONSTANTS"] if any("CONSTANTS[" in result for result in results) else []
     own += sorted(f"from .stage{number} import stage{number}" for number in range(len(parts)))
     top = [MARK, about, "", "from __future__ import annotations", "", *imports, *own, "", ""]
-    return "\n".join([*top, *head, f"    {about}", *body, *_returned(results), ""])
+    return "\n".join([*top, *head, f"    {about}", *body, *returned(results, 4), ""])
 
 
 def _init(parts: Sequence[_Part], names: Mapping[Var, str], results: Sequence[str], arch: str) -> str:
     imports = [f"from .{arch} import {arch} as whole", *(f"from .stage{number} import stage{number}" for number in range(len(parts)))]
-
-    def listed(names_of_values: Sequence[str]) -> Code:
-        return Code("[", tuple(f'"{name}"' for name in names_of_values), "]")
-
-    rows = [
-        lines.call("", [f"stage{number}", listed([names[v] for v in part.takes]), listed([names[v] for v in part.gives])])
-        for number, part in enumerate(parts)
-    ]
-    rows.append(lines.call("", ["criterion", listed([result for result in results if result.isidentifier()][:1]), '["loss"]']))
-    text = [MARK, f'"""{arch} in {len(parts)} stage{"s" * (len(parts) != 1)}."""', "", "from __future__ import annotations", ""]
-    text += [*sorted(imports), "", "", "def arch():", '    """The name of the architecture."""', f'    return "{arch}"', "", ""]
-    text += ["def model(criterion):", '    """Each stage with the names of what it takes and gives; the criterion makes the loss."""']
-    text += ["    return [", *(line for row in rows for line in statement("", row, 8, ",")), "    ]", "", ""]
-    return "\n".join([*text, "def full_model():", '    """All stages as one function."""', "    return whole", ""])
+    rows = [(f"stage{number}", [names[v] for v in part.takes], [names[v] for v in part.gives]) for number, part in enumerate(parts)]
+    outputs = [result for result in results if result.isidentifier()][:1]
+    return init_module(arch, sorted(imports), rows, outputs, ("function", "whole"))
 
 
 def _result(atom: Any, names: Mapping[Var, str], closed: ClosedJaxpr) -> str:

@@ -89,7 +89,7 @@ def _body(cut: Cut, stage: Stage) -> list[str]:
         what = program.by_id[id].gives
         array = {"size": f"jnp.zeros(({local[id]}, 0))", "shape": f"jnp.zeros((*{local[id]}, 0))"}
         results.append(array.get(what, local[id]) if _crosses_as_shape(cut, id) else local[id])
-    return text + _returned(results, pad)
+    return text + returned(results, pad)
 
 
 def _statements(step: Step, local: dict[str, str], gives: list[str], states: int, pad: int) -> list[str]:
@@ -103,25 +103,27 @@ def _statements(step: Step, local: dict[str, str], gives: list[str], states: int
     return [*statement("layer = ", layer, pad), *statement(target, Code(value.head.replace("{}", "layer"), value.parts, value.tail), pad)]
 
 
-def _returned(results: Sequence[str], pad: int) -> list[str]:
-    if not results:
-        return statement("return ", "()", pad)
-    flat = statement("return ", ", ".join(results), pad)
+def returned(results: Sequence[str], pad: int) -> list[str]:
+    """The statement that returns some values."""
+    flat = statement("return ", ", ".join(results) or "()", pad)
     return flat if len(flat[0]) <= lines.WIDTH else statement("return ", lines.call("", results), pad)
+
+
+def assigned(names: Sequence[str], call: Code, pad: int) -> list[str]:
+    """Statements that give the results of a call their names."""
+    target = ", ".join(names)
+    if len(target) > 60:
+        return [*statement("outs = ", call, pad), *statement("", Code("(", tuple(names), ")"), pad, " = outs")]
+    return statement(f"{target} = " if target else "", call, pad)
 
 
 def _fused(cut: Cut, arch: str, model_name: str) -> str:
     text: list[str] = []
     for stage in cut.stages:
-        target = ", ".join(cut.names[id] for id in stage.gives)
         arguments = [*(cut.names[id] for id in stage.takes), "train=train", "key=key"]
         call = lines.call(f'Stage{stage.index}(name="stage{stage.index}")', arguments)
-        if len(target) > 60:
-            text += statement("outs = ", call, 8)
-            text += statement("", Code("(", tuple(cut.names[id] for id in stage.gives), ")"), 8, " = outs")
-        else:
-            text += statement(f"{target} = " if target else "", call, 8)
-    text += _returned([cut.names[id] for id in cut.program.results], 8)
+        text += assigned([cut.names[id] for id in stage.gives], call, 8)
+    text += returned([cut.names[id] for id in cut.program.results], 8)
     about = f"{arch}: {len(cut.stages)} stages in a row"
     stages = [f"from .stage{stage.index} import Stage{stage.index}" for stage in cut.stages]
     head = [MARK, f'"""{about}."""', "", "from __future__ import annotations", "", "import flax.linen as nn", "", *sorted(stages), "", ""]
@@ -133,44 +135,62 @@ def _init(cut: Cut, arch: str, model_name: str) -> str:
     several = len(cut.stages) > 1
     modules = [(arch, model_name), *((f"stage{s.index}", f"Stage{s.index}") for s in cut.stages if several)]
     imports = [f"from .{module} import {name}" for module, name in sorted(modules)]
-    rows: list[str | Code] = []
-    for stage in cut.stages:
-        name = f"Stage{stage.index}" if several else model_name
-        rows.append(lines.call("", [f"{name}()", _names(cut, stage.takes), _names(cut, stage.gives)]))
+    names = cut.names
+    rows = [
+        (f"Stage{stage.index}()" if several else f"{model_name}()", [names[id] for id in stage.takes], [names[id] for id in stage.gives])
+        for stage in cut.stages
+    ]
     first = next((id for stage in reversed(cut.stages) for id in stage.gives if id in cut.program.results), cut.program.results[0])
-    rows.append(lines.call("", ["criterion", _names(cut, (first,)), Code("[", ('"loss"',), "]")]))
-    return "\n".join(
-        [
-            MARK,
-            f'"""{arch} in {len(cut.stages)} stage{"s" * several}."""',
-            "",
-            "from __future__ import annotations",
-            "",
-            *imports,
-            "",
-            "",
-            "def arch():",
-            '    """The name of the architecture."""',
-            f'    return "{arch}"',
-            "",
-            "",
-            "def model(criterion):",
-            '    """Each stage with the names of what it takes and gives; the criterion makes the loss."""',
-            "    return [",
-            *(line for row in rows for line in statement("", row, 8, ",")),
-            "    ]",
-            "",
-            "",
-            "def full_model():",
-            '    """All stages as one module."""',
-            f"    return {model_name}()",
-            "",
-        ]
-    )
+    return init_module(arch, imports, rows, [names[first]], ("module", f"{model_name}()"))
 
 
-def _names(cut: Cut, ids: Sequence[str]) -> Code:
-    return Code("[", tuple(f'"{cut.names[id]}"' for id in ids), "]")
+def init_module(
+    arch: str,
+    imports: Sequence[str],
+    stages: Sequence[tuple[str, Sequence[str], Sequence[str]]],
+    outputs: Sequence[str],
+    whole: tuple[str, str],
+) -> str:
+    """The `__init__.py` of a package.
+
+    Args:
+        arch: Name of the package.
+        imports: Its import statements.
+        stages: The code of each stage, and the names of what it takes and gives.
+        outputs: The names of what the criterion takes.
+        whole: What all stages together are, and their code.
+    """
+    table = [lines.call("", [code, *map(_listed, names)]) for code, *names in [*stages, ("criterion", outputs, ["loss"])]]
+    statements = "\n".join(imports)
+    rows = "\n".join(line for row in table for line in statement("", row, 8, ","))
+    return f'''{MARK}
+"""{arch} in {len(stages)} stage{"s" * (len(stages) != 1)}."""
+
+from __future__ import annotations
+
+{statements}
+
+
+def arch():
+    """The name of the architecture."""
+    return "{arch}"
+
+
+def model(criterion):
+    """Each stage with the names of what it takes and gives; the criterion makes the loss."""
+    return [
+{rows}
+    ]
+
+
+def full_model():
+    """All stages as one {whole[0]}."""
+    return {whole[1]}
+'''
+
+
+def _listed(names: Sequence[str]) -> Code:
+    return Code("[", tuple(f'"{name}"' for name in names), "]")
 
 
 def _crosses_as_shape(cut: Cut, id: str) -> bool:
