@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shardy_py.dialect.grouping import grouped
+
 
 @dataclass(frozen=True)
 class State:
@@ -117,10 +119,7 @@ ABSENT = State()
 
 
 def _grouped(keys: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
-    groups: dict[str, list[int]] = {}
-    for process, key in keys.items():
-        groups.setdefault(key, []).append(process)
-    return {key: tuple(group) for key, group in groups.items()}
+    return {key: tuple(group) for key, group in grouped(keys, lambda process: keys[process]).items()}
 
 
 def _compared(here: Mapping[int, State], values_of: Callable[[int], Values], alone: tuple[int, ...]) -> Verdict:

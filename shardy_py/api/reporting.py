@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jax
 
 from shardy_py.api.planning import Planned
+from shardy_py.dialect.grouping import grouped
 from shardy_py.errors import PlanWarning
 from shardy_py.facade import Plan
 from shardy_py.ir.pieces import local_bytes
@@ -76,9 +77,7 @@ def warning_text(findings: Sequence[Finding], location: str) -> str:
           no-rule: no rule for f
         plan.check() lists them with what to do; sp.Options(check="off") keeps this from being said
     """
-    kinds: dict[str, list[Finding]] = {}
-    for finding in sorted(findings, key=lambda f: f.bytes > 0):
-        kinds.setdefault(finding.kind, []).append(finding)
+    kinds = grouped(sorted(findings, key=lambda f: f.bytes > 0), lambda f: f.kind)
     lines = [f"  {kind}: {_line(group)}" for kind, group in itertools.islice(kinds.items(), MAX_KINDS)]
     more = len(kinds) - MAX_KINDS
     others = f"{more} more kinds; " if more > 1 else "1 more kind; " if more == 1 else ""

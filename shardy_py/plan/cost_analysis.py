@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.links import AxisLinks, Level, levels_of
 from shardy_py.dialect import Mesh
 from shardy_py.dialect.format import aligned, printable, sizes_text
+from shardy_py.dialect.grouping import grouped
 from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.movements import format_bytes
@@ -208,15 +209,15 @@ class CostAnalysis(Report, Mapping[str, float]):
         """Shares of the sets of mesh axes that collectives are over, the costliest first."""
         return _sorted(
             Share(axes, 0.0, 0.0, sum(c.bytes for c in group), None, self._sum(group))
-            for axes, group in _grouped(self.collectives, lambda c: ",".join(c.collective.axes) or "any").items()
+            for axes, group in grouped(self.collectives, lambda c: ",".join(c.collective.axes) or "any").items()
         )
 
     def _sum(self, collectives: Iterable[CollectiveCost]) -> float | None:
         return None if self.hardware is None else sum(c.seconds or 0.0 for c in collectives)
 
     def _shares(self, of_op: Callable[[OpCost], str], of_collective: Callable[[Collective], str]) -> tuple[Share, ...]:
-        ops = _grouped(self.ops, of_op)
-        collectives = _grouped(self.collectives, lambda c: of_collective(c.collective))
+        ops = grouped(self.ops, of_op)
+        collectives = grouped(self.collectives, lambda c: of_collective(c.collective))
         return _sorted(
             Share(
                 name,
@@ -270,16 +271,6 @@ class CostAnalysis(Report, Mapping[str, float]):
     def _repr_html_(self) -> str:
         bodies = ((title, html_rows([heads], "th") + html_rows(cells)) for title, heads, cells in tables(self, LISTED))
         return html_report(_head(self), summary_rows(self), remarks(self), bodies)
-
-
-_T = TypeVar("_T")
-
-
-def _grouped(items: Iterable[_T], name: Callable[[_T], str]) -> dict[str, list[_T]]:
-    groups: dict[str, list[_T]] = {}
-    for item in items:
-        groups.setdefault(name(item), []).append(item)
-    return groups
 
 
 def _sorted(shares: Iterable[Share]) -> tuple[Share, ...]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from shardy_py.dialect.format import aligned, printable, sizes_text
+from shardy_py.dialect.grouping import grouped
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.checks.table import findings_of
@@ -186,15 +187,10 @@ def _new_names(before: PlanRecord, after: PlanRecord, matches: Sequence[int]) ->
 
 
 def _values(before: PlanRecord, after: PlanRecord, matches: Sequence[int]) -> Iterable[ValueChange]:
-    backwards = {j: i for i, j in enumerate(matches) if j >= 0}
-    changes: list[ValueChange] = []
-    for j, value in enumerate(after.values):
-        i = backwards.get(j)
-        change = _change(None if i is None else before.values[i], value, before, after)
-        if change is not None:
-            changes.append(change)
-    removed = (_change(value, None, before, after) for value, j in zip(before.values, matches) if j < 0)
-    changes += (change for change in removed if change is not None)
+    old = {j: value for value, j in zip(before.values, matches) if j >= 0}
+    pairs: list[tuple[PlannedValue | None, PlannedValue | None]] = [(old.get(j), value) for j, value in enumerate(after.values)]
+    pairs += [(value, None) for value, j in zip(before.values, matches) if j < 0]
+    changes = [change for pair in pairs if (change := _change(*pair, before, after)) is not None]
     order = {"input": 0, "intermediate": 1, "output": 2}
     return sorted(changes, key=lambda change: order[change.kind])
 
@@ -225,9 +221,7 @@ def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -
         lambda r, name: (_without_numbers(r.reason), r.type),
     )
     for key in keys:
-        waiting: dict[Hashable, list[Reshard]] = defaultdict(list)
-        for reshard in reversed(right):
-            waiting[key(reshard, reshard.value)].append(reshard)
+        waiting = grouped(reversed(right), lambda reshard, key=key: key(reshard, reshard.value))
         unmatched: list[Reshard] = []
         matched: set[int] = set()
         for reshard in left:
@@ -329,10 +323,7 @@ def alike_layers(changes: Iterable[ValueChange]) -> list[list[ValueChange]]:
     Args:
         changes: Changes of inputs or outputs.
     """
-    groups: dict[tuple[str, ...], list[ValueChange]] = {}
-    for c in changes:
-        groups.setdefault((c.sign, re.sub(r"\d+", "#", c.path), c.before, c.after), []).append(c)
-    return list(groups.values())
+    return list(grouped(changes, lambda c: (c.sign, re.sub(r"\d+", "#", c.path), c.before, c.after)).values())
 
 
 def alike_values(changes: Iterable[ValueChange]) -> list[list[ValueChange]]:
@@ -341,17 +332,13 @@ def alike_values(changes: Iterable[ValueChange]) -> list[list[ValueChange]]:
     Args:
         changes: Changes of intermediates.
     """
-    groups: dict[tuple[str, ...], list[ValueChange]] = {}
-    for c in changes:
-        groups.setdefault((c.sign, c.location, c.module, c.primitive, c.before, c.after), []).append(c)
+    groups = grouped(changes, lambda c: (c.sign, c.location, c.module, c.primitive, c.before, c.after))
     return sorted(groups.values(), key=lambda group: -len(group) * max(group[0].bytes_before, group[0].bytes_after))
 
 
 def alike_reshards(changes: Iterable[ReshardChange]) -> list[list[ReshardChange]]:
     """Changes that differ in nothing but the value together, those of the most bytes first."""
-    groups: dict[tuple[str | int, ...], list[ReshardChange]] = {}
-    for c in changes:
-        groups.setdefault((c.sign, c.location, c.reason, c.before, c.after, c.bytes_before, c.bytes_after), []).append(c)
+    groups = grouped(changes, lambda c: (c.sign, c.location, c.reason, c.before, c.after, c.bytes_before, c.bytes_after))
     return sorted(groups.values(), key=lambda group: -len(group) * max(group[0].bytes_before, group[0].bytes_after))
 
 
@@ -406,12 +393,9 @@ def _reshard_lines(changes: Sequence[ReshardChange]) -> list[str]:
         sizes = [format_bytes(size) for size, text in ((c.bytes_before, c.before), (c.bytes_after, c.after)) if text]
         place = c.location.rpartition("/")[2]
         moved = " -> ".join(dict.fromkeys(sizes))
-        if c.before == c.after:
-            lines.append("  ".join(part for part in (f"  {_SIGNS[c.sign]} {name} {c.after}", moved, place, c.reason) if part))
-            continue
         head = f"  {_SIGNS[c.sign]} {name} {c.before or c.after}"
         lines.append("  ".join(part for part in (head, moved, place, c.reason) if part))
-        if c.sign == "changed":
+        if c.sign == "changed" and c.before != c.after:
             lines[-1] += f"\n    now {c.after}"
     return lines
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from shardy_py.dialect import OpShardingRule
 from shardy_py.dialect.format import printable
+from shardy_py.dialect.grouping import grouped
 from shardy_py.dialect.rule import factor_symbol
 from shardy_py.errors import ShardyError
 from shardy_py.plan.report import Report
@@ -423,9 +424,7 @@ def _wrapped(sentence: str, width: int) -> list[str]:
 
 def _missing_lines(all_missing: Sequence[Missing], full: bool, width: int) -> list[str]:
     """Renders missing axes as lines; reasons and chains that dimensions share occur once."""
-    alike: dict[tuple[str, ...], list[Missing]] = {}
-    for missing in all_missing:
-        alike.setdefault((missing.axis, missing.kind, missing.message, missing.fix), []).append(missing)
+    alike = grouped(all_missing, lambda missing: (missing.axis, missing.kind, missing.message, missing.fix))
     lines: list[str] = []
     shown: set[tuple[Reason, ...]] = set()
     for same in alike.values():

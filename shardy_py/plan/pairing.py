@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+
+from shardy_py.dialect.grouping import grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,8 @@ def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable
     paired: list[Pair] = []
     for key in (_exact, _roughly):
         paired_in, paired_out = {pair.input for pair in paired}, {pair.output for pair in paired}
-        left_in = _grouped((b for b in inputs if b.index not in paired_in), key)
-        left_out = _grouped((b for b in outputs if b.index not in paired_out), key)
+        left_in = grouped((b for b in inputs if b.index not in paired_in), key)
+        left_out = grouped((b for b in outputs if b.index not in paired_out), key)
         for group, candidates in left_in.items():
             if group in left_out:
                 paired += _matched(candidates, left_out[group], origins)
@@ -91,13 +93,6 @@ def _roughly(buffer: Buffer) -> Hashable:
 def fits(a: Buffer, b: Buffer) -> bool:
     """Whether one buffer could reuse the memory of the other."""
     return _roughly(a) == _roughly(b)
-
-
-def _grouped(buffers: Iterable[Buffer], key: Callable[[Buffer], Hashable]) -> dict[Hashable, list[Buffer]]:
-    groups: dict[Hashable, list[Buffer]] = defaultdict(list)
-    for buffer in buffers:
-        groups[key(buffer)].append(buffer)
-    return groups
 
 
 class _Matching:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardy_py.dialect.format import sizes_text
+from shardy_py.dialect.grouping import grouped
 from shardy_py.errors import ShardyError
 from shardy_py.ir.jax_calls import CALLS
 from shardy_py.plan.checks.accept import Alike, alike
@@ -145,13 +146,9 @@ def findings_lines(findings: Sequence[Finding], limit: int | None, width: int) -
         for severity, name in (("error", "error"), ("warning", "warning"), ("info", "note"))
     ]
     lines = ["findings  " + ", ".join(_counted(n, name) for name, n in counts if n)]
-    notes: dict[str, list[Alike]] = {}
-    grave: list[Alike] = []
-    for group in alike(findings):
-        if group.first.severity == "info":
-            notes.setdefault(group.first.kind, []).append(group)
-        else:
-            grave.append(group)
+    groups = alike(findings)
+    notes = grouped((group for group in groups if group.first.severity == "info"), lambda group: group.first.kind)
+    grave = [group for group in groups if group.first.severity != "info"]
     listed = grave if limit is None else grave[:limit]
     for group in listed:
         lines += _finding(group, width)

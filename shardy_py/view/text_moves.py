@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardy_py.dialect.grouping import grouped
 from shardy_py.plan.collectives import trips_text
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.values import typed
@@ -31,11 +32,11 @@ def reshards(reshards_of_plan: Sequence[Reshard], limit: int | None) -> list[str
 
 def equal_reshards(reshards_of_plan: Iterable[Reshard]) -> list[list[Reshard]]:
     """Groups of reshards that differ in nothing but the value, in order of the first of each."""
-    groups: dict[object, list[Reshard]] = {}
-    for r in reshards_of_plan:
-        key = (r.type, r.source, r.target, r.collectives, r.bytes_per_device, r.reason, r.location, r.trips)
-        groups.setdefault(key, []).append(r)
-    return list(groups.values())
+    return list(
+        grouped(
+            reshards_of_plan, lambda r: (r.type, r.source, r.target, r.collectives, r.bytes_per_device, r.reason, r.location, r.trips)
+        ).values()
+    )
 
 
 def collectives(collectives_of_plan: Sequence[Collective], limit: int | None) -> list[str]:
@@ -45,9 +46,7 @@ def collectives(collectives_of_plan: Sequence[Collective], limit: int | None) ->
         collectives_of_plan: The collectives.
         limit: About three times as many lines as are shown; None for all.
     """
-    groups: dict[object, list[Collective]] = {}
-    for c in collectives_of_plan:
-        groups.setdefault((c.kind, c.axes, c.dtype, c.shape, c.trips, c.location, c.primitive), []).append(c)
+    groups = grouped(collectives_of_plan, lambda c: (c.kind, c.axes, c.dtype, c.shape, c.trips, c.location, c.primitive))
     moves = [_Move(len(g), g[0].received_bytes, g[0].trips, _collective(g)) for g in groups.values()]
     return _moves("collective", moves, limit)
 

@@ -20,6 +20,7 @@ from shardy_py.backends.local.reshard import all_gather_bits, as_bits
 from shardy_py.backends.local.trace_cache import once
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.dialect.devices import device_groups
+from shardy_py.dialect.grouping import grouped
 from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES
 
 Array = Any
@@ -170,18 +171,13 @@ def _received(slots: Sequence[Slot]) -> int:
 
 def _by_hop(pieces: Sequence[Piece]) -> tuple[Slot, ...]:
     """One slot for each distance from source to target, nearest to the left first."""
-    hops: dict[tuple[int, int], list[Piece]] = {}
-    for piece in pieces:
-        hops.setdefault((piece.have.run, piece.source - piece.target), []).append(piece)
+    hops = grouped(pieces, lambda piece: (piece.have.run, piece.source - piece.target))
     return tuple(_slot(hops[hop]) for hop in sorted(hops))
 
 
 def _packed(pieces: Sequence[Piece]) -> tuple[Slot, ...]:
     """As few slots as first fit finds, long pieces first."""
-    own: dict[int, list[Piece]] = {}
-    for piece in pieces:
-        if piece.source == piece.target:
-            own.setdefault(piece.have.run, []).append(piece)
+    own = grouped((piece for piece in pieces if piece.source == piece.target), lambda piece: piece.have.run)
     slots: list[list[Piece]] = []
     for piece in sorted((p for p in pieces if p.source != p.target), key=lambda p: (-p.length, p.target, p.source)):
         for slot in slots:

@@ -11,6 +11,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local.jaxpr_rewriting import BODIES
 from shardy_py.backends.local.moved_values import MovedValues, RegionMovement
+from shardy_py.dialect.grouping import grouped
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 from shardy_py.frontends.locations import locate
 from shardy_py.ir import Value
@@ -151,9 +152,7 @@ def spelled(axes: Sequence[str], spelling: Spelling) -> tuple[str, ...]:
         spelling: Texts of parts, `x:(1)2`.
     """
     out: list[str] = []
-    whole: dict[str, list[str]] = {}
-    for part, written in spelling.items():
-        whole.setdefault(written.partition(":")[0], []).append(part)
+    whole = grouped(spelling, lambda part: spelling[part].partition(":")[0])
     i = 0
     while i < len(axes):
         written = spelling.get(axes[i])

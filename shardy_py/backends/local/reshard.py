@@ -16,6 +16,7 @@ from shardy_py.backends.ordered import as_ordered, from_ordered
 from shardy_py.dialect import Mesh
 from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.devices import shard_index
+from shardy_py.dialect.grouping import grouped
 from shardy_py.frontends.all_reduces import product
 from shardy_py.frontends.context import axis_sizes
 from shardy_py.partition.region.layouts import Layout, block, local_shape, names, num_shards
@@ -192,11 +193,8 @@ def permutation(before: Layout, after: Layout, mesh: Mesh) -> tuple[tuple[int, i
     def block_of(position: int, of: Layout) -> tuple[int, ...]:
         return tuple(shard_index(position, dim.axes, mesh) for dim in of.dims)
 
-    have: dict[tuple[int, ...], list[int]] = {}
-    want: dict[tuple[int, ...], list[int]] = {}
-    for i in range(mesh.size):
-        have.setdefault(block_of(i, before), []).append(i)
-        want.setdefault(block_of(i, after), []).append(i)
+    have = grouped(range(mesh.size), lambda i: block_of(i, before))
+    want = grouped(range(mesh.size), lambda i: block_of(i, after))
     pairs = []
     for key, targets in want.items():
         sources = have[key]
