@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from shardy_py.stages.profiles.graph_text import write_graph as write_graph
     from shardy_py.stages.profiles.profile import profile as profile
     from shardy_py.stages.run.markers import marked as marked
+    from shardy_py.stages.schedules.gantt import Simulation as Simulation
     from shardy_py.stages.schedules.schedule import schedule as schedule
-    from shardy_py.stages.schedules.simulation import Simulation as Simulation
     from shardy_py.stages.schedules.simulation import simulate as simulate
     from shardy_py.stages.schedules.tasks import Schedule as Schedule
     from shardy_py.stages.schedules.tasks import Task as Task
@@ -45,7 +45,7 @@ _HOMES = {
     "ProfileGraph": "profiles.graph",
     "ProfileNode": "profiles.graph",
     "Schedule": "schedules.tasks",
-    "Simulation": "schedules.simulation",
+    "Simulation": "schedules.gantt",
     "Task": "schedules.tasks",
     "antichains": "partitions.cuts",
     "compress_branches": "profiles.branches",

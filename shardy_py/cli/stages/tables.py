@@ -14,7 +14,7 @@ from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.movements import format_bytes
 from shardy_py.stages.partitions.result import Partition
 from shardy_py.stages.profiles.graph import ProfileGraph
-from shardy_py.stages.schedules.simulation import Simulation
+from shardy_py.stages.schedules.gantt import Simulation
 
 VERSION = 1
 

@@ -14,7 +14,8 @@ from shardy_py.stages.run.memory import StageMemory, stage_memory
 from shardy_py.stages.run.stage_collectives import exchange
 from shardy_py.stages.run.timing import PASSES, sent, stage_times
 from shardy_py.stages.schedules.formula import predicted
-from shardy_py.stages.schedules.simulation import Simulation, costs_of, simulate
+from shardy_py.stages.schedules.gantt import Simulation
+from shardy_py.stages.schedules.simulation import costs_of, simulate
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from shardy_py.stages.schedules.gantt import Simulation
 from shardy_py.stages.schedules.named import named
 from shardy_py.stages.schedules.orders import SCHEDULES
-from shardy_py.stages.schedules.simulation import Costs, Simulation, costs_of, run
+from shardy_py.stages.schedules.simulation import Costs, costs_of, run
 from shardy_py.stages.schedules.tasks import Schedule, ScheduleError, Task, needs, verify
 
 

@@ -1,10 +1,10 @@
-"""Pictures of a schedule that was simulated: characters, SVG, the trace event format."""
+"""A schedule that was simulated, with its pictures: characters, SVG, the trace event format."""
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardy_py.stages.schedules.tasks import Schedule, Task
@@ -22,23 +22,34 @@ class Span(NamedTuple):
     end: float
 
 
-class Gantt(NamedTuple):
-    """A chart of the tasks of every mesh over time.
+@dataclass(frozen=True)
+class Simulation:
+    """Times of a schedule, and the memory that it holds.
 
     Attributes:
         schedule: The schedule.
-        spans: Its tasks with their times.
-        makespan: When the last one ends.
-        bubble: Share of the meshes' time in which they idle.
+        spans: Every task with its times, by mesh and start.
+        makespan: When the last task ends.
+        bubble: Part of the time of all meshes in which they idle, 0 to 1.
+        in_flight: For every mesh, the most activations (one stage, one microbatch) that it holds between F and B.
+        stashed: The same until W, where there is one; equal to `in_flight` for schedules without W.
+        memory: For every mesh, the most bytes that these activations are, with the `activation_bytes` given; None without.
     """
 
     schedule: Schedule
-    spans: Sequence[Span]
+    spans: tuple[Span, ...]
     makespan: float
     bubble: float
+    in_flight: tuple[int, ...]
+    stashed: tuple[int, ...]
+    memory: tuple[float, ...] | None
 
-    def text(self, width: int, in_flight: Sequence[int]) -> str:
-        """The chart in characters, with the activations in flight on every mesh; see `Simulation.as_text`."""
+    def as_text(self, width: int = 100) -> str:
+        """The picture in characters: a line per mesh, the microbatch's last digit for F, letters for B, `w` for W, `.` where it idles.
+
+        Args:
+            width: Columns of the picture at most.
+        """
         unit = min((s.end - s.start for s in self.spans if s.end > s.start), default=1.0)
         columns = max(1, min(width, round(self.makespan / unit)))
         scale = columns / self.makespan if self.makespan else 0.0
@@ -54,11 +65,11 @@ class Gantt(NamedTuple):
                     first, last = round(span.start * scale), max(round(span.start * scale) + 1, round(span.end * scale))
                     for column in range(first, min(last, columns)):
                         cells[column] = _letter(span)
-            lines.append(f"mesh {mesh} |{''.join(cells)}| in flight {in_flight[mesh]}")
+            lines.append(f"mesh {mesh} |{''.join(cells)}| in flight {self.in_flight[mesh]}")
         return "\n".join(lines)
 
-    def svg(self) -> str:
-        """The chart as an SVG document."""
+    def as_svg(self) -> str:
+        """The picture as a stand-alone SVG document."""
         wide, row, left, top = 1000.0, 28, 70, 26
         scale = wide / self.makespan if self.makespan else 0.0
         height = top + row * self.schedule.meshes + 8
@@ -85,8 +96,12 @@ class Gantt(NamedTuple):
             )
         return "\n".join([*lines, "</svg>"])
 
-    def perfetto(self, seconds: float) -> str:
-        """The chart as a trace; `seconds` is the unit of its times."""
+    def to_perfetto(self, seconds: float = 1.0) -> str:
+        """JSON in the trace event format, which ui.perfetto.dev and chrome://tracing open.
+
+        Args:
+            seconds: Seconds per unit of the costs.
+        """
         events: list[dict[str, object]] = [
             {"ph": "M", "pid": 0, "tid": mesh, "name": "thread_name", "args": {"name": f"mesh {mesh}"}}
             for mesh in range(self.schedule.meshes)
@@ -105,6 +120,12 @@ class Gantt(NamedTuple):
                 }
             )
         return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
+
+    def _repr_html_(self) -> str:
+        return self.as_svg()
+
+    def __str__(self) -> str:
+        return self.as_text()
 
 
 def _letter(span: Span) -> str:

@@ -6,61 +6,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardy_py.stages.schedules.gantt import Gantt, Span
+from shardy_py.stages.schedules.gantt import Simulation, Span
 from shardy_py.stages.schedules.tasks import Schedule, ScheduleError, Task, needs, verify
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """Times of a schedule, and the memory that it holds.
-
-    Attributes:
-        schedule: The schedule.
-        spans: Every task with its times, by mesh and start.
-        makespan: When the last task ends.
-        bubble: Part of the time of all meshes in which they idle, 0 to 1.
-        in_flight: For every mesh, the most activations (one stage, one microbatch) that it holds between F and B.
-        stashed: The same until W, where there is one; equal to `in_flight` for schedules without W.
-        memory: For every mesh, the most bytes that these activations are, with the `activation_bytes` given; None without.
-    """
-
-    schedule: Schedule
-    spans: tuple[Span, ...]
-    makespan: float
-    bubble: float
-    in_flight: tuple[int, ...]
-    stashed: tuple[int, ...]
-    memory: tuple[float, ...] | None
-
-    def as_text(self, width: int = 100) -> str:
-        """The picture in characters: a line per mesh, the microbatch's last digit for F, letters for B, `w` for W, `.` where it idles.
-
-        Args:
-            width: Columns of the picture at most.
-        """
-        return self._gantt.text(width, self.in_flight)
-
-    def as_svg(self) -> str:
-        """The picture as a stand-alone SVG document."""
-        return self._gantt.svg()
-
-    def to_perfetto(self, seconds: float = 1.0) -> str:
-        """JSON in the trace event format, which ui.perfetto.dev and chrome://tracing open.
-
-        Args:
-            seconds: Seconds per unit of the costs.
-        """
-        return self._gantt.perfetto(seconds)
-
-    @property
-    def _gantt(self) -> Gantt:
-        return Gantt(self.schedule, self.spans, self.makespan, self.bubble)
-
-    def _repr_html_(self) -> str:
-        return self.as_svg()
-
-    def __str__(self) -> str:
-        return self.as_text()
 
 
 @dataclass(frozen=True)
