@@ -39,7 +39,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 @pytest.fixture
 def usual_fusions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA fuses and allocates as it does for users: for tests that read the memory of a compiled program.
+    """XLA compiles as it does for users: for tests that read the memory of a compiled program, and for those of faults of XLA.
 
     XLA reads its flags anew for each program (`xla_flags_reset`).
     """

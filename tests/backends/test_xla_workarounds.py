@@ -16,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.backends.compiled_text import collectives_in
 
+pytestmark = pytest.mark.usefixtures("usual_fusions")
+
 LOWERINGS = ("jit", "shard_map")
 NHWC = ("NHWC", "HWIO", "NHWC")
 
