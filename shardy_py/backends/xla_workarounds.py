@@ -40,7 +40,7 @@ from shardy_py.backends.partitioned_equation import in_region
 from shardy_py.backends.rewriting import Replacement, constraint_params, op_of
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
-from shardy_py.partition.mispartitioned import OPS, PRODUCT, as_sharded, axes_as_sharded, is_mispartitioned, is_mispartitioned_product
+from shardy_py.partition.mispartitioned import OPS, as_sharded, is_mispartitioned, is_mispartitioned_product
 from shardy_py.partition.variables import variable_of
 
 ShardingOf = Callable[[Any], TensorSharding | None]
@@ -82,8 +82,8 @@ def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacemen
         value = None if scope is None or isinstance(v, Literal) else scope.env.get(v)
         return None if value is None else read.get(value, value).sharding
 
-    product = op_of(eqn, scope, PRODUCT) if scope is not None and name in _PRODUCTS else None
-    is_product = product is not None and is_mispartitioned_product(product, axes_as_sharded(target.meshes))
+    product = op_of(eqn, scope, _PRODUCT) if scope is not None and name in _PRODUCTS else None
+    is_product = product is not None and is_mispartitioned_product(product)
     if is_product or (op is not None and is_mispartitioned(op, as_sharded(target.meshes))):
         region = in_region(eqn, sharding_of, target.named, target.partition)
         if region is not None:
@@ -93,6 +93,7 @@ def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacemen
     return WORKAROUNDS[name](eqn, target.named) if name in WORKAROUNDS else None
 
 
+_PRODUCT = "stablehlo.dot_general"
 _PRODUCTS = frozenset(("dot_general", "ragged_dot_general"))
 """Primitives that are lowered to products."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from shardy_py.cost.compute import PRODUCTS
 from shardy_py.dialect import AxisRef, FactorType, Mesh, OpShardingRule
@@ -63,25 +63,8 @@ def region_strategy(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strate
     return Strategy(reads, makes, tuple(map(axes.parts.__getitem__, summed)), inside)
 
 
-@dataclass(frozen=True, slots=True)
-class RegionStep:
-    """One step of a region between layouts.
-
-    Attributes:
-        kind: As that of `ReshardStep`; an `all_slice` sends nothing.
-        axes: The axes it is over; none of a `collective_permute`, which is over all.
-        before: The layout of its operand.
-        after: The layout of its result.
-    """
-
-    kind: str
-    axes: Axes
-    before: Layout
-    after: Layout
-
-
-def region_route(type_: Type, source: Layout, target: Layout, summed: Axes, mesh: Mesh) -> tuple[RegionStep, ...]:
-    """The steps of a region from partial sums in one layout to a value in another, as `reshard_steps` has them.
+def region_moves(type_: Type, source: Layout, target: Layout, summed: Axes, mesh: Mesh) -> tuple[Move, ...]:
+    """The collectives of a region from partial sums in one layout to a value in another, as `reshard_steps` has them.
 
     Args:
         type_: Type of the value.
@@ -92,27 +75,15 @@ def region_route(type_: Type, source: Layout, target: Layout, summed: Axes, mesh
     """
     axes = _RegionAxes.of(mesh)
     before = region.partial(axes.layout(source), [axes.names[axis] for axis in summed])
-    return tuple(
-        RegionStep(
-            step.kind,
-            () if step.kind == "collective_permute" else tuple(map(axes.parts.__getitem__, step.axes)),
-            axes.parts_of(step.before),
-            axes.parts_of(step.after),
-        )
-        for step in reshard_steps(before, axes.layout(target), type_.shape, axes.mesh)
-    )
-
-
-def region_moves(type_: Type, source: Layout, target: Layout, summed: Axes, mesh: Mesh) -> tuple[Move, ...]:
-    """The collectives among the steps of `region_route`, which has the same arguments."""
+    steps = reshard_steps(before, axes.layout(target), type_.shape, axes.mesh)
     return tuple(
         Move(
             "all_reduce" if step.kind == "reduce_scatter" else step.kind,
-            step.axes,
-            local_shape(type_.shape, step.before, mesh),
+            () if step.kind == "collective_permute" else tuple(map(axes.parts.__getitem__, step.axes)),
+            local_shape(type_.shape, axes.parts_of(step.before), mesh),
             step.kind == "reduce_scatter",
         )
-        for step in region_route(type_, source, target, summed, mesh)
+        for step in steps
         if step.kind != "all_slice"
     )
 

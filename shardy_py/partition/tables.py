@@ -20,7 +20,7 @@ from shardy_py.dialect import Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.partition.factor_axes import Exact, Factors, factor_axes
 from shardy_py.partition.layouts import Layout, joined, local_shape, to_factors
-from shardy_py.partition.mispartitioned import AT_RISK, PRODUCT
+from shardy_py.partition.mispartitioned import AT_RISK
 from shardy_py.partition.op import OpSpec
 from shardy_py.partition.policies import AS_XLA, FORWARDING, runs_as_laid, strategy_of
 from shardy_py.partition.price import NO_COMMUNICATION, Machine, piece_bytes
@@ -95,6 +95,14 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
     runs = decider.decide(policy, index)
     move_seconds: list[Array] = []
     move_received: list[Array] = []
+    for i, tensor in enumerate(op.operands):
+        read_in = decider.layouts[i].items
+        seconds, received = np.full((len(domains[i]), len(read_in)), np.nan), np.full((len(domains[i]), len(read_in)), -1)
+        for own, read in _Rows(index[i], runs.numbers[i]).distinct():
+            cost = NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, domains[i][own], read_in[read], policy)
+            seconds[own, read], received[own, read] = cost.seconds, cost.received
+        move_seconds.append(seconds)
+        move_received.append(received)
     pieces = [_pieces(type_.shape, layouts.items, run, mesh) for type_, layouts, run in zip(types, decider.layouts, runs.numbers)]
     operands = pieces[:count]
     if op.name in PRODUCTS:
@@ -105,25 +113,14 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
     seconds = np.array([cost.seconds for cost in inside])[runs.inside]
     received = np.array([cost.received for cost in inside])[runs.inside]
     reductions: Array = np.zeros(index.shape[1])
-    moved_by = (policy, "local")
     for i, tensor in enumerate(op.results, count):
-        rows = _Rows(runs.numbers[i], index[i], runs.summed, runs.in_region)
+        rows = _Rows(runs.numbers[i], index[i], runs.summed)
         makes, targets, axes = decider.layouts[i].items, domains[i], decider.lists.exact.axes
-        costs = [machine.settle(tensor.type, makes[a], targets[b], axes(mask), moved_by[c]) for a, b, mask, c in rows.distinct()]
+        costs = [machine.settle(tensor.type, makes[a], targets[b], axes(mask), policy) for a, b, mask in rows.distinct()]
         settled_seconds = rows.deal([cost.seconds for cost in costs])
         seconds = seconds + settled_seconds
         reductions = reductions + np.where(runs.summed, settled_seconds, 0.0)
         received = received + rows.deal([cost.received for cost in costs])
-    own = decider.own_moves(runs, index, machine)
-    seconds, received = seconds + own[0], received + own[1]
-    for i, tensor in enumerate(op.operands):
-        read_in = decider.layouts[i].items
-        by_read, received_by_read = np.full((len(domains[i]), len(read_in)), np.nan), np.full((len(domains[i]), len(read_in)), -1)
-        for lies, read in _Rows(index[i], runs.numbers[i]).distinct():
-            cost = NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, domains[i][lies], read_in[read], policy)
-            by_read[lies, read], received_by_read[lies, read] = cost.seconds, cost.received
-        move_seconds.append(by_read)
-        move_received.append(received_by_read)
     communicated = seconds + np.zeros(index.shape[1])
     seconds = roofline_seconds(computed, accessed, machine.hardware) + communicated
     layouts = tuple(tuple(each.items) for each in decider.layouts)
@@ -280,28 +277,19 @@ class _Runs:
         numbers: Of each operand and result, by joint layout, the number of the layout in which it is read or made.
         summed: By joint layout, the set of axes over which results are added up.
         inside: By joint layout, the number of the collectives of the op itself.
-        in_region: By joint layout, 1 where it runs in a region of its own, else 0.
     """
 
     numbers: Array
     summed: Array
     inside: Array
-    in_region: Array
-
-    @staticmethod
-    def of(numbers: Array, summed: Array) -> _Runs:
-        """Strategies outside of regions, without collectives of the op itself."""
-        zeros: Array = np.zeros(numbers.shape[1], np.int64)
-        return _Runs(numbers, summed, zeros, zeros.copy())
 
     def at(self, where: Array) -> _Runs:
         """The strategies of some joint layouts."""
-        return _Runs(self.numbers[:, where], self.summed[where], self.inside[where], self.in_region[where])
+        return _Runs(self.numbers[:, where], self.summed[where], self.inside[where])
 
     def set(self, where: Array, other: _Runs) -> None:
         """Takes over the strategies of some joint layouts."""
         self.numbers[:, where], self.summed[where], self.inside[where] = other.numbers, other.summed, other.inside
-        self.in_region[where] = other.in_region
 
 
 class _Decider:
@@ -331,61 +319,11 @@ class _Decider:
         if policy not in AS_XLA or op.name in FORWARDING or runs_as_laid(policy, op):
             return self.one_by_one(policy, index)
         at_risk = self.at_risk(index) if op.name in AT_RISK and op.rule is not None else np.zeros(count, bool)
-        product = self.product_at_risk(index) if op.name == PRODUCT and policy == "xla" else np.zeros(count, bool)
-        runs = _Runs.of(np.zeros((len(op.types), count), np.int64), np.zeros(count, np.int64))
-        by_xla = self.handled if op.name in HANDLERS else self.by_xla
-        for where, run in ((at_risk, self.apart), (product, self.one_by_one_as_xla), (~(at_risk | product), by_xla)):
+        runs = _Runs(np.zeros((len(op.types), count), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64))
+        for where, run in ((at_risk, self.apart), (~at_risk, self.handled if op.name in HANDLERS else self.by_xla)):
             if where.any():
                 runs.set(where, run(index[:, where]))
         return runs
-
-    def product_at_risk(self, index: Array) -> Array:
-        """Where `is_mispartitioned_product` holds."""
-        a, count = self.op.attributes, index.shape[1]
-        batches = list(zip(a["lhs_batching_dimensions"], a["rhs_batching_dimensions"]))
-        if not batches:
-            return np.zeros(count, bool)
-        names = {axis.name: 1 << i for i, axis in enumerate(self.mesh.axes)}
-
-        def column(tensor: int, dim: int, number: Callable[[Axes], int]) -> Array:
-            return np.array([number(layout[dim]) for layout in self.domains[tensor]], np.int64)[index[tensor]]
-
-        def named(axes: Axes) -> int:
-            return sum({names[axis.name] for axis in axes})
-
-        cut_alike, summed, cut = np.ones(count, bool), np.zeros(count, np.int64), np.zeros(count, np.int64)
-        for k, (i, j) in enumerate(batches):
-            result = column(2, k, self.lists.number)
-            cut_alike &= (column(0, i, self.lists.number) == result) & (column(1, j, self.lists.number) == result)
-        for i, j in zip(a["lhs_contracting_dimensions"], a["rhs_contracting_dimensions"]):
-            summed |= column(0, i, named) & column(1, j, named)
-        for d in range(self.op.types[2].rank):
-            cut |= column(2, d, named)
-        return ~cut_alike & ((summed & cut) != 0)
-
-    def one_by_one_as_xla(self, index: Array) -> _Runs:
-        """The strategies of `xla`, of one joint layout after the other."""
-        return self.one_by_one("xla", index)
-
-    def own_moves(self, runs: _Runs, index: Array, machine: Machine) -> tuple[Array, Array]:
-        """Seconds and bytes of the moves of operands for regions of their own, after which those read and make values as they lie.
-
-        Args:
-            runs: The strategies; changed.
-            index: The joint layouts.
-            machine: Whose prices.
-        """
-        seconds, received = np.zeros(index.shape[1]), np.zeros(index.shape[1], np.int64)
-        (where,) = np.nonzero(runs.in_region)
-        for i, tensor in enumerate((*self.op.operands, *self.op.results) if len(where) else ()):
-            rows = _Rows(index[i, where], runs.numbers[i, where])
-            lies, run = self.domains[i], self.layouts[i]
-            if i < len(self.op.operands) and not tensor.maker:
-                costs = [machine.reshard(tensor.type, lies[a], run.items[b], "local") for a, b in rows.distinct()]
-                seconds[where] += rows.deal([cost.seconds for cost in costs])
-                received[where] += rows.deal([cost.received for cost in costs])
-            runs.numbers[i, where] = rows.deal([run.number(lies[a]) for a, _ in rows.distinct()])
-        return seconds, received
 
     def at_risk(self, index: Array) -> Array:
         """Whether XLA may get the op wrong."""
@@ -409,7 +347,6 @@ class _Decider:
             np.array(numbers),
             rows.deal([self.lists.exact.mask(one.summed) for one in strategies]),
             rows.deal([self.inside.number(one.inside) for one in strategies]),
-            rows.deal([int(one.in_region) for one in strategies]),
         )
 
     def handled(self, index: Array) -> _Runs:
@@ -424,7 +361,7 @@ class _Decider:
         if op.rule is None or op.name in WHOLE:
             whole = [layouts.number(((),) * len(type_.shape)) for layouts, type_ in zip(self.layouts, op.types)]
             zeros: Array = np.zeros(index.shape[1], np.int64)
-            return _Runs.of(np.array(whole)[:, None] + zeros, zeros)
+            return _Runs(np.array(whole)[:, None] + zeros, zeros, zeros)
         tensors, shapes = self.factors(op.rule, index), [type_.shape for type_ in op.types]
         axes, summed = factor_axes(op.name, op.rule, shapes[:count], tensors[:count], tensors[count:], self.lists)
         runs = self.with_axes(op.rule, axes, summed, index.shape[1])
@@ -486,7 +423,7 @@ class _Decider:
             rows = _Rows(*(np.broadcast_to(self.joined(rule, dim, axes), (count,)) for dim in mapping), numbers[i])
             dims = self.lists.lists.items
             numbers[i] = rows.deal([layouts.number(tuple(dims[number] for number in row[:-1])) for row in rows.distinct()])
-        return _Runs.of(numbers, summed + np.zeros(count, np.int64))
+        return _Runs(numbers, summed + np.zeros(count, np.int64), np.zeros(count, np.int64))
 
     def joined(self, rule: OpShardingRule, factors: Sequence[int], axes: Sequence[Array]) -> Array:
         """Numbers of the axes of one dimension."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.ir import Block, Op, Program, TensorType, Value
-from shardy_py.partition.mispartitioned import axes_as_sharded, cut_in_any_way, is_mispartitioned, is_mispartitioned_product
+from shardy_py.partition.mispartitioned import cut_in_any_way, is_mispartitioned
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE
 from shardy_py.passes.pipelines import PlanPipeline
@@ -64,9 +64,6 @@ def jit_program(program: Program, options: PropagationOptions) -> JitProgram:
         builder = _UnconstrainedBuilder(program)
         unconstrained = builder.program()
         PlanPipeline().run(unconstrained)
-        # XLA cannot be left to its own way where it would add up parts of other batches.
-        if any(_has_product_at_risk(each) for each in (program, unconstrained)):
-            return JitProgram(program, True, Lineage(program))
         if _received_bytes(program) >= MAX_BYTES_RATIO * _received_bytes(unconstrained):
             return JitProgram(unconstrained, False, builder.lineage())
     return JitProgram(program, True, Lineage(program))
@@ -78,11 +75,6 @@ def jit_program_of(plan: PlanRecord) -> JitProgram:
     if plan.is_assigned:  # its shardings were chosen by their cost, and no propagation would find them
         return JitProgram(plan.program, True, Lineage(plan.program))
     return jit_program(plan.program, plan.propagation)
-
-
-def _has_product_at_risk(program: Program) -> bool:
-    axes = axes_as_sharded(program.meshes)
-    return any(is_mispartitioned_product(op, axes) for op in program.walk())
 
 
 def _received_bytes(program: Program) -> int:
