@@ -308,7 +308,7 @@ def scatter(equation: Equation) -> LocalRule | None:
 
 
 def _own_updates(local: LocalContext, x: Array, u: Array, of: _ScatterFactors, combine: Combine) -> tuple[Array, Array]:
-    """The operand and the updates of which partial results are made: padding changes nothing, and one device alone has the operand."""
+    """The operand and the updates of a device's partial result; padding changes nothing, and one device alone has the operand."""
     nothing = zero_of_sums(x.dtype) if combine == "add" else identity_fill(combine, x.dtype)
     for d, f in enumerate(of.update):
         if f in of.split:

@@ -34,10 +34,10 @@ def trim_sorts(jaxpr: Jaxpr) -> Jaxpr:
     eqns: list[JaxprEqn] = []
     for eqn in reversed(jaxpr.eqns):
         if eqn.primitive.name == "sort":
-            kept = [i < eqn.params["num_keys"] or v in read for i, v in enumerate(eqn.outvars)]
-            if not all(kept):
-                invars = [v for v, keep in zip(eqn.invars, kept, strict=True) if keep]
-                eqn = eqn.replace(invars=invars, outvars=[v for v, keep in zip(eqn.outvars, kept, strict=True) if keep])
+            needed = [i < eqn.params["num_keys"] or v in read for i, v in enumerate(eqn.outvars)]
+            if not all(needed):
+                invars = [v for v, is_needed in zip(eqn.invars, needed, strict=True) if is_needed]
+                eqn = eqn.replace(invars=invars, outvars=[v for v, is_needed in zip(eqn.outvars, needed, strict=True) if is_needed])
         eqns.append(eqn)
         read.update(v for v in eqn.invars if not isinstance(v, Literal))
     return jaxpr if all(new is old for new, old in zip(reversed(eqns), jaxpr.eqns)) else jaxpr.replace(eqns=eqns[::-1])
