@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import scipy
+
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.errors import UserError
@@ -75,6 +77,7 @@ class Planner:
                 why="it has a name and input shardings for each plan to start from",
                 fix='write {"by rows": (P("x"), None)}',
             )
+        _ = scipy.optimize  # imported by this look at it, so that no search has to do it in its seconds
 
     def objective(self, step: Range) -> float:
         """The seconds of a range that the planner minimizes.

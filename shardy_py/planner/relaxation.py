@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import LinearConstraint, linprog, milp
-from scipy.sparse import csr_array, vstack
+import scipy  # its parts, which take a quarter of this package's time of import, are imported when they are first used
 
 from .evaluation import EntryIndex
 from .problem import Problem, Table, with_entries
@@ -119,7 +118,7 @@ class Program:
         """A row per table and class: one of its columns is chosen."""
         count = len(self.starts) - 1
         rows = np.repeat(np.arange(count), np.diff(self.starts))
-        return csr_array((np.ones(self.choices), (rows, np.arange(self.choices))), shape=(count, len(self.costs)))
+        return scipy.sparse.csr_array((np.ones(self.choices), (rows, np.arange(self.choices))), shape=(count, len(self.costs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +266,8 @@ def _limit_rows(problem: Problem, starts: Array, width: int) -> tuple[Any, Array
 
 def _matrix(values: Sequence[Array], rows: Sequence[Array], columns: Sequence[Array], height: int, width: int) -> Any:
     if not rows:
-        return csr_array((height, width))
-    return csr_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=(height, width))
+        return scipy.sparse.csr_array((height, width))
+    return scipy.sparse.csr_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=(height, width))
 
 
 def relax(of: Program, scale: float, seconds: float) -> Relaxed:
@@ -285,7 +284,7 @@ def relax(of: Program, scale: float, seconds: float) -> Relaxed:
     factor = UNIT / scale if scale > 0 else 1.0
     inequalities = _stacked(of.moves, of.limits)
     ones = of.one_of_each()
-    result = linprog(
+    result = scipy.optimize.linprog(
         of.costs * factor,
         A_ub=inequalities if inequalities.shape[0] else None,
         b_ub=np.concatenate([np.zeros(of.moves.shape[0]), of.most]) if inequalities.shape[0] else None,
@@ -378,14 +377,14 @@ def search(of: Program, scale: float, *, gap: float, nodes: int, seconds: float,
     tables = len(of.starts) - 1 - len(of.classes)
     integers = np.zeros(len(of.costs))
     integers[of.starts[tables] : of.choices] = 1
-    constraints = [LinearConstraint(of.one_of_each(), 1, 1)]
+    constraints = [scipy.optimize.LinearConstraint(of.one_of_each(), 1, 1)]
     if of.equal.shape[0]:
-        constraints.append(LinearConstraint(of.equal, 0, 0))
+        constraints.append(scipy.optimize.LinearConstraint(of.equal, 0, 0))
     if of.moves.shape[0]:
-        constraints.append(LinearConstraint(of.moves, -np.inf, 0))
+        constraints.append(scipy.optimize.LinearConstraint(of.moves, -np.inf, 0))
     if of.limits.shape[0]:
-        constraints.append(LinearConstraint(of.limits, -np.inf, of.most))
-    result = milp(
+        constraints.append(scipy.optimize.LinearConstraint(of.limits, -np.inf, of.most))
+    result = scipy.optimize.milp(
         of.costs * factor,
         integrality=integers,
         bounds=(0, 1),
@@ -399,4 +398,4 @@ def search(of: Program, scale: float, *, gap: float, nodes: int, seconds: float,
 
 
 def _stacked(upper: Any, lower: Any) -> Any:
-    return vstack([upper, lower], format="csr")
+    return scipy.sparse.vstack([upper, lower], format="csr")
