@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "shardy_py"
@@ -47,10 +48,17 @@ def room(module: str) -> str:
     return [*module.split("."), ""][1]
 
 
-def imported(module: str, path: pathlib.Path) -> Iterator[tuple[str, str, int]]:
+@functools.cache
+def nodes(path: pathlib.Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file, parsed once in a process."""
+    return tuple(ast.walk(ast.parse(path.read_text(), str(path))))
+
+
+@functools.cache
+def imported(module: str, path: pathlib.Path) -> tuple[tuple[str, str, int], ...]:
     """(module, name or '', line) of everything of this package that a file imports, type-checking blocks included."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    yield from _imported(package, ast.parse(path.read_text(), str(path)))
+    return tuple(_imported(package, nodes(path)))
 
 
 def target_of(base: str, name: str, exists: Container[str]) -> str:
@@ -60,12 +68,12 @@ def target_of(base: str, name: str, exists: Container[str]) -> str:
 
 def imported_late(path: pathlib.Path) -> set[int]:
     """Lines of the imports that stand inside a function."""
-    functions = [n for n in ast.walk(ast.parse(path.read_text(), str(path))) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return {node.lineno for function in functions for node in ast.walk(function) if isinstance(node, ast.Import | ast.ImportFrom)}
 
 
-def _imported(package: str, tree: ast.AST) -> Iterator[tuple[str, str, int]]:
-    for node in ast.walk(tree):
+def _imported(package: str, nodes_of_file: Iterable[ast.AST]) -> Iterator[tuple[str, str, int]]:
+    for node in nodes_of_file:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "shardy_py":

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from unittest import mock
 
 MODE, PROCESS, PROCESSES, PORT, LOWERING = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={8 // PROCESSES} --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = re.sub(r"(?<=device_count=)\d+", str(8 // PROCESSES), os.environ["XLA_FLAGS"])
 
 import shardy_py as sp  # isort: skip  (asks for enough threads, before jax is imported)
 import jax

@@ -14,9 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from shardy_py.files import write_file
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "shardy_py"
+from tests.imports import PACKAGE, ROOT, nodes
 
 # Writes every kind of file over an old one that says "old", with the limit on the size of files in argv[1], and prints the errors.
 EVERY_KIND = """
@@ -90,7 +88,7 @@ def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: pathlib.Path, limi
 def test_no_other_module_writes_files() -> None:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if not isinstance(node, ast.Call) or path == PACKAGE / "files.py":
                 continue
             name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""

@@ -33,7 +33,7 @@ class Workers:
 
     def __init__(self, folder: pathlib.Path, command: list[list[str]], **environment: str) -> None:
         guard = [shutil.which("timeout"), "-s", "KILL", str(LIMIT + 30)] if shutil.which("timeout") else []
-        own = {name: value for name, value in os.environ.items() if name not in ("NPROC", "PJRT_NPROC", "XLA_FLAGS")}
+        own = {name: value for name, value in os.environ.items() if name not in ("NPROC", "PJRT_NPROC")}
         own |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), own.get("PYTHONPATH")))), **environment}
         self.deadline = time.monotonic() + LIMIT
         self.outputs = [folder / f"out{i}" for i in range(len(command))]
