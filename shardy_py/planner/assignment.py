@@ -26,7 +26,7 @@ Array = Any
 COLUMNS = 15_000  # Of a linear program; it starts with the cheapest and gets more.
 FEW_COLUMNS = 3_000  # Their linear program takes less time than messages.
 BRANCHED = 30_000  # Columns of branch and bound.
-MESSAGE_ROUNDS = 5
+MESSAGE_ROUNDS = (2, 3, 5)  # After each, an assignment is looked for, which may end the search.
 PRICING_ROUNDS = 8
 TOWARDS = (0.1, 0.3, 0.6)  # Parts of the way from the best prices to those of a linear program.
 NARROWER = 0.7  # A problem with at most this part of its entries is a new one.
@@ -201,10 +201,15 @@ class _Search:
                 return self.solution()
             if missing and self.narrow(of, solved):
                 continue
-            if (size := next(rounds, None)) is None:
+            for size in rounds:
+                if self.branch(of, solved, *size):
+                    return self.solution(exhausted=True)
+                if self.close or self.late:
+                    return self.solution()
+                if self.narrow(of, solved):
+                    break
+            else:
                 return self.solution()
-            if self.branch(of, solved, *size):
-                return self.solution(exhausted=True)
 
     def pass_messages(self) -> tuple[Program | None, Prices | None]:
         """Raises the bound by messages, rounds what they believe in, and drops what costs more than the best, as often as much drops.
@@ -222,12 +227,14 @@ class _Search:
             if len(of.costs) <= FEW_COLUMNS:
                 return of, of.prices()
             ascent = Ascent(of, 2 * self.scale)
-            prices = ascent.run(of.prices(), rounds=MESSAGE_ROUNDS, enough=self.target, end=self.end)
-            self.prove(relaxation.slacks(of, prices)[0])
-            if self.close:
-                break
-            self.round(of, -ascent.beliefs(prices))
-            if not self.narrow(of, prices):
+            prices = of.prices()
+            for rounds in MESSAGE_ROUNDS:
+                prices = ascent.run(prices, rounds=rounds, enough=self.target, end=self.end)
+                self.prove(relaxation.slacks(of, prices)[0])
+                if self.close:
+                    return None, None
+                self.reach(relaxation.conditioned(of, self.small, prices, self.at_hand))
+            if not self.close and not self.narrow(of, prices):
                 return of, prices
         return None, None
 
@@ -246,7 +253,10 @@ class _Search:
 
     def round(self, of: Program, values: Array) -> None:
         """Offers the assignment of the largest values, and what local moves lead to from it."""
-        start = relaxation.rounded(of, values, self.at_hand)
+        self.reach(relaxation.rounded(of, values, self.at_hand))
+
+    def reach(self, start: Sequence[int]) -> None:
+        """Offers an assignment of the smaller problem, and what local moves lead to from it."""
         self.offer(self.completed(start))
         if not self.close:
             self.descend(start)
@@ -280,9 +290,11 @@ class _Search:
                 ascent = ascent or Ascent(of, 2 * self.scale)
                 mixed = [ascent.run(best.towards(priced, part), rounds=2, enough=self.target, end=self.end) for part in TOWARDS]
                 best = max(best, *mixed, key=lambda prices: prices.bound(of))
-                best = ascent.run(best, rounds=MESSAGE_ROUNDS, enough=self.target, end=self.end)
+                best = ascent.run(best, rounds=MESSAGE_ROUNDS[-1], enough=self.target, end=self.end)
             bound, _ = relaxation.slacks(of, best)
             self.prove(bound)
+            if not self.close:
+                self.reach(relaxation.conditioned(of, self.small, best, self.at_hand))
             value = float(restricted.costs @ relaxed.values)
             if self.close or self.late or columns.all() or value - bound <= SETTLED * (self.most - bound):
                 break
@@ -360,9 +372,7 @@ class _Search:
             ties = sum(float(program.ties[a:b].max()) for a, b in zip(program.starts[:-1], program.starts[1:]))
             self.prove(min(searched.bound - ties + stage.cost, most))
             if searched.values is not None:
-                start = stage.completed(relaxation.rounded(program, searched.values, self.at_hand))
-                self.offer(self.completed(start))
-                self.descend(start)
+                self.reach(stage.completed(relaxation.rounded(program, searched.values, self.at_hand)))
             if self.close or self.late or not searched.finished:
                 return False
         else:

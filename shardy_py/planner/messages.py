@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,19 +34,35 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class _Uses:
-    """The tables that decide on a move.
+    """Moves no two of which concern the same table, with the tables that decide on them: those that need one, then those that make one.
+
+    A pair is a move and such a table.
 
     Attributes:
-        column: The move's column.
-        rows: Per table that needs it, the number of its row.
-        needs: Per such table, the slice of its columns and the entries in it that need the move.
-        makes: Per table that may have it at hand, its slice, and the entries that do.
+        columns: Per move, its column.
+        needing: The number of pairs whose table needs the move; the others may have it at hand.
+        rows: Per pair that needs it, the number of its row.
+        moves: Per pair, the place of its move in `columns`; of those that need one, in order.
+        firsts: Per move, its first pair that needs it.
+        tables: Per pair, the columns of its table.
+        starts: Per pair, where its table begins if all tables lie side by side.
+        entries: The entries of tables, side by side, that need the move or have it at hand.
+        entry_starts: Per pair, where in `entries` its own begin.
+        entry_columns: The columns of these entries.
+        entry_pairs: Their pairs.
     """
 
-    column: int
-    rows: tuple[int, ...]
-    needs: tuple[tuple[slice, Array], ...]
-    makes: tuple[tuple[slice, Array], ...]
+    columns: Array
+    needing: int
+    rows: Array
+    moves: Array
+    firsts: Array
+    tables: tuple[slice, ...]
+    starts: Array
+    entries: Array
+    entry_starts: Array
+    entry_columns: Array
+    entry_pairs: Array
 
 
 class Ascent:
@@ -104,14 +120,6 @@ class Ascent:
                 break
         return current
 
-    def beliefs(self, prices: Prices) -> Array:
-        """Per column of what tables share, the least cost of the tables around it, for rounding."""
-        result = prices.columns.copy()
-        for node in self.nodes:
-            for link in node.links:
-                result[link.child] += self._marginals(prices.columns, link)
-        return result
-
     def _marginals(self, columns: Array, link: Link) -> Array:
         """The least price of a table's entries for each entry of what it shares."""
         least = np.minimum.reduceat(columns[link.parent][link.order], link.starts)
@@ -133,64 +141,90 @@ class Ascent:
 
     def _share_moves(self, prices: Prices) -> None:
         """Divides the cost of each move among the tables that need it, by what each gains."""
-        columns, shares, costs = prices.columns, prices.shares, self.of.costs
         for uses in self.uses:
-            rows = list(uses.rows)
-            before = shares[rows]
-            total = float(before.sum())
-            cost = float(costs[uses.column])
-            # Where it is at hand nothing is saved, so that entries with it gain what the others pay: up to what they are above the least.
-            most = min([cost, *(max(0.0, -_saving(columns[at], entries, -total)) for at, entries in uses.makes)])
-            savings = [_saving(columns[at], entries, share) for (at, entries), share in zip(uses.needs, before)]
-            gains = np.clip(savings, 0.0, cost)
-            demand = float(gains.sum())
-            divided = gains * (most / demand) if demand > most else gains + 0.5 * (most - demand) / len(rows)
-            for (at, entries), change in zip(uses.needs, divided - before):
-                if change:
-                    columns[at][entries] += change
-            change = float(divided.sum()) - total
-            for at, entries in uses.makes:
-                columns[at][entries] -= change
-            shares[rows] = divided
-            columns[uses.column] = cost - float(divided.sum())
+            _share(self.of.costs[uses.columns], prices, uses)
 
 
-def _saving(columns: Array, entries: Array, share: float) -> float:
-    """How much less than the least of the others the least of some entries costs, without a share that it bears."""
-    least, least_of_all = float(columns[entries].min()), float(columns.min())
-    if least > least_of_all:  # Nearly always, and the cheaper case: the least of all is one of the others.
-        return least_of_all - least + share
-    others = columns.copy()
-    others[entries] = np.inf
-    return float(others.min()) - least + share
+def _share(costs: Array, prices: Prices, uses: _Uses) -> None:
+    """Divides the costs of moves of which no two concern the same table."""
+    columns, needing = prices.columns, uses.needing
+    to_pay, at_hand = uses.moves[:needing], uses.moves[needing:]
+    before = prices.shares[uses.rows]
+    totals = np.add.reduceat(before, uses.firsts)
+    # How much less than the least of the others of its table the least of these entries costs, without a share that it bears.
+    side_by_side = np.concatenate([columns[table] for table in uses.tables])
+    least = np.minimum.reduceat(side_by_side[uses.entries], uses.entry_starts)
+    side_by_side[uses.entries] = np.inf
+    savings = np.minimum.reduceat(side_by_side, uses.starts) - least
+    # Where it is at hand nothing is saved, so that entries with it gain what the others pay: up to what they are above the least.
+    most = costs.copy()
+    np.minimum.at(most, at_hand, np.maximum(0.0, totals[at_hand] - savings[needing:]))
+    gains = np.clip(savings[:needing] + before, 0.0, costs[to_pay])
+    demands = np.add.reduceat(gains, uses.firsts)
+    scales = np.divide(most, demands, out=np.ones_like(most), where=demands > most)
+    spare = 0.5 * np.maximum(most - demands, 0.0) / np.bincount(to_pay, minlength=len(costs))
+    divided = gains * scales[to_pay] + spare[to_pay]
+    after = np.add.reduceat(divided, uses.firsts)
+    changes = np.concatenate([divided - before, (totals - after)[at_hand]])
+    columns[uses.entry_columns] += changes[uses.entry_pairs]
+    prices.shares[uses.rows] = divided
+    columns[uses.columns] = costs - after
 
 
 def _uses(of: Program) -> tuple[_Uses, ...]:
-    """The tables that decide on each move."""
+    """The tables that decide on each move; in groups of moves that do not concern the same table, as few as come of the order of moves."""
     matrix = of.moves.tocoo()
     table_of = np.repeat(np.arange(len(of.starts) - 1), np.diff(of.starts))
-    slices = [slice(int(a), int(b)) for a, b in zip(of.starts[:-1], of.starts[1:])]
     is_move = matrix.col >= of.choices
     move_of_row = np.zeros(of.moves.shape[0], np.int64)
     move_of_row[matrix.row[is_move]] = matrix.col[is_move]
     # An entry that needs a move has +1 in the row of its table, one that has it at hand -1 in every row of the move.
     needing, making = ~is_move & (matrix.data > 0), ~is_move & (matrix.data < 0)
-    needs: dict[int, list[tuple[int, slice, Array]]] = {}
+    needs: dict[int, list[tuple[int, int, Array]]] = {}
     for row, columns in _grouped(matrix.row[needing], matrix.col[needing]):
-        at = slices[table_of[columns[0]]]
-        needs.setdefault(int(move_of_row[row]), []).append((row, at, columns - at.start))
-    makes: dict[int, list[tuple[slice, Array]]] = {}
+        needs.setdefault(int(move_of_row[row]), []).append((row, int(table_of[columns[0]]), columns))
+    makes: dict[int, list[tuple[int, Array]]] = {}
     for move, columns in _grouped(move_of_row[matrix.row[making]], matrix.col[making]):
-        for table, entries in _grouped(table_of[np.unique(columns)], np.unique(columns)):
-            makes.setdefault(move, []).append((slices[table], entries - slices[table].start))
-    return tuple(
-        _Uses(
-            move,
-            tuple(row for row, _, _ in needs[move]),
-            tuple((at, entries) for _, at, entries in needs[move]),
-            tuple(makes.get(move, ())),
-        )
-        for move in sorted(needs)
+        makes[move] = _grouped(table_of[np.unique(columns)], np.unique(columns))
+    groups: list[list[int]] = []
+    groups_of_table: dict[int, set[int]] = {}
+    for move in sorted(needs):
+        concerned = {table for _, table, _ in needs[move]} | {table for table, _ in makes.get(move, ())}
+        taken = set[int]().union(*(groups_of_table.setdefault(table, set()) for table in concerned))
+        group = next(n for n in range(len(groups) + 1) if n not in taken)
+        if group == len(groups):
+            groups.append([])
+        groups[group].append(move)
+        for table in concerned:
+            groups_of_table[table].add(group)
+    return tuple(_together(of, moves, needs, makes) for moves in groups)
+
+
+def _together(
+    of: Program, moves: Sequence[int], needs: Mapping[int, list[tuple[int, int, Array]]], makes: Mapping[int, list[tuple[int, Array]]]
+) -> _Uses:
+    """Moves that do not concern the same table, with their tables."""
+    paying = [(place, table, columns, row) for place, move in enumerate(moves) for row, table, columns in needs[move]]
+    having = [(place, table, columns) for place, move in enumerate(moves) for table, columns in makes.get(move, ())]
+    pairs = [pair[:3] for pair in paying] + having
+    tables = np.array([table for _, table, _ in pairs])
+    counts = np.array([len(columns) for _, _, columns in pairs])
+    sizes = of.starts[tables + 1] - of.starts[tables]
+    starts = np.cumsum(sizes) - sizes
+    columns = np.concatenate([columns for _, _, columns in pairs])
+    pair_of_entry = np.repeat(np.arange(len(pairs)), counts)
+    return _Uses(
+        np.array(moves),
+        len(paying),
+        np.array([row for *_, row in paying]),
+        np.array([place for place, _, _ in pairs]),
+        np.searchsorted([place for place, *_ in paying], np.arange(len(moves))),
+        tuple(slice(int(of.starts[table]), int(of.starts[table + 1])) for table in tables),
+        starts,
+        columns - (of.starts[tables] - starts)[pair_of_entry],
+        np.cumsum(counts) - counts,
+        columns,
+        pair_of_entry,
     )
 
 

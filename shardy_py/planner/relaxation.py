@@ -327,6 +327,38 @@ def rounded(of: Program, values: Array, start: Sequence[int]) -> tuple[int, ...]
     return tuple(result)
 
 
+def conditioned(of: Program, problem: Problem, prices: Prices, start: Sequence[int]) -> tuple[int, ...]:
+    """The assignment of the cheapest strategies, class by class, each under what the classes before it have.
+
+    Args:
+        of: The program of the problem.
+        problem: The problem.
+        prices: Of its columns, whose shares between tables make those of one class comparable.
+        start: An assignment, which classes without columns keep.
+    """
+    result = list(start)
+    readers: dict[int, list[int]] = {}
+    for number, table in enumerate(problem.tables):
+        for c in table.classes:
+            readers.setdefault(c, []).append(number)
+    costs = [prices.columns[a:b] for a, b in zip(of.starts[:-1], of.starts[1 : len(problem.tables) + 1])]
+    strategies = [table.strategies for table in problem.tables]
+    for n, c in enumerate(of.classes):
+        begin, end = of.starts[len(problem.tables) + n], of.starts[len(problem.tables) + n + 1]
+        total = prices.columns[begin:end].copy()
+        for number in readers[c]:
+            column = strategies[number][:, problem.tables[number].classes.index(c)]
+            least = np.full(problem.strategies[c], np.inf)
+            np.minimum.at(least, column, costs[number])
+            total += least[of.strategies[n]]
+        chosen = result[c] = int(of.strategies[n][np.argmin(total)])
+        for number in readers[c]:
+            consistent = strategies[number][:, problem.tables[number].classes.index(c)] == chosen
+            if consistent.any():  # Where no entry agrees, local moves have to mend it.
+                strategies[number], costs[number] = strategies[number][consistent], costs[number][consistent]
+    return tuple(result)
+
+
 def narrowed(problem: Problem, of: Program, keep: Array) -> Problem:
     """A problem without some entries and strategies: per choice, whether it stays."""
     allowed = {c: np.zeros(problem.strategies[c], bool) for c in of.classes}

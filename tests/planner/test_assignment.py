@@ -15,7 +15,7 @@ from shardy_py.planner.assignment import least, solve
 from shardy_py.planner.elimination import reduced
 from shardy_py.planner.messages import Ascent
 from shardy_py.planner.problem import Limit, Problem, Table, cost, entries, pinned, weighed, weight, with_limit
-from shardy_py.planner.relaxation import program
+from shardy_py.planner.relaxation import conditioned, program
 
 TIES = 1e-6  # More than all ties of a random problem.
 
@@ -110,6 +110,19 @@ def test_messages_raise_the_bound_and_never_above_the_optimum(seed: int) -> None
     assert bounds[-1] <= best + 1e-9
     # Prices are another way to pay the same: mixed with others they still bound.
     assert prices[0].towards(prices[-1], 0.5).bound(of) + stage.cost <= best + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_strategies_chosen_in_turn_by_prices_are_the_optimum_of_a_chain(seed: int) -> None:
+    """Messages are exact on trees: what they leave for a class to choose by is the least cost of all behind it."""
+    rng = np.random.default_rng(seed)
+    rows = np.array(list(itertools.product(range(4), repeat=2)))
+    none = np.zeros((len(rows), 0), np.int64)
+    tables = tuple(Table((c, c + 1), rows, rng.random(len(rows)), none, np.zeros(len(rows)), none) for c in range(8))
+    problem = Problem((4,) * 9, tables, np.zeros(0))
+    of = program(problem)
+    prices = Ascent(of, 1e3).run(of.prices(), rounds=4, enough=math.inf, end=math.inf)
+    assert cost(problem, conditioned(of, problem, prices, (0,) * 9)) == pytest.approx(solve(problem).cost)
 
 
 @pytest.mark.parametrize("seed", range(20))
