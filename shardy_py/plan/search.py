@@ -260,11 +260,16 @@ class Search:
             raise ValueError("the search was read from a file, which keeps its result only; plan again to ask for prices")
         return self.pricer
 
+    @property
+    def bound_text(self) -> str:
+        """The lower bound, which holds for the plans of the space that was searched, and how far the plan is from it."""
+        return f"at least {seconds_text(self.lower_bound_seconds)} in the space searched ({self.gap:.1%} gap, {self.status})"
+
     @functools.cached_property
     def headline(self) -> str:
         """Objective, bound and budget in one line."""
         parts = [f"step {seconds_text(self.objective_seconds)} on {self.hardware}"]
-        parts.append(f"at least {seconds_text(self.lower_bound_seconds)} however sharded ({self.gap:.1%} gap, {self.status})")
+        parts.append(self.bound_text)
         peak = format_bytes(self.peak_bytes)
         parts.append(f"peak {peak}" if self.budget_bytes is None else f"peak {peak} of {format_bytes(self.budget_bytes)}")
         return ", ".join(parts)

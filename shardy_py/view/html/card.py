@@ -85,8 +85,7 @@ def _planned(plan: PlanRecord) -> str:
     search = plan.search
     if search is None:
         return ""
-    bound = f"at least {seconds_text(search.lower_bound_seconds)} however sharded ({search.gap:.1%} gap, {search.status})"
-    return _fact(f"planned step on {search.hardware}", seconds_text(search.objective_seconds), bound)
+    return _fact(f"planned step on {search.hardware}", seconds_text(search.objective_seconds), search.bound_text)
 
 
 def _peak(plan: PlanRecord) -> str:
