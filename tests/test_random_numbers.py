@@ -8,7 +8,7 @@ from tests.random_numbers import TYPES, difference, text_of_seed
 from tests.sweep.running import PROGRAM, check, sweep
 
 QUICK = 30
-MANY = 100
+MANY = 70
 
 
 @pytest.mark.parametrize("seed", range(QUICK))

@@ -12,7 +12,7 @@ from tests.random_programs import load, program_of_seed, programs
 from tests.random_reference import Answer, Rejected, constraints_of, receive, send, sides_of, stop_worker
 
 EXAMPLES = 50  # drawing one that can be shrunk takes longer than comparing it; `MANY` cost less
-MANY = 500
+MANY = 250
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -23,7 +23,7 @@ from tests.plan.explained_replay import Replay, holds
 from tests.random_programs import program_of_seed
 
 QUICK = range(8)
-MANY = range(100)
+MANY = range(8, 58)
 
 
 def holder_of(plan: Plan, value: PlannedValue) -> Holder:
@@ -153,7 +153,7 @@ def test_modules_with_groups_barriers_and_priorities(seed: int) -> None:
 @pytest.mark.slow
 def test_many_replays() -> None:
     plans = (planned(program_of_seed(seed)) for seed in MANY)
-    assert sum(check_replay(plan, f"program_of_seed({seed})") for seed, plan in zip(MANY, plans)) > 2500
+    assert sum(check_replay(plan, f"program_of_seed({seed})") for seed, plan in zip(MANY, plans)) > 1250
 
 
 @pytest.mark.slow
@@ -161,8 +161,8 @@ def test_many_removals() -> None:
     counts: Counter[str] = Counter()
     for seed in MANY:
         counts.update(check_removal(seed, 5))
-    assert counts["gone"] > 250, counts
-    assert counts["also"] > 25, counts
+    assert counts["gone"] > 125, counts
+    assert counts["also"] > 10, counts
 
 
 @pytest.mark.slow

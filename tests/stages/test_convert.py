@@ -28,12 +28,19 @@ CONVNET_STAGES = {
 }
 
 
-@pytest.mark.parametrize("stages", CONVNET_STAGES.values(), ids=CONVNET_STAGES)
+# Of these numbers and gradients are compared; of other cuts the equations, which takes no compilation.
+NUMBERS = ("every node",)
+
+
+@pytest.mark.parametrize("name", CONVNET_STAGES)
 @pytest.mark.parametrize("train", [False, True])
-def test_convolutions(tmp_path: pathlib.Path, stages: list[int] | None, train: bool) -> None:
+def test_convolutions(tmp_path: pathlib.Path, name: str, train: bool) -> None:
+    stages = CONVNET_STAGES[name]
     graph = make(CONVNET, stages)
     package = convert(graph, tmp_path, arch="net", model_name="Net")
-    compare(graph, package, inputs_of(graph), train)
+    compare_equations(graph, package, inputs_of(graph), train)
+    if name in NUMBERS:
+        compare(graph, package, inputs_of(graph), train)
     assert package.num_stages == (1 if stages is None else max(stages) + 1)
 
 
@@ -45,11 +52,13 @@ GNMT_STAGES = {
 }
 
 
-@pytest.mark.parametrize("stages", GNMT_STAGES.values(), ids=GNMT_STAGES)
-def test_recurrent_layers(tmp_path: pathlib.Path, stages: list[int]) -> None:
-    graph = make(GNMT, stages)
+@pytest.mark.parametrize("name", GNMT_STAGES)
+def test_recurrent_layers(tmp_path: pathlib.Path, name: str) -> None:
+    graph = make(GNMT, GNMT_STAGES[name])
     package = convert(graph, tmp_path, arch="gnmt", model_name="GNMT")
-    compare(graph, package, inputs_of(graph), train=True, both=stages[:9] == [0] * 8 + [1])
+    compare_equations(graph, package, inputs_of(graph), train=True)
+    if name in NUMBERS:
+        compare(graph, package, inputs_of(graph), train=True)
 
 
 @pytest.mark.parametrize("stages", [None, [0, 0, 0, 0, 0, 0, 1], [0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 2, 2, 3, 4]])
@@ -197,7 +206,7 @@ def test_text_does_not_depend_on_what_was_there(tmp_path: pathlib.Path) -> None:
 def test_all_profiles_on_all_machines(tmp_path: pathlib.Path, name: str, first: int) -> None:
     """Every third configuration of machines, each with two models; channels are a sixteenth of what they are.
 
-    The equations of the stages are those of the graph; for one configuration of three models numbers and gradients are compared, too.
+    The equations of the stages are those of the graph; for one configuration of two models numbers and gradients are compared, too.
     """
     graph = read_graph((SHARED / "graphs" / f"{name}.txt").read_text())
     plain = {"bandwidths": [1e9]}
@@ -214,7 +223,7 @@ def test_all_profiles_on_all_machines(tmp_path: pathlib.Path, name: str, first: 
         package = convert(small, tmp_path / str(i), arch=name, model_name="Model", stage_to_num_ranks=found.replication)
         both = i % 4 < 2
         compare_equations(small, package, inputs_of(small, 224), train=i % 2 == 1, both=both)
-        if name in ("alexnet", "resnet18", "gnmt") and i == chosen[0][0]:
+        if name in ("alexnet", "resnet18") and i == chosen[0][0]:
             compare(small, package, inputs_of(small, 224), train=i % 2 == 1, both=both)
 
 

@@ -46,10 +46,11 @@ def compare(model: Any, steps: int, **options: Any) -> None:
 def test_a_tied_embedding_trains() -> None:
     model = models().gpt(layers=1, width=16, vocabulary=32, rows=8)
     run = sp.pipeline(model.step, num_stages=2, num_microbatches=4)
+    alone = jax.jit(model.step)
     ours = theirs = model.state
     for number in range(2):
         ours, value = run(ours, model.batch(number))
-        theirs, wanted = model.step(theirs, model.batch(number))
+        theirs, wanted = alone(theirs, model.batch(number))
         assert abs(float(value) - float(wanted)) < 1e-5
     assert max(run.programs_per_stage) == 2
 
@@ -87,7 +88,7 @@ def test_every_model_at_every_size(name: str, setting: tuple[int, int | None, in
     stages, ways, virtual = setting
     mesh = None if ways is None else {"stage": stages // virtual, "data": ways}
     schedule = "1f1b" if virtual == 1 else "circular"
-    compare(small(name), 10, num_stages=stages, num_microbatches=8, mesh=mesh, virtual=virtual, schedule=schedule)
+    compare(small(name), 4, num_stages=stages, num_microbatches=8, mesh=mesh, virtual=virtual, schedule=schedule)
 
 
 def test_the_formula_orders_configurations_as_the_simulator_does() -> None:
