@@ -7,7 +7,8 @@ VENV ?= .venv
 PACKAGES_VENV ?= .venv-packages
 PYTHON ?=
 DEMO_FLAGS ?= --page=build/demo.html --verbosity=-1
-PYTEST_FLAGS ?= -n 2
+# Neighbours share what they compile, so each worker takes a run of them, and what is left of another's at the end.
+PYTEST_FLAGS ?= -n 2 --dist worksteal
 BENCH_FLAGS ?=
 
 py := $(VENV)/bin/python
@@ -38,8 +39,9 @@ check: lint
 test: lint
 	$(py) -m pytest $(PYTEST_FLAGS)
 
+# One more worker than cores: processes of jobs that fail wait for each other through a tenth of the time.
 test-slow: $(VENV)/.ready-test
-	$(py) -m pytest -m slow $(PYTEST_FLAGS)
+	$(py) -m pytest -m slow $(PYTEST_FLAGS) -n 3
 
 # The packages bring dependencies of their own, so they do not go where everything else is tested. Where they cannot be
 # installed, or one of them does not fit the others, that is said and nothing is run.

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.backends.compiled_text import collectives_in
 
-pytestmark = pytest.mark.usefixtures("usual_fusions")
+AS_USERS_COMPILE = pytest.mark.usefixtures("usual_fusions")
 
 LOWERINGS = ("jit", "shard_map")
 NHWC = ("NHWC", "HWIO", "NHWC")
@@ -139,6 +139,7 @@ def test_branches_that_end_in_different_constraints(lowering, sign, mesh):
     np.testing.assert_array_equal(jax.grad(lambda x: step(x).sum())(x), np.sign(x))
 
 
+@AS_USERS_COMPILE
 @pytest.mark.parametrize("case", WRONG)
 def test_jit_is_wrong_and_ours_is_right(case, mesh):
     f, args, spec, out = WRONG[case]
@@ -176,6 +177,7 @@ WITHOUT_ELEMENTS = {
 }
 
 
+@AS_USERS_COMPILE
 @pytest.mark.parametrize("out", [(("x", "y"),), (None, ("x", "y"))], ids=str)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("kind", WITHOUT_ELEMENTS)
@@ -191,6 +193,7 @@ def test_operands_without_elements(kind, lowering, out):
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@AS_USERS_COMPILE
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("dtype", ["bool", "float32"])
 def test_gathers_at_index_vectors_that_are_cut(dtype, lowering, mesh):
@@ -205,6 +208,7 @@ def test_gathers_at_index_vectors_that_are_cut(dtype, lowering, mesh):
     np.testing.assert_array_equal(step(x, at), gathered(x, at))
 
 
+@AS_USERS_COMPILE
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
 @pytest.mark.parametrize("mode", ["promise_in_bounds", "clip", "fill"])
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -219,6 +223,7 @@ def test_gathers_at_narrow_indices(lowering, mode, dtype, mesh):
     np.testing.assert_array_equal(step(x, at), jax.jit(gathered)(x, at))
 
 
+@AS_USERS_COMPILE
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_scatters_at_indices_that_cannot_count_the_rows(lowering, mesh):
     rows = lax.ScatterDimensionNumbers(update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,))
@@ -231,6 +236,7 @@ def test_scatters_at_indices_that_cannot_count_the_rows(lowering, mesh):
     np.testing.assert_array_equal(step(x, at), jax.jit(scattered)(x, at))
 
 
+@AS_USERS_COMPILE
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2"])
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_positions_that_their_type_rounds(lowering, dtype, mesh):
@@ -242,6 +248,7 @@ def test_positions_that_their_type_rounds(lowering, dtype, mesh):
     np.testing.assert_array_equal(step(zeros), jax.jit(positions)(zeros))
 
 
+@AS_USERS_COMPILE
 @pytest.mark.parametrize(
     "specs", [(P("x"), P(None, "x", "y")), (P("x", None, "y"), P()), (P(None, "x"), P("x")), (P(), P("x", None, "y"))], ids=str
 )
