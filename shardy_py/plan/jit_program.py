@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.ir import Block, Op, Program, TensorType, Value
+from shardy_py.partition.misaligned import is_misaligned_product
 from shardy_py.partition.mispartitioned import cut_in_any_way, is_mispartitioned
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE
@@ -64,6 +65,8 @@ def jit_program(program: Program, options: PropagationOptions) -> JitProgram:
         builder = _UnconstrainedBuilder(program)
         unconstrained = builder.program()
         PlanPipeline().run(unconstrained)
+        if any(_has_misaligned_product(each) for each in (program, unconstrained)):  # XLA would exchange parts of its result
+            return JitProgram(program, True, Lineage(program))
         if _received_bytes(program) >= MAX_BYTES_RATIO * _received_bytes(unconstrained):
             return JitProgram(unconstrained, False, builder.lineage())
     return JitProgram(program, True, Lineage(program))
@@ -75,6 +78,10 @@ def jit_program_of(plan: PlanRecord) -> JitProgram:
     if plan.is_assigned:  # its shardings were chosen by their cost, and no propagation would find them
         return JitProgram(plan.program, True, Lineage(plan.program))
     return jit_program(plan.program, plan.propagation)
+
+
+def _has_misaligned_product(program: Program) -> bool:
+    return any(op.name == "stablehlo.dot_general" and is_misaligned_product(op, program.meshes) for op in program.walk())
 
 
 def _received_bytes(program: Program) -> int:

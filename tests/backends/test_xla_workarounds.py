@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.backends.compiled_text import collectives_in
+from shardy_py.partition.misaligned import is_misaligned_product
 
 AS_USERS_COMPILE = pytest.mark.usefixtures("usual_fusions")
 
@@ -113,6 +114,36 @@ def test_products_whose_batches_are_cut_by_different_axes(specs, out, lowering):
     x, y = np.arange(512.0, dtype=np.float32).reshape(8, 8, 8) % 7, np.arange(512.0, dtype=np.float32).reshape(8, 8, 8) % 5
     step = sp.auto_shard(lambda x, y: jnp.einsum("bmk,bnk->bmn", x, y), mesh=cube, in_shardings=specs, out_shardings=out, lowering=lowering)
     np.testing.assert_array_equal(step(x, y), np.einsum("bmk,bnk->bmn", x, y))
+
+
+@pytest.mark.parametrize(
+    ("specs", "out"),
+    [
+        ((P(None, "y"), P("y", "x")), P("y", ("z", "x"))),
+        ((P("x", "z"), P("z", ("y", "x"))), P("z")),
+        ((P(("z", "x"), "y"), P("z", "x")), P(None, ("y", "x"))),  # copies along z, by which the second operand is summed
+    ],
+)
+def test_products_whose_groups_of_devices_are_listed_in_another_order(specs, out):
+    """Under `jax.jit` devices get each other's parts of the result (jaxlib 0.10.2, CPU)."""
+    cube = jax.make_mesh((2, 2, 2), ("x", "y", "z"), axis_types=(AxisType.Auto,) * 3)
+    x, y = np.arange(256.0, dtype=np.float32).reshape(16, 16) % 7, np.arange(256.0, dtype=np.float32).reshape(16, 16) % 5
+    step = sp.auto_shard(jnp.matmul, mesh=cube, in_shardings=specs, out_shardings=out, lowering="jit")
+    np.testing.assert_array_equal(step(x, y), x @ y)
+
+
+def test_products_of_sharded_data_and_weights_are_left_to_xla():
+    cube = {"data": 2, "fsdp": 2, "model": 2}
+    specs = {"w": P("fsdp", "model"), "v": P("model", "fsdp")}, P(("data", "fsdp"))
+    weights = {"w": jax.ShapeDtypeStruct((8, 16), jnp.float32), "v": jax.ShapeDtypeStruct((16, 8), jnp.float32)}
+
+    def loss(params, x):
+        return jnp.sum((jnp.tanh(x @ params["w"]) @ params["v"]) ** 2)
+
+    plan = sp.auto_shard(jax.grad(loss), mesh=cube, in_shardings=specs, out_shardings=specs[0]).plan(weights, jnp.ones((16, 8)))
+    products = [op for op in plan.program.walk() if op.name == "stablehlo.dot_general"]
+    assert products
+    assert not any(is_misaligned_product(op, plan.program.meshes) for op in products)
 
 
 def test_ragged_products_whose_batches_are_cut_by_different_axes():
