@@ -210,6 +210,8 @@ def model_of(op_tables: OpTables, space: Space, most: float = math.inf) -> Model
     Raises:
         TooLarge: There are more.
     """
+    if not math.isinf(most):
+        _Builder(op_tables, space, most, prices=False).main()  # prices take ten times as long as to see that there are too many
     builder = _Builder(op_tables, space, most)
     builder.main()
     return builder.model()
@@ -222,10 +224,12 @@ class _Builder:
         op_tables: The program and its prices.
         space: Its classes.
         most: Entries of all tables together.
+        prices: Whether tables get their costs and moves; otherwise their entries are counted only.
     """
 
-    def __init__(self, op_tables: OpTables, space: Space, most: float) -> None:
+    def __init__(self, op_tables: OpTables, space: Space, most: float, prices: bool = True) -> None:
         self.op_tables = op_tables
+        self.prices = prices
         self.policy = op_tables.policy
         self.room = most
         self.ops_seen = 0
@@ -356,13 +360,15 @@ class _Builder:
         if op.name in CHEAP and not is_counted:
             return
         local, joint = self.joint([self.space.classes[v] for v in (*op.operands, *op.results)])
+        key, draft = self.draft(local, joint)
+        if not self.prices:
+            return
         priced = self.op_tables.priced(op, lambda value: self.origin.get(value, value), joint)
         price = priced.table
         once = scope.hoist_scope(op.results[0]) if op.results else scope
         sent = price.communication_seconds
         deferred = (1 - self.reduced_shares.get(op, 1.0)) * price.reduction_seconds
         costs = (sent - deferred) * (once.trips or 1) + self.handed_out(op) * (scope.trips or 1)  # a callback runs on every trip
-        key, draft = self.draft(local, joint)
         if is_counted:
             seconds = (price.seconds - sent) * scope.runs
             if self.branch is None:
@@ -434,9 +440,11 @@ class _Builder:
         maker = origin.defining_op
         if maker is not None and maker.name in CHEAP:
             return
+        key, draft = self.draft(local, joint)
+        if not self.prices:
+            return
         domain, own = joint.candidates.domains[0], joint.candidates.index[0]
         seconds = np.array([[self.machine.reshard(value.type, a, b, self.policy).seconds for b in targets] for a in domain])
-        key, draft = self.draft(local, joint)
         reads = Reads((id(joint), tuple(targets)), domain, own, targets, read, costly(seconds))
         if reads.moves:
             self.move(op, key, draft, value, scope, reads)

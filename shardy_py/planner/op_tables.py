@@ -234,23 +234,24 @@ def _joint(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], m
     names = list(dict.fromkeys(part.name for domain in domains for axes in domain for part in axes))
     bits = {name: 1 << i for i, name in enumerate(names)}
     masks = [np.array([sum({bits[p.name] for p in axes}) for axes in domain], np.int64) for domain in domains]
-    rows: Array = np.zeros((1, 0), np.int64)
-    columns: dict[int, int] = {}
+    columns: dict[int, Array] = {}
+    count = 1
     for value in shape:
-        for c in value:
-            if c not in columns:
-                columns[c] = len(columns)
-                count = len(domains[c])
-                rows = np.hstack([np.repeat(rows, count, axis=0), np.tile(np.arange(count), len(rows))[:, None]])
-            mask = masks[c][rows[:, columns[c]]]
-            used = np.zeros(len(rows), np.int64)
-            for before in value[: value.index(c)]:
-                used |= masks[before][rows[:, columns[before]]]
-            rows = rows[(used & mask) == 0]
-            if len(rows) > most:
-                raise TooLarge
-    order = [columns[c] for c in range(len(domains))]
-    rows = rows[:, order]
+        used = np.zeros(count, np.int64)
+        for c in dict.fromkeys(value):
+            if c in columns:
+                allowed = (used & masks[c][columns[c]]) == 0
+                (rows,), strategies = np.nonzero(allowed), None
+            else:
+                allowed = (used[:, None] & masks[c]) == 0
+                if np.count_nonzero(allowed) > most:  # before they are written down
+                    raise TooLarge
+                rows, strategies = np.nonzero(allowed)
+            columns = {each: column[rows] for each, column in columns.items()}
+            if strategies is not None:
+                columns[c] = strategies
+            used, count = used[rows] | masks[c][columns[c]], len(rows)
+    rows = np.stack([columns[c] for c in range(len(domains))], axis=1) if domains else np.zeros((1, 0), np.int64)
     value_domains: list[tuple[Layout, ...]] = []
     index: list[Array] = []
     for value in shape:

@@ -30,7 +30,7 @@ from shardy_py.planner.evaluation import Evaluation
 from shardy_py.planner.inputs import SHARE, cut
 from shardy_py.planner.memory import fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
-from shardy_py.planner.op_tables import OpTables
+from shardy_py.planner.op_tables import OpTables, TooLarge
 from shardy_py.planner.problem import cost, entries, weight
 from shardy_py.planner.space import Annotations, space_of
 from tests.random_numbers import SLOW_CHIPS
@@ -272,6 +272,18 @@ def test_three_axes() -> None:
     made = case("training step", "three axes")
     assignment = drawn(made.model, random.Random(0))
     assert cost(made.model.problem, assignment) + made.model.constant == pytest.approx(seconds(made, assignment), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["training step", "scanned layers", "branches"])
+def test_a_model_with_too_many_entries_is_left_before_anything_is_priced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = case(name, "two axes")
+    entries_of_all = sum(len(table.costs) for table in made.model.problem.tables)
+    machine = Machine(made.plan.mesh, hardware("h100"))
+    again = model_of(OpTables(made.program, machine), made.model.space, entries_of_all)
+    assert [table.costs.tolist() for table in again.problem.tables] == [table.costs.tolist() for table in made.model.problem.tables]
+    monkeypatch.setattr("shardy_py.planner.op_tables.price_table", lambda *args: pytest.fail("an op was priced"))
+    with pytest.raises(TooLarge):
+        model_of(OpTables(made.program, machine), made.model.space, entries_of_all // 2)
 
 
 @pytest.mark.parametrize("name", ["training step", "scanned layers"])
