@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,11 +83,11 @@ class Partitioned:
         constvars, consts = jaxpr.constvars[:own], self.jaxpr.consts[:own]  # those of the region stand before those of the planned jaxpr
         (eqn,) = jaxpr.eqns
         body, operands = eqn.params["jaxpr"], {*constvars, *invars}
-        kept = [v in operands for v in eqn.invars]
+        reads = [v in operands for v in eqn.invars]
         info = jaxpr.debug_info.with_unknown_names()
-        body = body.replace(invars=list(itertools.compress(body.invars, kept)), debug_info=body.debug_info.with_unknown_names())
-        params = {**eqn.params, "jaxpr": body, "in_specs": tuple(itertools.compress(eqn.params["in_specs"], kept))}
-        eqn = eqn.replace(invars=list(itertools.compress(eqn.invars, kept)), params=params)
+        body = body.replace(invars=list(itertools.compress(body.invars, reads)), debug_info=body.debug_info.with_unknown_names())
+        params = {**eqn.params, "jaxpr": body, "in_specs": tuple(itertools.compress(eqn.params["in_specs"], reads))}
+        eqn = eqn.replace(invars=list(itertools.compress(eqn.invars, reads)), params=params)
         return ClosedJaxpr(jaxpr.replace(constvars=constvars, invars=invars, eqns=[eqn], debug_info=info), consts)
 
 
@@ -161,45 +161,15 @@ def partitioned(
     """
     manual = () if context is None else context.manual_axes
     layouts = Layouts(twin, [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)], manual)
-    shown = inspect_sharding(NamedShardings(twin if mesh is None else mesh))
-    handlers = {**HANDLERS, **regions.handlers(layouts.rename), "inspect_sharding": shown}
-    jaxpr = closed.jaxpr
-    at_in = [layouts(s, len(v.aval.shape)) for s, v in zip(inputs, jaxpr.invars, strict=True)]
-    at_out = [layouts(s, len(v.aval.shape)) for s, v in zip(outputs, jaxpr.outvars, strict=True)]
-    at_consts = [replicated(len(getattr(v.aval, "shape", ()))) for v in jaxpr.constvars]
-    variables = (*jaxpr.constvars, *jaxpr.invars)
-    reads = (True,) * len(variables) if used is None else used
-
-    maker = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-
-    dtypes = {value.type.dtype for value in _values(planned.scope)}
-
-    def run(interpreter: Interpreter, parts: Sequence[Any]) -> list[Any]:
-        with types_enabled(dtypes):
-            return results(interpreter, parts)
-
-    def results(interpreter: Interpreter, parts: Sequence[Any]) -> list[Any]:
-        values = [
-            interpreter.new_value(x, at, tuple(v.aval.shape), v.aval.dtype, uses=1)
-            if read
-            else interpreter.arbitrary(tuple(v.aval.shape), v.aval.dtype)
-            for x, at, v, read in zip(parts, (*at_consts, *at_in), variables, reads, strict=True)
-        ]
-        count = len(at_consts)
-        outputs = interpreter.jaxpr(jaxpr, values[:count], values[count:], planned.scope)
-        local_results = []
-        for result, at, v in zip(outputs, at_out, jaxpr.outvars, strict=True):
-            # What brings a result into its place comes from where the result comes from.
-            with contextlib.nullcontext() if isinstance(v, Literal) or v not in maker else interpreter.at_source(maker[v]):
-                local_results.append(result.get(at))
-        return local_results
-
+    sharding_handler = inspect_sharding(NamedShardings(twin if mesh is None else mesh))
+    handlers = {**HANDLERS, **regions.handlers(layouts.rename), "inspect_sharding": sharding_handler}
     analysis = JaxprAnalysis(LOCAL_RULES, handlers, layouts.mesh, RUNS_WHOLE)
+    run = LocalRun.of(closed.jaxpr, planned.scope, layouts, inputs, outputs, used)
     walks: list[Interpreter] = []
 
     def dry_run(interpreter: Interpreter) -> None:
         walks.append(interpreter)
-        run(interpreter, [None] * (len(at_consts) + len(at_in)))
+        run(interpreter, [None] * len(run.variables))
 
     choice = _foreseen(layouts, platform, analysis, dry_run, by_planner)
     movements = MovementRecorder()
@@ -214,25 +184,111 @@ def partitioned(
         local,
         layouts.twin if context is None else context,
         layouts.mesh.axis_names,
-        [v.aval for v in variables],
-        [v.aval for v in jaxpr.outvars],
-        list(map(spec, (*at_consts, *at_in))),
-        list(map(spec, at_out)),
+        [v.aval for v in run.variables],
+        [v.aval for v in closed.jaxpr.outvars],
+        list(map(spec, (*run.constants, *run.inputs))),
+        list(map(spec, run.outputs)),
     )
     for walk in walks:
         walk.release()
-    sizes = layouts.mesh.shape
-    traced = _within(traced, lambda body: optimize_region(body, sizes, platform, layouts.spelling))
+    traced, moved = _optimized(traced, layouts, platform, movements)
+    whole = _with_consts(traced, len(run.constants), closed.consts)
+    return Partitioned(whole, layouts.twin, layouts.spelling, platform, tuple(dict.fromkeys(interpreter.findings)), moved)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalRun:
+    """A run of the planned jaxpr on the arrays of one device, dry or to be traced.
+
+    Attributes:
+        jaxpr: The planned jaxpr.
+        scope: Its planned values.
+        dtypes: The element types of these, which have to be enabled where it runs.
+        constants: The layouts of its constants.
+        inputs: The layouts of its arguments.
+        outputs: The layouts of its results.
+        reads: Of each constant and argument, whether the run reads it.
+        sources: The equation that each variable comes from.
+    """
+
+    jaxpr: Jaxpr
+    scope: Scope
+    dtypes: Set[Any]
+    constants: Sequence[Layout]
+    inputs: Sequence[Layout]
+    outputs: Sequence[Layout]
+    reads: Sequence[bool]
+    sources: Mapping[Any, Any]
+
+    @classmethod
+    def of(
+        cls,
+        jaxpr: Jaxpr,
+        scope: Scope,
+        layouts: Layouts,
+        inputs: Sequence[TensorSharding | None],
+        outputs: Sequence[TensorSharding | None],
+        used: Sequence[bool] | None,
+    ) -> LocalRun:
+        """The run with arguments and results in planned shardings; constants are whole. See `partitioned`."""
+        return cls(
+            jaxpr,
+            scope,
+            {value.type.dtype for value in _values(scope)},
+            [replicated(_rank(v)) for v in jaxpr.constvars],
+            [layouts(s, _rank(v)) for s, v in zip(inputs, jaxpr.invars, strict=True)],
+            [layouts(s, _rank(v)) for s, v in zip(outputs, jaxpr.outvars, strict=True)],
+            (True,) * (len(jaxpr.constvars) + len(jaxpr.invars)) if used is None else used,
+            {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars},
+        )
+
+    @property
+    def variables(self) -> tuple[Any, ...]:
+        """The constants, then the arguments."""
+        return (*self.jaxpr.constvars, *self.jaxpr.invars)
+
+    def __call__(self, interpreter: Interpreter, parts: Sequence[Any]) -> list[Any]:
+        """The local results, in their layouts.
+
+        Args:
+            interpreter: Runs the equations.
+            parts: The local arrays of `variables`; None for each in a dry run.
+        """
+        with types_enabled(self.dtypes):
+            operands = [
+                interpreter.new_value(x, at, tuple(v.aval.shape), v.aval.dtype, uses=1)
+                if read
+                else interpreter.arbitrary(tuple(v.aval.shape), v.aval.dtype)
+                for x, at, v, read in zip(parts, (*self.constants, *self.inputs), self.variables, self.reads, strict=True)
+            ]
+            count = len(self.constants)
+            results = interpreter.jaxpr(self.jaxpr, operands[:count], operands[count:], self.scope)
+            local_results = []
+            for result, at, v in zip(results, self.outputs, self.jaxpr.outvars, strict=True):
+                eqn = None if isinstance(v, Literal) else self.sources.get(v)
+                # The reshard of a result has the source of the result.
+                with contextlib.nullcontext() if eqn is None else interpreter.at_source(eqn):
+                    local_results.append(result.get(at))
+            return local_results
+
+
+def _rank(v: Any) -> int:
+    return len(getattr(v.aval, "shape", ()))  # tokens have none
+
+
+def _optimized(traced: ClosedJaxpr, layouts: Layouts, platform: str, movements: MovementRecorder) -> tuple[ClosedJaxpr, MovedValues]:
+    """The region after its passes, and the planned values that its collectives move."""
     moved: MovedValues = {}
+
+    def optimize(body: Jaxpr) -> Jaxpr:
+        return optimize_region(body, layouts.mesh.shape, platform, layouts.spelling)
 
     def read_off(body: Jaxpr) -> Jaxpr:
         nonlocal moved
         body, moved = movements.read_off(body, COLLECTIVE_KINDS)
         return body
 
-    traced = _within(traced, read_off)
-    whole = _with_consts(traced, len(at_consts), closed.consts)
-    return Partitioned(whole, layouts.twin, layouts.spelling, platform, tuple(dict.fromkeys(interpreter.findings)), moved)
+    return _within(_within(traced, optimize), read_off), moved
 
 
 def fits_inside(

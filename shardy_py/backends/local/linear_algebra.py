@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from jax import lax
@@ -82,71 +84,107 @@ def _free(equation: Equation) -> int | None:
     return 1 if equation.name == "tridiagonal_solve" else None
 
 
+@dataclass(frozen=True, eq=False)
+class RaggedProduct:
+    """The factors of a ragged product.
+
+    Attributes:
+        contracted: Pairs of contracted dimensions of the operands.
+        contracts: Whether the ragged dimension is one of them, so that the result has a matrix for each group.
+        lhs: Dimension -> factor, of the left operand.
+        rhs: The same of the right one.
+        out: The factors of the result's dimensions.
+        group_sizes: The factor of the sizes of groups, which all devices read.
+        rows: The factor of the rows that groups cut.
+        groups: The factor of the groups.
+        ragged: The dimension of the rows in the left operand.
+        group_dimensions: The dimensions of the right operand that the groups lie along.
+    """
+
+    contracted: tuple[tuple[int, int], ...]
+    contracts: bool
+    lhs: Mapping[int, int]
+    rhs: Mapping[int, int]
+    out: Sequence[int]
+    group_sizes: int
+    rows: int
+    groups: int
+    ragged: int
+    group_dimensions: Sequence[int]
+
+    @classmethod
+    def of(cls, equation: Equation, factors: Factors) -> RaggedProduct:
+        """Reads the dimension numbers of an equation, and numbers its factors."""
+        lhs_shape, rhs_shape, (group_count,), *_ = equation.shapes
+        numbers = equation.params["ragged_dot_dimension_numbers"]
+        (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
+        (ragged,) = numbers.lhs_ragged_dimensions
+        lhs: dict[int, int] = {}
+        rhs: dict[int, int] = {}
+        for a, b in (*zip(lhs_batch, rhs_batch, strict=True), *zip(lhs_contracted, rhs_contracted, strict=True)):
+            lhs[a] = rhs[b] = factors.new(lhs_shape[a])
+        out = [lhs[a] for a in lhs_batch]
+        for shape, dims in ((lhs_shape, lhs), (rhs_shape, rhs)):
+            for d, size in enumerate(shape):
+                if d not in dims:
+                    dims[d] = factors.new(size)
+                    if dims is lhs or d not in numbers.rhs_group_dimensions:
+                        out.append(dims[d])
+        group, group_sizes = factors.new(group_count), factors.new(group_count)
+        contracts = ragged in lhs_contracted
+        if contracts:
+            out.insert(0, group)
+        groups = group if contracts else next((rhs[d] for d in numbers.rhs_group_dimensions), group)
+        pairs = tuple(zip(lhs_contracted, rhs_contracted, strict=True))
+        return cls(pairs, contracts, lhs, rhs, out, group_sizes, lhs[ragged], groups, ragged, numbers.rhs_group_dimensions)
+
+    def run(self, local: LocalContext, arrays: list[Array]) -> list[Array]:
+        """The part of the result that a device computes of its parts of the operands."""
+        x, y, *rest = arrays
+        for a, b in self.contracted:
+            x, y = local.mask(x, a, self.lhs[a], 0), local.mask(y, b, self.rhs[b], 0)
+        if not local.names(self.rows) and not local.names(self.groups):
+            return local.bind(x, y, *rest)
+        counts, begin = _own_rows(local, rest[0], self.rows, self.groups)
+        if not local.names(self.groups):
+            return local.bind(x, y, counts)
+        x = _rotated(x, self.ragged, begin)
+        if self.contracts:
+            return local.bind(x, _rotated(y, dict(self.contracted)[self.ragged], begin), counts)
+        for d in self.group_dimensions:
+            y = local.mask(y, d, self.groups, 0)
+        (product,) = local.bind(x, y, counts)
+        dim = self.out.index(self.rows)
+        own = is_before(positions(product.shape, dim), lax.reduce_sum(counts, (0,)))
+        product = lax.select(own, product, lax.full(product.shape, zero_of_sums(product.dtype), product.dtype))
+        return [_rotated(product, dim, lax.sub(np.int32(product.shape[dim]), begin))]
+
+
 def ragged_dot_general(equation: Equation) -> LocalRule | None:
     """As `dot_general`; the rows that groups cut and the groups, which experts are as a rule, may be cut too.
 
     Every device counts how many of its rows belong to each of its groups. Where groups are cut, rows of a device's own come first for the
     product, and the results of the others are zeros, to which the devices that have the groups contribute.
     """
-    lhs_shape, rhs_shape, groups, *offset = equation.shapes
-    numbers = equation.params["ragged_dot_dimension_numbers"]
-    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
-    (ragged,) = numbers.lhs_ragged_dimensions
-    if len(groups) != 1:
+    _, _, group_shape, *offset = equation.shapes
+    if len(group_shape) != 1:
         return None
     factors = Factors()
-    sizes, factor = factors.sizes, factors.new
-    lhs: dict[int, int] = {}
-    rhs: dict[int, int] = {}
-    for a, b in (*zip(lhs_batch, rhs_batch, strict=True), *zip(lhs_contracted, rhs_contracted, strict=True)):
-        lhs[a] = rhs[b] = factor(lhs_shape[a])
-    out = [lhs[a] for a in lhs_batch]
-    summed = [lhs[a] for a in lhs_contracted if a != ragged]
-    for shape, dims in ((lhs_shape, lhs), (rhs_shape, rhs)):
-        for d, size in enumerate(shape):
-            if d not in dims:
-                dims[d] = factor(size)
-                if dims is lhs or d not in numbers.rhs_group_dimensions:
-                    out.append(dims[d])
-    group = factor(groups[0])
-    sizes_of_groups = factor(groups[0])
-    contracts, batched = ragged in lhs_contracted, ragged in lhs_batch
-    rows, experts = lhs[ragged], group if contracts else next((rhs[d] for d in numbers.rhs_group_dimensions), group)
-    whole = [sizes_of_groups]
-    if contracts:
-        out.insert(0, group)
-    if batched or offset:
-        whole += [rows, experts]
+    product = RaggedProduct.of(equation, factors)
+    (_, (lhs_batch, _)) = equation.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    summed = [product.lhs[a] for a, _ in product.contracted if a != product.ragged]
+    whole = [product.group_sizes]
+    if product.ragged in lhs_batch or offset:
+        whole += [product.rows, product.groups]
     else:
-        summed.append(rows if contracts else experts)
-    others = [[factor(n) for n in shape] for shape in offset]
+        summed.append(product.rows if product.contracts else product.groups)
+    others = [[factors.new(n) for n in shape] for shape in offset]
     whole += [f for dims in others for f in dims]
-    operands = [[lhs[d] for d in sorted(lhs)], [rhs[d] for d in sorted(rhs)], [sizes_of_groups], *others]
-    rule = make_rule(sizes, operands, [out], reduction=summed, whole=whole)
-
-    def run(local: LocalContext, arrays: list) -> list:
-        x, y, *rest = arrays
-        for a, b in zip(lhs_contracted, rhs_contracted, strict=True):
-            x, y = local.mask(x, a, lhs[a], 0), local.mask(y, b, rhs[b], 0)
-        if not local.names(rows) and not local.names(experts):
-            return local.bind(x, y, *rest)
-        counts, begin = _own_rows(local, rest[0], rows, experts)
-        if not local.names(experts):
-            return local.bind(x, y, counts)
-        x = _rotated(x, ragged, begin)
-        if contracts:
-            return local.bind(x, _rotated(y, rhs_contracted[lhs_contracted.index(ragged)], begin), counts)
-        for d in numbers.rhs_group_dimensions:
-            y = local.mask(y, d, experts, 0)
-        (product,) = local.bind(x, y, counts)
-        dim, nothing = out.index(rows), zero_of_sums(product.dtype)
-        mine = is_before(positions(product.shape, dim), lax.reduce_sum(counts, (0,)))
-        product = lax.select(mine, product, lax.full(product.shape, nothing, product.dtype))
-        return [_rotated(product, dim, lax.sub(np.int32(product.shape[dim]), begin))]
-
+    lhs, rhs = ([dims[d] for d in sorted(dims)] for dims in (product.lhs, product.rhs))
+    rule = make_rule(factors.sizes, [lhs, rhs, [product.group_sizes], *others], [product.out], reduction=summed, whole=whole)
     linear = ((0,), (1,)) if jnp.issubdtype(equation.result_dtypes[0], jnp.inexact) else ()
-    weight = 0.001 / max(1, groups[0])
-    return LocalRule(rule, run, uneven=frozenset(range(len(sizes))) - frozenset(whole), linear=linear, weight=weight)
+    uneven = frozenset(range(len(factors.sizes))) - frozenset(whole)
+    return LocalRule(rule, product.run, uneven=uneven, linear=linear, weight=0.001 / max(1, group_shape[0]))
 
 
 def _own_rows(local: LocalContext, sizes: Array, rows: int, experts: int) -> tuple[Array, Array]:
