@@ -153,10 +153,10 @@ class ParseError(ShardyError):
         start = self.position - self.column + 1
         line = self.text[start:].split("\n", 1)[0]
         pad = "".join("\t" if char == "\t" else " " for char in line[: self.column - 1])
-        shown = [self.what, f"  where: {self.where}", f"    {line}", f"    {pad}^"]
+        lines = [self.what, f"  where: {self.where}", f"    {line}", f"    {pad}^"]
         if self.fix:
-            shown.append(f"  fix: {self.fix}")
-        return "\n".join(shown)
+            lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)
 
 
 def _remake(cls: type[ShardyError], what: str, state: dict[str, object]) -> ShardyError:

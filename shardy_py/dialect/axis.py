@@ -317,19 +317,19 @@ def set_difference(axes: Iterable[AxisRef], removed: Iterable[AxisRef], mesh: Me
         ("x":(1)2, "x":(4)2)
     """
     ordered = sorted(removed)
-    kept: list[AxisRef] = []
+    remainder: list[AxisRef] = []
     for axis in axes:
         rest: AxisRef | None = axis
         while rest is not None:
             taken = first_overlapping(rest, ordered)
             if taken is None:
-                kept.append(rest)
+                remainder.append(rest)
                 break
             prefix = prefix_without_overlap(rest, taken)
             if prefix is not None:
-                kept.append(prefix)
+                remainder.append(prefix)
             rest = suffix_without_overlap(rest, taken, mesh)
-    return tuple(kept)
+    return tuple(remainder)
 
 
 def is_prefix(axes: Axes, other: Axes) -> bool:

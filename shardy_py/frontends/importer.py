@@ -90,10 +90,10 @@ class Importer(abc.ABC):
         strides = _zero_strides(array)
         if not strides or len(strides) == type.rank:
             return self._constant(type, array, block, location)
-        kept = tuple(d for d in range(type.rank) if d not in strides)
+        dims = tuple(d for d in range(type.rank) if d not in strides)
         part = array[tuple(0 if d in strides else slice(None) for d in range(type.rank))]
         small = self._constant(_jax.tensor_type(part), part, block, location)
-        op = Op("stablehlo.broadcast_in_dim", (small,), (type,), {"broadcast_dimensions": kept}, location=location)
+        op = Op("stablehlo.broadcast_in_dim", (small,), (type,), {"broadcast_dimensions": dims}, location=location)
         self.append(op, block)
         return op.result
 

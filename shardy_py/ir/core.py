@@ -52,15 +52,15 @@ class Value:
 
     def replace_uses(self, new: Value, keep: Callable[[Op, int], bool] | None = None) -> None:
         """Makes every use of this value, except those `keep` accepts, a use of `new` (RAUW in MLIR)."""
-        kept: list[tuple[Op, int]] = []
+        remaining: list[tuple[Op, int]] = []
         for use in reversed(self.uses):
             op, i = use
             if keep is not None and keep(op, i):
-                kept.append(use)
+                remaining.append(use)
                 continue
             op.operands[i] = new
             new.uses[use] = None
-        self.uses = dict.fromkeys(reversed(kept))
+        self.uses = dict.fromkeys(reversed(remaining))
 
     def __repr__(self) -> str:
         return f"<Value {self.name or self.index}: {self.type}>"

@@ -235,8 +235,8 @@ def _indexed(operand: Tensor, indices: Tensor, slices: Tensor, dims: _Dims, part
     among = [d for d in range(slices.type.rank) if d not in dims.windows]
     if _is_uneven(slices, parts, among) or _is_uneven(indices, parts, batch) or _is_cut_along_vectors(indices, dims, parts):
         return True
-    kept = [d for d in range(operand.type.rank) if d not in dims.collapsed and d not in dims.batching]
-    partial = {d: slices.type.shape[w] for d, w in zip(kept, dims.windows, strict=True) if slices.type.shape[w] != operand.type.shape[d]}
+    sliced = [d for d in range(operand.type.rank) if d not in dims.collapsed and d not in dims.batching]
+    partial = {d: slices.type.shape[w] for d, w in zip(sliced, dims.windows, strict=True) if slices.type.shape[w] != operand.type.shape[d]}
     counted = np.iinfo(indices.type.dtype).max
     if _is_cut(operand, parts, [d for d in (*partial, *dims.collapsed) if operand.type.shape[d] > counted]):
         return True

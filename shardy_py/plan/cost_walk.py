@@ -158,11 +158,11 @@ class _Walker:
             trips: Number of executions.
             independent: The arguments that do not depend on the trip before; nor do values from outside.
         """
-        kept = self.finish, self.independent, self.longest
+        state = self.finish, self.independent, self.longest
         self.finish, self.independent, self.longest = {a: 0.0 for a in block.arguments if a not in independent}, independent, 0.0
         self.block(block, trips)
         longest = self.longest
-        self.finish, self.independent, self.longest = kept
+        self.finish, self.independent, self.longest = state
         return longest
 
     def loop(self, op: Op, trips: int) -> None:

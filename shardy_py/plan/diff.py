@@ -343,9 +343,9 @@ def alike_reshards(changes: Iterable[ReshardChange]) -> list[list[ReshardChange]
 
 
 def _section(title: str, lines: Sequence[str], limit: int | None) -> list[str]:
-    shown = list(lines if limit is None else lines[:limit])
-    left = len(lines) - len(shown)
-    return [title, *shown, *([f"  ... and {left} more"] if left else [])] if lines else []
+    head = list(lines if limit is None else lines[:limit])
+    left = len(lines) - len(head)
+    return [title, *head, *([f"  ... and {left} more"] if left else [])] if lines else []
 
 
 def _to(before: str, after: str) -> str:

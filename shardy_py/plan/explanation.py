@@ -284,8 +284,8 @@ def explanation_text(explanation: Explanation, *, full: bool = False, width: int
         below += [f"also made there: {each}" for each in explanation.nearby]
     elif explanation.nearby:
         more = len(explanation.nearby) - _LISTED
-        shown = ", ".join(explanation.nearby[:_LISTED]) + (f", {more} more" if more > 0 else "")
-        below += _wrapped(f"also made there: {shown}", room)
+        names = ", ".join(explanation.nearby[:_LISTED]) + (f", {more} more" if more > 0 else "")
+        below += _wrapped(f"also made there: {names}", room)
     return "\n".join([*_wrapped(_head(explanation), room + 2), *_indented(below)])
 
 
@@ -446,8 +446,8 @@ def _sources(head: str, sources: Sequence[Source], width: int) -> list[str]:
     if not sources:
         return []
     more = len(sources) - _LISTED
-    shown = ", ".join(str(source) for source in sources[:_LISTED])
-    return _wrapped(f"{head}: {shown}" + (f", and {more} more" if more > 0 else ""), width)
+    names = ", ".join(str(source) for source in sources[:_LISTED])
+    return _wrapped(f"{head}: {names}" + (f", and {more} more" if more > 0 else ""), width)
 
 
 def _end(reason: Reason) -> str:

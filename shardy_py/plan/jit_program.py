@@ -110,11 +110,11 @@ class _UnconstrainedBuilder(XlaProgramBuilder):
         operand = op.operands[0].type if op.name == _BROADCAST else None
         if operand is not None and operand.size != op.result.type.size:
             dims = op.attributes["broadcast_dimensions"]
-            kept = [d for d, at in enumerate(dims) if operand.shape[d] == op.result.type.shape[at]]
-            if len(kept) < len(dims):
-                small = TensorType(tuple(operand.shape[d] for d in kept), operand.dtype)
+            matching = [d for d, at in enumerate(dims) if operand.shape[d] == op.result.type.shape[at]]
+            if len(matching) < len(dims):
+                small = TensorType(tuple(operand.shape[d] for d in matching), operand.dtype)
                 dropped = Op("stablehlo.reshape", [names[op.operands[0]]], [small], location=op.location, primitive=op.primitive)
-                wide = {"broadcast_dimensions": tuple(dims[d] for d in kept)}
+                wide = {"broadcast_dimensions": tuple(dims[d] for d in matching)}
                 broadcast = Op(
                     _BROADCAST, [into.append(dropped).result], [op.result.type], wide, location=op.location, primitive=op.primitive
                 )

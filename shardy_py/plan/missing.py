@@ -141,7 +141,7 @@ class _Search:
         """The stop of the axis nearest to the dimension, among dimensions that rules relate to it."""
         end, history = self.history.end, self.history
         start = (self.holder, self.dim)
-        seen = {start}
+        visited = {start}
         level = [start]
         while level:
             stops: list[Stop] = []
@@ -150,13 +150,13 @@ class _Search:
                 for neighbours, i, factor in self.neighbourhood.of_dimension(holder, dim):
                     for j, other in enumerate(neighbours.holders):
                         for d, factors in enumerate(neighbours.rule.mappings[j]):
-                            if factor not in factors or (other, d) in seen:
+                            if factor not in factors or (other, d) in visited:
                                 continue
                             if d in dims_with(history.at(other, end), self.axis):
                                 if len(stops) < _ENOUGH:
                                     stops.append(self.stop(neighbours, i, j, factor))
                             elif neighbours.directions[factor]:
-                                seen.add((other, d))
+                                visited.add((other, d))
                                 following.append((other, d))
             if stops:
                 rank = {kind: n for n, kind in enumerate(_BEST)}

@@ -59,8 +59,8 @@ def _stack(b: Builder) -> Template:
     expanded = []
     for x in b.operands:
         shape = b.type(x).shape
-        kept = [i for i in range(len(shape) + 1) if i != axis]
-        expanded.append(b.broadcast(x, (*shape[:axis], 1, *shape[axis:]), kept))
+        dims = [i for i in range(len(shape) + 1) if i != axis]
+        expanded.append(b.broadcast(x, (*shape[:axis], 1, *shape[axis:]), dims))
     return b.build((_concatenate_tree(b, expanded, axis),))
 
 

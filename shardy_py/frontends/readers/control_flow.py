@@ -39,14 +39,14 @@ def _kept_branches(
     importer: Importer, which: Value, branches: Sequence[Any], platforms: Sequence[Any], eqn: JaxprEqn, block: Block
 ) -> tuple[Value, list[Any]]:
     """Of branches per platform only the one lowered for stays, behind a case that renumbers the index."""
-    kept = next(i for i, names in enumerate(platforms) if names is None or importer.platform in names)
+    index = next(i for i, names in enumerate(platforms) if names is None or importer.platform in names)
     regions = [Block() for _ in branches]
     types = (TensorType((), "int32"),)
     op = Op("stablehlo.case", (which,), types, {}, regions, rule_decided=True, location=eqn.source_info, primitive="cond")
     block.append(op)
     for region in regions:
         region.append(Op("stablehlo.return", (importer.scalar(0, "int32", region, eqn),), (), rule_decided=True))
-    return op.result, [branches[kept]]
+    return op.result, [branches[index]]
 
 
 def while_loop(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:

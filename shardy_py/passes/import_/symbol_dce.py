@@ -24,15 +24,15 @@ class SymbolDce(Pass):
         As MLIR's symbol-dce; meshes are public and stay.
         """
         functions = functions_by_name(program)
-        kept: set[str] = set()
+        reachable: set[str] = set()
         stack = [function for function in program.functions if function.visibility != "private"]
-        kept.update(function.name for function in stack)
+        reachable.update(function.name for function in stack)
         while stack:
             for name in _mentioned(stack.pop(), functions):
-                if name not in kept:
-                    kept.add(name)
+                if name not in reachable:
+                    reachable.add(name)
                     stack.append(functions[name])
-        program.functions = [function for function in program.functions if function.name in kept]
+        program.functions = [function for function in program.functions if function.name in reachable]
 
 
 def _mentioned(function: Function, functions: dict[str, Function]) -> list[str]:
@@ -43,9 +43,9 @@ def _mentioned(function: Function, functions: dict[str, Function]) -> list[str]:
             continue
         if op.name in _CALLERS:
             names.append(attributes[_CALLERS[op.name]])
-        kept = attributes.get(KEPT)
-        if kept is not None and "@" in kept:
-            names += [quoted or name for quoted, name in _SYMBOL.findall(kept)]
+        text = attributes.get(KEPT)
+        if text is not None and "@" in text:
+            names += [quoted or name for quoted, name in _SYMBOL.findall(text)]
     return [name for name in names if name in functions]
 
 

@@ -67,11 +67,11 @@ def truncate(axes: Axes, mesh: Mesh, fit: Callable[[AxisRef, int], AxisRef | Non
     """Cuts a list of axes where `fit(axis, size of the axes before)` gives nothing or only a part of the axis."""
     size = 1
     for i, axis in enumerate(axes):
-        kept = fit(axis, size)
-        if kept is None or (conservative and kept.size is not None):
+        prefix = fit(axis, size)
+        if prefix is None or (conservative and prefix.size is not None):
             return axes[:i]
-        if kept is not axis:
-            return (*axes[:i], kept)
+        if prefix is not axis:
+            return (*axes[:i], prefix)
         size *= axis.size_in(mesh)
     return axes
 

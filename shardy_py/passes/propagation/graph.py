@@ -160,11 +160,11 @@ class PropagationGraph:
         if not op.operands or not op.results:
             return None
         attributes = op.attributes
-        kept = attributes.get(KEPT_TEXT)
-        if kept is None and attributes:
-            kept = tuple(attributes.items())
+        text = attributes.get(KEPT_TEXT)
+        if text is None and attributes:
+            text = tuple(attributes.items())
         types = (*[value.type for value in op.operands], None, *[value.type for value in op.results])
-        key = (op.name, kept, attributes.get("body"), context_of(op), types)
+        key = (op.name, text, attributes.get("body"), context_of(op), types)
         try:
             rule = self._rules.get(key, self)
         except TypeError:  # an attribute that has no hash
@@ -350,12 +350,12 @@ class PropagationGraph:
 
 
 def _sweep(block: Block, erased: set[Op | None]) -> None:
-    kept = [op for op in block.ops if op not in erased]
-    if len(kept) != len(block.ops):
+    remaining = [op for op in block.ops if op not in erased]
+    if len(remaining) != len(block.ops):
         for op in block.ops:
             if op in erased:
                 op.block = None
-        block.ops = kept
-    for op in kept:
+        block.ops = remaining
+    for op in remaining:
         for region in op.regions:
             _sweep(region, erased)

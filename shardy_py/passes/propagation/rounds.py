@@ -100,8 +100,8 @@ def _restore(holder: Holder, original: TensorSharding, priority: int, log: Log |
         if (dim.priority or 0) == priority:
             dims[d] = DimensionSharding(dim.axes, dim.is_closed)
             freed.extend(dim.axes)
-    kept = tuple(axis for axis in now.replicated if axis not in freed)
-    holder.sharding = TensorSharding(now.mesh, tuple(dims), kept, now.unreduced)
+    replicated = tuple(axis for axis in now.replicated if axis not in freed)
+    holder.sharding = TensorSharding(now.mesh, tuple(dims), replicated, now.unreduced)
     if log is not None:
         log.append(Step.outside(holder, now, holder.sharding, "priority", user_priority=priority))
 

@@ -28,9 +28,9 @@ def paths_as_one(paths: Sequence[str]) -> str:
     ):
         return f"{first} and {count - 1} more"
     k = differing[0]
-    shown = [str(n) for n in numbers[0]]
-    shown[k] = f"{numbers[0][k]}..{numbers[0][k] + count - 1}"
-    return "".join(text + number for text, number in zip(texts, [*shown, ""]))
+    indices = [str(n) for n in numbers[0]]
+    indices[k] = f"{numbers[0][k]}..{numbers[0][k] + count - 1}"
+    return "".join(text + number for text, number in zip(texts, [*indices, ""]))
 
 
 def without_numbers(path: str) -> str:

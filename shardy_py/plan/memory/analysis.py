@@ -82,9 +82,9 @@ class _Queries:
         return relief(self.plan, memory)
 
     def peak_buffers(self, memory: MemoryAnalysis) -> tuple[PeakBuffer, ...]:
-        kept = _usage(self.plan, self.of_compiler)[1]
-        buffers = (*kept.resident, *(kept.alive(memory.peak_step) if memory.steps else ()))
-        locate = _Locations(kept.running)
+        usage = _usage(self.plan, self.of_compiler)[1]
+        buffers = (*usage.resident, *(usage.alive(memory.peak_step) if memory.steps else ()))
+        locate = _Locations(usage.running)
         return tuple(self._described(b, locate) for b in sorted(buffers, key=lambda b: -b.bytes))
 
     def _described(self, buffer: LiveBuffer, locate: _Locations) -> PeakBuffer:

@@ -33,8 +33,8 @@ def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanR
         memory: Its analysis.
         analysed: Gives the analysis of another plan.
     """
-    peak, kept = memory.peak_memory_in_bytes, _residual_bytes(plan, memory)
-    dominated = kept >= max(GRAVE, DOMINANT_SHARE * peak)
+    peak, residuals = memory.peak_memory_in_bytes, _residual_bytes(plan, memory)
+    dominated = residuals >= max(GRAVE, DOMINANT_SHARE * peak)
     if plan.variants is None or not (dominated or memory.fits is False) or _is_large(plan):
         return ()
     smaller: list[tuple[int, Finding]] = []
@@ -44,7 +44,7 @@ def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanR
             continue
         room = memory.hardware_bytes
         fits = "" if memory.fits is not False or room is None else ", which fits" if after <= room else ", which does not fit either"
-        about = f"residuals of {_scans(variant)} are {format_bytes(kept)} of {format_bytes(peak)}; " if variant.of_residuals else ""
+        about = f"residuals of {_scans(variant)} are {format_bytes(residuals)} of {format_bytes(peak)}; " if variant.of_residuals else ""
         of = "" if variant.of_residuals else f" of {format_bytes(peak)}"
         message = f"{about}{variant.change} leaves {format_bytes(after)}{of}{fits}"
         severity = "warning" if memory.fits is False else "info"

@@ -160,8 +160,8 @@ def _shown(node: ast.expr) -> str:
 
 
 def _refused(text: str, why: str) -> ConversionError:
-    shown = text if len(text) <= 120 else text[:117] + "..."
+    excerpt = text if len(text) <= 120 else text[:117] + "..."
     return ConversionError(
-        f"the description {shown!r} is not that of a layer",
+        f"the description {excerpt!r} is not that of a layer",
         why=f"{why}; a description is a name with literals, and is never executed",
     )

@@ -34,8 +34,8 @@ def scatter(op: Op, out: Emitter) -> Sequence[Value] | None:
         indices = _local_indices(out, indices, looked_up)
     if not axes and not looked_up:
         return None
-    kept = op.attributes.get(KEPT, "")
-    texts = {name: "false" for name in ("indices_are_sorted", "unique_indices") if f"{name} = " not in kept}
+    text = op.attributes.get(KEPT, "")
+    texts = {name: "false" for name in ("indices_are_sorted", "unique_indices") if f"{name} = " not in text}
     return out.rebuild(with_kept(op.attributes, texts), (*inputs, indices, *op.operands[count + 1 :])).results
 
 

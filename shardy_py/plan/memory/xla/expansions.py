@@ -138,9 +138,9 @@ def _turned(reader: XlaReader, op: Op, region: Region, value: int, shape: Sequen
     return result
 
 
-def _is_plain(shape: Sequence[int], batch: Sequence[int], contracted: Sequence[int], kept: Sequence[int]) -> bool:
+def _is_plain(shape: Sequence[int], batch: Sequence[int], contracted: Sequence[int], free: Sequence[int]) -> bool:
     leading = tuple(batch) == tuple(range(len(batch)))
-    return leading and len(contracted) <= 1 and len(kept) <= 1 and all(shape[d] != 1 for d in batch)
+    return leading and len(contracted) <= 1 and len(free) <= 1 and all(shape[d] != 1 for d in batch)
 
 
 def _dot(reader: XlaReader, op: Op, region: Region) -> None:
@@ -150,14 +150,14 @@ def _dot(reader: XlaReader, op: Op, region: Region) -> None:
     shapes = [reader.local_shape(v) for v in op.operands]
     batch = a["lhs_batching_dimensions"], a["rhs_batching_dimensions"]
     contracted = a["lhs_contracting_dimensions"], a["rhs_contracting_dimensions"]
-    kept = [[d for d in range(len(shapes[i])) if d not in batch[i] and d not in contracted[i]] for i in (0, 1)]
-    plain = [_is_plain(shapes[i], batch[i], contracted[i], kept[i]) for i in (0, 1)]
+    free = [[d for d in range(len(shapes[i])) if d not in batch[i] and d not in contracted[i]] for i in (0, 1)]
+    plain = [_is_plain(shapes[i], batch[i], contracted[i], free[i]) for i in (0, 1)]
     one = math.prod(shapes[0][d] for d in contracted[0]) == 1 or math.prod(reader.local_shape(op.result)) == 1
     if not all(plain) and not one:  # a matrix, or an array of matrices, can be read either way
         if not plain[0]:
-            lhs = _turned(reader, op, region, lhs, shapes[0], (*batch[0], *kept[0], *contracted[0]))
+            lhs = _turned(reader, op, region, lhs, shapes[0], (*batch[0], *free[0], *contracted[0]))
         if not plain[1]:
-            rhs = _turned(reader, op, region, rhs, shapes[1], (*batch[1], *contracted[1], *kept[1]))
+            rhs = _turned(reader, op, region, rhs, shapes[1], (*batch[1], *contracted[1], *free[1]))
     size = reader.local_bytes(op.result)
     if math.prod(shapes[0][d] for d in contracted[0]) == 1:
         _outer_product(reader, op, region)
@@ -166,7 +166,7 @@ def _dot(reader: XlaReader, op: Op, region: Region) -> None:
     elif all(plain):
         _finish(reader, op, reader.emit(op, region, Kind.WHOLE, [lhs, rhs], size))
     else:
-        sizes = [[n for n in (shapes[0][d] for d in batch[0]) if n != 1], *([math.prod(shapes[i][d] for d in kept[i])] for i in (0, 1))]
+        sizes = [[n for n in (shapes[0][d] for d in batch[0]) if n != 1], *([math.prod(shapes[i][d] for d in free[i])] for i in (0, 1))]
         array_type = tuple(n for part in sizes for n in part), op.result.type.dtype
         product = reader.emit(op, region, Kind.WHOLE, [lhs, rhs], size, array_type=array_type)
         _finish(reader, op, reader.emit(op, region, Kind.VIEW, [product], size))
