@@ -19,6 +19,7 @@ from shardy_py.dialect.devices import shard_index
 from shardy_py.dialect.grouping import grouped
 from shardy_py.frontends.all_reduces import product
 from shardy_py.frontends.context import axis_sizes
+from shardy_py.ir.types import element_bits
 from shardy_py.partition.region.layouts import Layout, block, local_shape, names, num_shards
 from shardy_py.partition.region.reshard_steps import ReshardStep, reshard_steps
 
@@ -168,7 +169,7 @@ def as_bits(x: Array, send: Callable[[Array], Array], platform: str) -> Array:
     widened = not is_key(x.dtype) and x.dtype.itemsize <= 2 and jnp.issubdtype(x.dtype, jnp.floating) and x.dtype != jnp.float16
     if platform != "cpu" or not widened:
         return send(x)
-    return lax.bitcast_convert_type(send(lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")), x.dtype)
+    return lax.bitcast_convert_type(send(lax.bitcast_convert_type(x, f"uint{element_bits(str(x.dtype))}")), x.dtype)
 
 
 def all_gather_bits(x: Array, over: tuple[str, ...], dim: int, platform: str) -> Array:

@@ -12,6 +12,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
+import shardy_py as sp
 from shardy_py.backends.local.local_rule import LocalContext, LocalRule
 from shardy_py.backends.local.table import LOCAL_RULES
 from tests.backends.local.forced import SIZES, choices, equation_of, mesh, run_forced, same
@@ -50,3 +51,13 @@ def test_as_bits_on_cpu(name):
     want = jax.jit(lambda x: jax.tree.leaves(equation.eqn.primitive.bind(x, **equation.eqn.primitive.get_bind_params(equation.params))))(x)
     for g, w in zip(run_forced(equation, local_rule, [axes], operands)[0], want, strict=True):
         same(g, w, 0.0, name)
+
+
+@pytest.mark.parametrize("dtype", ["float4_e2m1fn", "float8_e4m3fn"])
+def test_floats_of_four_and_eight_bits_are_moved(dtype):
+    """Types below a byte are packed: as integers they have four bits, too."""
+    x = np.arange(64, dtype=np.float32).reshape(4, 16).astype(dtype)
+    step = sp.auto_shard(
+        lambda x: x[::-1].T, mesh=mesh(), in_shardings=PartitionSpec("x"), out_shardings=PartitionSpec("x"), lowering="shard_map"
+    )
+    np.testing.assert_array_equal(np.asarray(step(x)).astype(np.float32), x[::-1].T.astype(np.float32))
