@@ -375,15 +375,19 @@ class _Decider:
         axes, exact = self.proposals(rule, index), lists.exact
         summed: Array = functools.reduce(np.bitwise_or, (lists.mask(axes[f]) for f in rule.reduction))
         runs = self.with_axes(rule, axes, summed, len(summed))
-        received: Array = np.zeros(len(summed))
-        for i, type_ in enumerate(op.types):
-            own, run, is_result = self.domains[i], self.layouts[i].items, i >= len(op.operands)
-            rows = _Rows(np.tile(index[i], len(summed) // size), runs.numbers[i], summed * is_result)
-            moves = [((run[b], own[a]) if is_result else (own[a], run[b]), exact.axes(mask)) for a, b, mask in rows.distinct()]
-            received = received + rows.deal([region_bytes(type_, *ends, over, mesh) for ends, over in moves])
-        devices: Array = functools.reduce(np.multiply, map(lists.size, axes))
-        cost = received + weight_of_work(op) * math.prod(rule.factor_sizes) / devices
-        return runs.at(cost.reshape(-1, size).argmin(axis=0) * size + np.arange(size))
+        work = weight_of_work(op) * math.prod(rule.factor_sizes) / functools.reduce(np.multiply, map(lists.size, axes))
+        received, least = np.zeros(len(work)), np.full(size, math.inf)
+        computes_least = (work.reshape(-1, size) == work.reshape(-1, size).min(axis=0)).reshape(-1)
+        for (at,) in map(np.nonzero, (computes_least, ~computes_least)):
+            # Routes take long to search: none where what a proposal computes and moves already costs more than another does in all.
+            for i, type_ in enumerate(op.types):
+                at = at[received[at] + work[at] <= least[at % size]]
+                own, run, is_result = self.domains[i], self.layouts[i].items, i >= len(op.operands)
+                rows = _Rows(index[i, at % size], runs.numbers[i, at], summed[at] * is_result)
+                moves = [((run[b], own[a]) if is_result else (own[a], run[b]), exact.axes(mask)) for a, b, mask in rows.distinct()]
+                received[at] += rows.deal([region_bytes(type_, *ends, over, mesh) for ends, over in moves])
+            np.minimum.at(least, at % size, received[at] + work[at])
+        return runs.at((received + work).reshape(-1, size).argmin(axis=0) * size + np.arange(size))
 
     def proposals(self, rule: OpShardingRule, index: Array) -> list[Array]:
         """Axes of every factor in the proposals of `region_strategy`, of all joint layouts in one after the other."""
