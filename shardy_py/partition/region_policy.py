@@ -71,8 +71,8 @@ def weight_of_work(op: OpSpec) -> float:
 def region_bytes(type_: Type, source: Layout, target: Layout, summed: Axes, mesh: Mesh) -> int:
     """The bytes that `region_strategy` weighs for the steps of `region_route`, which has the same arguments: received, and for launches."""
     axes = _RegionAxes.of(mesh)
-    before = region.partial(axes.layout(source), [axes.names[axis] for axis in summed])
-    return reshard_cost(before, axes.layout(target), type_.shape, element_bits(type_.dtype), axes.mesh, COLLECTIVE_LAUNCH_BYTES)
+    ends = axes.layout(source, summed), axes.layout(target)
+    return reshard_cost(*ends, type_.shape, element_bits(type_.dtype), axes.mesh, COLLECTIVE_LAUNCH_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,6 @@ def region_route(type_: Type, source: Layout, target: Layout, summed: Axes, mesh
         mesh: The mesh.
     """
     axes = _RegionAxes.of(mesh)
-    before = region.partial(axes.layout(source), [axes.names[axis] for axis in summed])
     return tuple(
         RegionStep(
             step.kind,
@@ -111,7 +110,7 @@ def region_route(type_: Type, source: Layout, target: Layout, summed: Axes, mesh
             axes.parts_of(step.before),
             axes.parts_of(step.after),
         )
-        for step in reshard_steps(before, axes.layout(target), type_.shape, axes.mesh)
+        for step in reshard_steps(axes.layout(source, summed), axes.layout(target), type_.shape, axes.mesh)
     )
 
 
@@ -155,7 +154,7 @@ class _RegionAxes:
         self.names = {part: AxisRef(format_axis(part)) for part in every}
         self.parts = {axis: part for part, axis in self.names.items()}
         self.mesh = Mesh([(axis.name, part.size_in(mesh)) for part, axis in self.names.items()])
-        self._layouts: dict[Layout, region.Layout] = {}
+        self._layouts: dict[tuple[Layout, Axes], region.Layout] = {}
 
     @staticmethod
     @functools.lru_cache(64)
@@ -163,11 +162,12 @@ class _RegionAxes:
         """The mesh of a region, made once."""
         return _RegionAxes(mesh)
 
-    def layout(self, layout: Layout) -> region.Layout:
-        """A layout in the region."""
-        cached = self._layouts.get(layout)
+    def layout(self, layout: Layout, summed: Axes = ()) -> region.Layout:
+        """A layout in the region, of partial sums over some axes."""
+        cached = self._layouts.get((layout, summed))
         if cached is None:
-            cached = self._layouts[layout] = region.layout([[self.names[axis] for axis in dim] for dim in layout])
+            dims = [[self.names[axis] for axis in dim] for dim in layout]
+            cached = self._layouts[layout, summed] = region.layout(dims, [self.names[axis] for axis in summed])
         return cached
 
     def parts_of(self, layout: region.Layout) -> Layout:
