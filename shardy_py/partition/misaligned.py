@@ -19,6 +19,7 @@ def is_misaligned_product(op: Op, meshes: Mapping[str, Mesh]) -> bool:
     partitions the rest of the product inside of each group, and takes the place of a device in its group from the larger operand, but the
     layout of the result from the groups of the result (`GetDotGroupPartitionContractingOutputShardings`). If these list their devices in
     different orders, and a dimension has to be moved besides, parts of the result are exchanged. It takes three axes, or parts of them.
+    On four axes XLA groups them several times over, and not every such product is recognized.
 
     Args:
         op: A `stablehlo.dot_general` with final shardings.
