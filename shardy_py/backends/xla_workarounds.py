@@ -41,7 +41,7 @@ from shardy_py.backends.rewriting import Replacement, constraint_params, op_of
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
 from shardy_py.partition.misaligned import is_misaligned_product
-from shardy_py.partition.mispartitioned import OPS, PRODUCT, as_sharded, axes_as_sharded, is_mispartitioned, is_mispartitioned_product
+from shardy_py.partition.mispartitioned import OPS, as_sharded, is_mispartitioned, is_mispartitioned_product
 from shardy_py.partition.variables import variable_of
 
 ShardingOf = Callable[[Any], TensorSharding | None]
@@ -83,10 +83,8 @@ def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacemen
         value = None if scope is None or isinstance(v, Literal) else scope.env.get(v)
         return None if value is None else read.get(value, value).sharding
 
-    product = op_of(eqn, scope, PRODUCT) if scope is not None and name in _PRODUCTS else None
-    is_product_at_risk = product is not None and (
-        is_mispartitioned_product(product, axes_as_sharded(target.meshes)) or is_misaligned_product(product, target.meshes)
-    )
+    product = op_of(eqn, scope, _PRODUCT) if scope is not None and name in _PRODUCTS else None
+    is_product_at_risk = product is not None and (is_mispartitioned_product(product) or is_misaligned_product(product, target.meshes))
     if is_product_at_risk or (op is not None and is_mispartitioned(op, as_sharded(target.meshes))):
         region = in_region(eqn, sharding_of, target.named, target.partition)
         if region is not None:
@@ -96,6 +94,7 @@ def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacemen
     return WORKAROUNDS[name](eqn, target.named) if name in WORKAROUNDS else None
 
 
+_PRODUCT = "stablehlo.dot_general"
 _PRODUCTS = frozenset(("dot_general", "ragged_dot_general"))
 """Primitives that are lowered to products."""
 

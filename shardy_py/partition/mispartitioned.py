@@ -15,9 +15,8 @@ import numpy as np
 
 from shardy_py.dialect import Mesh
 from shardy_py.dialect.axis import Axes
-from shardy_py.ir import Value
+from shardy_py.ir import Op, Value
 from shardy_py.ir.operation import Operation, Tensor
-from shardy_py.partition.layouts import Layout, layout_of, mesh_of
 from shardy_py.partition.windows import is_cumulative
 
 Parts = Callable[[Any], tuple[int, ...]]
@@ -37,43 +36,27 @@ def is_mispartitioned(op: Operation, parts: Parts) -> bool:
     return at_risk(op, parts) if all(v.type.size for v in op.operands) else _of_nothing(op, parts)
 
 
-def is_mispartitioned_product(op: Operation, axes: Callable[[Any], Sequence[Axes]]) -> bool:
+def is_mispartitioned_product(op: Op) -> bool:
     """Whether XLA may get a product with batches wrong: both sides cut along a summed dimension by an axis that cuts the result too.
 
     Partial sums are scattered along that axis then. Where the batches of the operands and of the result are cut by different axes as well,
     devices are lined up by the wrong ones, and numbers come from other batches. This depends on axes, which `Parts` do not have.
 
     Args:
-        op: Any op; only a `stablehlo.dot_general` with batches may be one.
-        axes: The axes of each dimension of its operands and its result.
+        op: A `stablehlo.dot_general` with final shardings.
     """
-    if op.name != PRODUCT or not op.attributes["lhs_batching_dimensions"]:
+    a, (lhs, rhs), result = op.attributes, op.operands, op.result
+    of_lhs, of_rhs = a["lhs_batching_dimensions"], a["rhs_batching_dimensions"]
+    batches = zip(of_lhs, of_rhs, range(len(of_lhs)), strict=True)
+    if all(_axes(lhs, i) == _axes(rhs, j) == _axes(result, k) for i, j, k in batches):
         return False
-    a, (lhs, rhs), result = op.attributes, map(axes, op.operands), axes(op.result)
-    batches: Iterable[tuple[int, int]] = zip(a["lhs_batching_dimensions"], a["rhs_batching_dimensions"], strict=True)
-    if all(lhs[i] == rhs[j] == result[k] for k, (i, j) in enumerate(batches)):
-        return False
-    sums: Iterable[tuple[int, int]] = zip(a["lhs_contracting_dimensions"], a["rhs_contracting_dimensions"], strict=True)
-    summed = {name for i, j in sums for name in _names(lhs[i]) & _names(rhs[j])}
-    return any(_names(dim) & summed for dim in result)
+    sums = zip(a["lhs_contracting_dimensions"], a["rhs_contracting_dimensions"], strict=True)
+    summed = {axis.name for i, j in sums for axis in _axes(lhs, i) if axis.name in {other.name for other in _axes(rhs, j)}}
+    return any(axis.name in summed for d in range(result.type.rank) for axis in _axes(result, d))
 
 
-def _names(axes: Axes) -> set[str]:
-    return {axis.name for axis in axes}
-
-
-PRODUCT = "stablehlo.dot_general"
-"""The op that `is_mispartitioned_product` may hold of."""
-
-
-def axes_as_sharded(meshes: Mapping[str, Mesh]) -> Callable[[Value], Layout]:
-    """The axes of final shardings."""
-
-    def axes(value: Value) -> Layout:
-        mesh = mesh_of((value.sharding,), meshes)
-        return ((),) * value.type.rank if mesh is None else layout_of(value.sharding, value.type.rank, mesh)
-
-    return axes
+def _axes(value: Value, dim: int) -> Axes:
+    return () if value.sharding is None or not value.sharding.rank else value.sharding.dims[dim].axes
 
 
 def as_sharded(meshes: Mapping[str, Mesh]) -> Parts:

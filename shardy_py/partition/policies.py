@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardy_py.dialect import Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes
 from shardy_py.ir import Op, Type
 from shardy_py.partition.layouts import Layout, layout_of
-from shardy_py.partition.mispartitioned import is_mispartitioned_product
-from shardy_py.partition.op import CHEAP, OpSpec, TensorSpec, spec_of
+from shardy_py.partition.op import CHEAP, OpSpec
 from shardy_py.partition.region_policy import region_moves, region_strategy
 from shardy_py.partition.routes import Move, settled
 from shardy_py.partition.shardy_policy import shardy_moves, shardy_strategy
@@ -48,24 +47,8 @@ def xla(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy:
         layouts: Of operands, then of results.
         mesh: The mesh.
     """
-    return _product_in_region(op, layouts, mesh) or _planned(op, layouts, mesh)
-
-
-def _planned(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy:
-    """The strategy of an op in a region that a planner chose: that of `xla`, but for products, which are right there."""
     count = len(op.operands)
     return workaround(op, layouts, mesh) or _without_workaround(op.name, op.rule, op.types, layouts, count, mesh)
-
-
-def _product_in_region(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy | None:
-    """The strategy of a product that XLA gets wrong, in a region of its own; None of other ops."""
-
-    def axes(tensor: TensorSpec) -> Layout:
-        return layouts[tensor.number]
-
-    if not is_mispartitioned_product(op, axes):
-        return None
-    return replace(region_strategy(op, layouts, mesh), in_region=True)
 
 
 def xla_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh], cache: StrategyCache, *, manual: bool = False) -> Strategy:
@@ -85,8 +68,6 @@ def xla_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh], cache: StrategyCache,
     layouts = tuple([layout_of(v.sharding, v.type.rank, mesh) for v in values])
     rule, types = op.rule if op.rule_decided else rule_for(op), tuple([v.type for v in values])
     key = (op.name, rule, layouts, types, mesh)
-    if not manual and is_mispartitioned_product(op, dict(zip(values, layouts)).__getitem__):
-        return xla(spec_of(op), layouts, mesh)
     if key not in cache:
         cache[key] = _without_workaround(op.name, rule, types, layouts, len(op.operands), mesh)
     return cache[key]
@@ -108,7 +89,7 @@ POLICIES: Mapping[str, Policy] = {
     "xla": Policy(xla, xla_moves),
     "shardy": Policy(shardy_strategy, shardy_moves),
     "local": Policy(region_strategy, region_moves),
-    "planner": Policy(_planned, region_moves),
+    "planner": Policy(xla, region_moves),
 }
 """Name -> policy; `planner` is a region that runs ops as a planner chose for it, along the axes of XLA's partitioner."""
 

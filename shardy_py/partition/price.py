@@ -163,14 +163,13 @@ def price(policy: str, op: OpSpec, layouts: Sequence[Layout], machine: Machine, 
     """
     mesh, count, types = machine.mesh, len(op.operands), op.types
     run = strategy_of(policy, op, layouts, mesh)
-    moved_by = "local" if run.in_region else policy
     operand_moves = tuple(
-        NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, layout, read, moved_by)
+        NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, layout, read, policy)
         for tensor, layout, read in zip(op.operands, layouts, run.reads)
     )
     after = machine.collectives(run.inside, op.results[0].type.dtype) if run.inside else NO_COMMUNICATION
     for tensor, source, target in zip(op.results, run.makes, layouts[count:]):
-        after += machine.settle(tensor.type, source, target, run.summed, moved_by)
+        after += machine.settle(tensor.type, source, target, run.summed, policy)
     pieces = [local_shape(type_.shape, layout, mesh) for type_, layout in zip(types, (*run.reads, *run.makes))]
     operands: Sequence[Sequence[int]] = pieces[:count]
     if op.name in PRODUCTS:
@@ -180,10 +179,6 @@ def price(policy: str, op: OpSpec, layouts: Sequence[Layout], machine: Machine, 
     computed = work(op, operands, pieces[count:])
     accessed = traffic(memory, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
     seconds = roofline_seconds(computed, accessed, machine.hardware) + after.seconds
-    if run.in_region:  # its copies are its own, so that others neither have them nor pay for them
-        own = sum(operand_moves, NO_COMMUNICATION)
-        reads, makes = tuple(layouts[:count]), tuple(layouts[count:])
-        return Price(seconds + own.seconds, computed, accessed, after.received + own.received, reads, makes, (NO_COMMUNICATION,) * count)
     return Price(seconds, computed, accessed, after.received, run.reads, run.makes, operand_moves)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from shardy_py.cost.compute import PRODUCTS
 from shardy_py.dialect import AxisRef, FactorType, Mesh, OpShardingRule
@@ -21,7 +21,7 @@ from shardy_py.ir.types import element_bits
 from shardy_py.partition.layouts import Layout, local_shape, parts
 from shardy_py.partition.op import OpSpec
 from shardy_py.partition.region import layouts as region
-from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES, reshard_cost, reshard_steps
+from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES, reshard_steps
 from shardy_py.partition.region.strategies import TensorLayouts, strategies
 from shardy_py.partition.routes import Move
 from shardy_py.partition.strategy import SHIFTS, Strategy, shifts
@@ -52,7 +52,7 @@ def region_strategy(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strate
     tensors = [TensorLayouts(type_.shape, element_bits(type_.dtype), (axes.layout(at),)) for type_, at in zip(types, layouts)]
     combine = _COMBINED_AT_ONCE.get(op.primitive or "", "add")
     exchanged = _launch if op.name in SHIFTS else None
-    weight = weight_of_work(op)
+    weight = _PRODUCT_WEIGHT if op.name in PRODUCTS else _WEIGHT
     operands, results = tuple(tensors[:count]), tuple(tensors[count:])
     best = strategies(rule, operands, results, axes.mesh, combine, _single(rule), (), exchanged, weight)[0]
     reads, makes = tuple(map(axes.parts_of, best.operands)), tuple(map(axes.parts_of, best.results))
@@ -63,37 +63,8 @@ def region_strategy(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strate
     return Strategy(reads, makes, tuple(map(axes.parts.__getitem__, summed)), inside)
 
 
-def weight_of_work(op: OpSpec) -> float:
-    """The cost of one point of an op's iteration space, in bytes that could be sent meanwhile."""
-    return _PRODUCT_WEIGHT if op.name in PRODUCTS else _WEIGHT
-
-
-def region_bytes(type_: Type, source: Layout, target: Layout, summed: Axes, mesh: Mesh) -> int:
-    """The bytes that `region_strategy` weighs for the steps of `region_route`, which has the same arguments: received, and for launches."""
-    axes = _RegionAxes.of(mesh)
-    ends = axes.layout(source, summed), axes.layout(target)
-    return reshard_cost(*ends, type_.shape, element_bits(type_.dtype), axes.mesh, COLLECTIVE_LAUNCH_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class RegionStep:
-    """One step of a region between layouts.
-
-    Attributes:
-        kind: As that of `ReshardStep`; an `all_slice` sends nothing.
-        axes: The axes it is over; none of a `collective_permute`, which is over all.
-        before: The layout of its operand.
-        after: The layout of its result.
-    """
-
-    kind: str
-    axes: Axes
-    before: Layout
-    after: Layout
-
-
-def region_route(type_: Type, source: Layout, target: Layout, summed: Axes, mesh: Mesh) -> tuple[RegionStep, ...]:
-    """The steps of a region from partial sums in one layout to a value in another, as `reshard_steps` has them.
+def region_moves(type_: Type, source: Layout, target: Layout, summed: Axes, mesh: Mesh) -> tuple[Move, ...]:
+    """The collectives of a region from partial sums in one layout to a value in another, as `reshard_steps` has them.
 
     Args:
         type_: Type of the value.
@@ -103,27 +74,16 @@ def region_route(type_: Type, source: Layout, target: Layout, summed: Axes, mesh
         mesh: The mesh.
     """
     axes = _RegionAxes.of(mesh)
-    return tuple(
-        RegionStep(
-            step.kind,
-            () if step.kind == "collective_permute" else tuple(map(axes.parts.__getitem__, step.axes)),
-            axes.parts_of(step.before),
-            axes.parts_of(step.after),
-        )
-        for step in reshard_steps(axes.layout(source, summed), axes.layout(target), type_.shape, axes.mesh)
-    )
-
-
-def region_moves(type_: Type, source: Layout, target: Layout, summed: Axes, mesh: Mesh) -> tuple[Move, ...]:
-    """The collectives among the steps of `region_route`, which has the same arguments."""
+    before = region.partial(axes.layout(source), [axes.names[axis] for axis in summed])
+    steps = reshard_steps(before, axes.layout(target), type_.shape, axes.mesh)
     return tuple(
         Move(
             "all_reduce" if step.kind == "reduce_scatter" else step.kind,
-            step.axes,
-            local_shape(type_.shape, step.before, mesh),
+            () if step.kind == "collective_permute" else tuple(map(axes.parts.__getitem__, step.axes)),
+            local_shape(type_.shape, axes.parts_of(step.before), mesh),
             step.kind == "reduce_scatter",
         )
-        for step in region_route(type_, source, target, summed, mesh)
+        for step in steps
         if step.kind != "all_slice"
     )
 
@@ -154,7 +114,6 @@ class _RegionAxes:
         self.names = {part: AxisRef(format_axis(part)) for part in every}
         self.parts = {axis: part for part, axis in self.names.items()}
         self.mesh = Mesh([(axis.name, part.size_in(mesh)) for part, axis in self.names.items()])
-        self._layouts: dict[tuple[Layout, Axes], region.Layout] = {}
 
     @staticmethod
     @functools.lru_cache(64)
@@ -162,13 +121,9 @@ class _RegionAxes:
         """The mesh of a region, made once."""
         return _RegionAxes(mesh)
 
-    def layout(self, layout: Layout, summed: Axes = ()) -> region.Layout:
-        """A layout in the region, of partial sums over some axes."""
-        cached = self._layouts.get((layout, summed))
-        if cached is None:
-            dims = [[self.names[axis] for axis in dim] for dim in layout]
-            cached = self._layouts[layout, summed] = region.layout(dims, [self.names[axis] for axis in summed])
-        return cached
+    def layout(self, layout: Layout) -> region.Layout:
+        """A layout in the region."""
+        return region.layout([[self.names[axis] for axis in dim] for dim in layout])
 
     def parts_of(self, layout: region.Layout) -> Layout:
         """A layout of the region in parts of the mesh's axes; partial sums are left out."""

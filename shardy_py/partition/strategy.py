@@ -36,14 +36,12 @@ class Strategy:
         makes: The layout in which each result is made.
         summed: Axes over which results are added up.
         inside: The collectives of the op itself, which fetch parts of its pieces from neighbours.
-        in_region: Whether it runs in a region of its own, whose collectives (`region_moves`) bring values there and back, for no other op.
     """
 
     reads: tuple[Layout, ...]
     makes: tuple[Layout, ...]
     summed: Axes = ()
     inside: tuple[Move, ...] = ()
-    in_region: bool = False
 
 
 def strategy(

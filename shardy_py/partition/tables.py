@@ -7,7 +7,6 @@ function of few arguments that take few values: it runs once per distinct row of
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,12 +20,10 @@ from shardy_py.dialect import Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.partition.factor_axes import Exact, Factors, factor_axes
 from shardy_py.partition.layouts import Layout, joined, local_shape, to_factors
-from shardy_py.partition.mispartitioned import AT_RISK, PRODUCT
+from shardy_py.partition.mispartitioned import AT_RISK
 from shardy_py.partition.op import OpSpec
 from shardy_py.partition.policies import AS_XLA, FORWARDING, runs_as_laid, strategy_of
 from shardy_py.partition.price import NO_COMMUNICATION, Machine, piece_bytes
-from shardy_py.partition.region.strategies import orders
-from shardy_py.partition.region_policy import region_bytes, weight_of_work
 from shardy_py.partition.routes import Move, settled
 from shardy_py.partition.strategy import SHIFTS, WHOLE, shifts
 from shardy_py.partition.workarounds import HANDLERS, borders, is_at_risk, proposed_axes, received_elements
@@ -96,6 +93,16 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
         raise ValueError(f"{op.name} has {len(types)} values; there are domains of {len(domains)} and numbers of {len(index)}")
     decider = _Decider(op, domains, mesh)
     runs = decider.decide(policy, index)
+    move_seconds: list[Array] = []
+    move_received: list[Array] = []
+    for i, tensor in enumerate(op.operands):
+        read_in = decider.layouts[i].items
+        seconds, received = np.full((len(domains[i]), len(read_in)), np.nan), np.full((len(domains[i]), len(read_in)), -1)
+        for own, read in _Rows(index[i], runs.numbers[i]).distinct():
+            cost = NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, domains[i][own], read_in[read], policy)
+            seconds[own, read], received[own, read] = cost.seconds, cost.received
+        move_seconds.append(seconds)
+        move_received.append(received)
     pieces = [_pieces(type_.shape, layouts.items, run, mesh) for type_, layouts, run in zip(types, decider.layouts, runs.numbers)]
     operands = pieces[:count]
     if op.name in PRODUCTS:
@@ -106,27 +113,15 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
     seconds = np.array([cost.seconds for cost in inside])[runs.inside]
     received = np.array([cost.received for cost in inside])[runs.inside]
     reductions: Array = np.zeros(index.shape[1])
-    moved_by = (policy, "local")  # outside of regions and for those of their own
     for i, tensor in enumerate(op.results, count):
-        rows = _Rows(runs.numbers[i], index[i], runs.summed, runs.in_region)
+        rows = _Rows(runs.numbers[i], index[i], runs.summed)
         makes, targets, axes = decider.layouts[i].items, domains[i], decider.lists.exact.axes
-        costs = [machine.settle(tensor.type, makes[a], targets[b], axes(mask), moved_by[c]) for a, b, mask, c in rows.distinct()]
+        costs = [machine.settle(tensor.type, makes[a], targets[b], axes(mask), policy) for a, b, mask in rows.distinct()]
         settled_seconds = rows.deal([cost.seconds for cost in costs])
         seconds = seconds + settled_seconds
         reductions = reductions + np.where(runs.summed, settled_seconds, 0.0)
         received = received + rows.deal([cost.received for cost in costs])
-    own_seconds, own_received, numbers = decider.own_moves(runs, index, machine)
-    communicated, received = seconds + own_seconds, received + own_received
-    move_seconds: list[Array] = []
-    move_received: list[Array] = []
-    for i, tensor in enumerate(op.operands):
-        read_in = decider.layouts[i].items
-        by_read, received_by_read = np.full((len(domains[i]), len(read_in)), np.nan), np.full((len(domains[i]), len(read_in)), -1)
-        for own, read in _Rows(index[i], numbers[i]).distinct():
-            cost = NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, domains[i][own], read_in[read], policy)
-            by_read[own, read], received_by_read[own, read] = cost.seconds, cost.received
-        move_seconds.append(by_read)
-        move_received.append(received_by_read)
+    communicated = seconds + np.zeros(index.shape[1])
     seconds = roofline_seconds(computed, accessed, machine.hardware) + communicated
     layouts = tuple(tuple(each.items) for each in decider.layouts)
     return PriceTable(
@@ -134,9 +129,9 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
         communicated,
         reductions,
         received,
-        numbers[:count],
+        runs.numbers[:count],
         layouts[:count],
-        numbers[count:],
+        runs.numbers[count:],
         layouts[count:],
         tuple(move_seconds),
         tuple(move_received),
@@ -282,28 +277,19 @@ class _Runs:
         numbers: Of each operand and result, by joint layout, the number of the layout in which it is read or made.
         summed: By joint layout, the set of axes over which results are added up.
         inside: By joint layout, the number of the collectives of the op itself.
-        in_region: By joint layout, 1 where it runs in a region of its own, else 0.
     """
 
     numbers: Array
     summed: Array
     inside: Array
-    in_region: Array
-
-    @staticmethod
-    def of(numbers: Array, summed: Array) -> _Runs:
-        """Strategies outside of regions, without collectives of the op itself."""
-        zeros: Array = np.zeros(numbers.shape[1], np.int64)
-        return _Runs(numbers, summed, zeros, zeros.copy())
 
     def at(self, where: Array) -> _Runs:
         """The strategies of some joint layouts."""
-        return _Runs(self.numbers[:, where], self.summed[where], self.inside[where], self.in_region[where])
+        return _Runs(self.numbers[:, where], self.summed[where], self.inside[where])
 
     def set(self, where: Array, other: _Runs) -> None:
         """Takes over the strategies of some joint layouts."""
         self.numbers[:, where], self.summed[where], self.inside[where] = other.numbers, other.summed, other.inside
-        self.in_region[where] = other.in_region
 
 
 class _Decider:
@@ -330,109 +316,14 @@ class _Decider:
     def decide(self, policy: str, index: Array) -> _Runs:
         """Strategies for joint layouts: on arrays if the policy supports them, else one by one."""
         op, count = self.op, index.shape[1]
-        if policy == "local" and op.name == PRODUCT:
-            return self.product_in_region(index)
         if policy not in AS_XLA or op.name in FORWARDING or runs_as_laid(policy, op):
             return self.one_by_one(policy, index)
         at_risk = self.at_risk(index) if op.name in AT_RISK and op.rule is not None else np.zeros(count, bool)
-        product = self.product_at_risk(index) if op.name == PRODUCT and policy == "xla" else np.zeros(count, bool)
-        runs = _Runs.of(np.zeros((len(op.types), count), np.int64), np.zeros(count, np.int64))
-        by_xla = self.handled if op.name in HANDLERS else self.by_xla
-        for where, run in ((at_risk, self.apart), (product, self.product_in_region), (~(at_risk | product), by_xla)):
+        runs = _Runs(np.zeros((len(op.types), count), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64))
+        for where, run in ((at_risk, self.apart), (~at_risk, self.handled if op.name in HANDLERS else self.by_xla)):
             if where.any():
                 runs.set(where, run(index[:, where]))
-        runs.in_region = product.astype(np.int64)
         return runs
-
-    def product_at_risk(self, index: Array) -> Array:
-        """Where `is_mispartitioned_product` holds."""
-        a, count = self.op.attributes, index.shape[1]
-        batches = list(zip(a["lhs_batching_dimensions"], a["rhs_batching_dimensions"]))
-        if not batches:
-            return np.zeros(count, bool)
-        names = {axis.name: 1 << i for i, axis in enumerate(self.mesh.axes)}
-
-        def column(tensor: int, dim: int, number: Callable[[Axes], int]) -> Array:
-            return np.array([number(layout[dim]) for layout in self.domains[tensor]], np.int64)[index[tensor]]
-
-        def named(axes: Axes) -> int:
-            return sum({names[axis.name] for axis in axes})
-
-        cut_alike, summed, cut = np.ones(count, bool), np.zeros(count, np.int64), np.zeros(count, np.int64)
-        for k, (i, j) in enumerate(batches):
-            result = column(2, k, self.lists.number)
-            cut_alike &= (column(0, i, self.lists.number) == result) & (column(1, j, self.lists.number) == result)
-        for i, j in zip(a["lhs_contracting_dimensions"], a["rhs_contracting_dimensions"]):
-            summed |= column(0, i, named) & column(1, j, named)
-        for d in range(self.op.types[2].rank):
-            cut |= column(2, d, named)
-        return ~cut_alike & ((summed & cut) != 0)
-
-    def product_in_region(self, index: Array) -> _Runs:
-        """The strategies of a product in a region: the cheapest of its proposals, the first of equal ones, as in `region_strategy`."""
-        op, rule, mesh, lists, size = self.op, self.op.rule, self.mesh, self.lists, index.shape[1]
-        assert rule is not None
-        axes, exact = self.proposals(rule, index), lists.exact
-        summed: Array = functools.reduce(np.bitwise_or, (lists.mask(axes[f]) for f in rule.reduction))
-        runs = self.with_axes(rule, axes, summed, len(summed))
-        work = weight_of_work(op) * math.prod(rule.factor_sizes) / functools.reduce(np.multiply, map(lists.size, axes))
-        received, least = np.zeros(len(work)), np.full(size, math.inf)
-        computes_least = (work.reshape(-1, size) == work.reshape(-1, size).min(axis=0)).reshape(-1)
-        for (at,) in map(np.nonzero, (computes_least, ~computes_least)):
-            # Routes take long to search: none where what a proposal computes and moves already costs more than another does in all.
-            for i, type_ in enumerate(op.types):
-                at = at[received[at] + work[at] <= least[at % size]]
-                own, run, is_result = self.domains[i], self.layouts[i].items, i >= len(op.operands)
-                rows = _Rows(index[i, at % size], runs.numbers[i, at], summed[at] * is_result)
-                moves = [((run[b], own[a]) if is_result else (own[a], run[b]), exact.axes(mask)) for a, b, mask in rows.distinct()]
-                received[at] += rows.deal([region_bytes(type_, *ends, over, mesh) for ends, over in moves])
-            np.minimum.at(least, at % size, received[at] + work[at])
-        return runs.at((received + work).reshape(-1, size).argmin(axis=0) * size + np.arange(size))
-
-    def proposals(self, rule: OpShardingRule, index: Array) -> list[Array]:
-        """Axes of every factor in the proposals of `region_strategy`, of all joint layouts in one after the other."""
-        lists, count = self.lists, index.shape[1]
-        sequences = list(orders(self.factors(rule, index)))
-        none: Array = np.full(count, lists.none)
-        axes: list[Array] = [np.tile(none, len(sequences)) for _ in range(rule.num_factors)]
-        used: Array = np.zeros(len(sequences) * count, np.int64)
-        nothing: Factors[Array] = {}
-        for sources in itertools.zip_longest(*sequences, fillvalue=nothing):
-            for factor, own in enumerate(axes):  # each takes the axes that continue its own, up to the first that is in use
-                cut = np.concatenate([source.get(factor, none) for source in sources])
-                if lists.any(lists.mask(cut) != 0):
-                    axes[factor] = np.where(lists.common(own, cut) == own, lists.until(cut, used & ~lists.mask(own)), own)
-                    used = used | lists.mask(axes[factor])
-        # A tensor that lies whole proposes nothing by itself, which the first proposal in its place does not change.
-        by_itself = np.array([[len(sequence) == 1] for sequence in sequences])
-        idle = by_itself & (used.reshape(-1, count) == 0)
-        proposed: list[Array] = [np.where(idle, each[:count], each.reshape(-1, count)) for each in axes]
-        without_sums = [np.full_like(each, lists.none) if factor in rule.reduction else each for factor, each in enumerate(proposed)]
-        return [np.stack(pair, axis=1).reshape(-1) for pair in zip(proposed, without_sums)]
-
-    def own_moves(self, runs: _Runs, index: Array, machine: Machine) -> tuple[Array, Array, Array]:
-        """The moves of operands into regions of their own, which other ops do not see.
-
-        Args:
-            runs: The strategies.
-            index: The joint layouts.
-            machine: Whose prices.
-
-        Returns:
-            Per joint layout the seconds and the bytes of these moves, and the numbers of the layouts in which others see operands and
-            results: as they lie around a region, else as in `runs`.
-        """
-        seconds, received, numbers = np.zeros(index.shape[1]), np.zeros(index.shape[1], np.int64), runs.numbers.copy()
-        (where,) = np.nonzero(runs.in_region)
-        for i, tensor in enumerate((*self.op.operands, *self.op.results) if len(where) else ()):
-            rows = _Rows(index[i, where], runs.numbers[i, where])
-            lies, run = self.domains[i], self.layouts[i]
-            if i < len(self.op.operands) and not tensor.maker:
-                costs = [machine.reshard(tensor.type, lies[a], run.items[b], "local") for a, b in rows.distinct()]
-                seconds[where] += rows.deal([cost.seconds for cost in costs])
-                received[where] += rows.deal([cost.received for cost in costs])
-            numbers[i, where] = rows.deal([run.number(lies[a]) for a, _ in rows.distinct()])
-        return seconds, received, numbers
 
     def at_risk(self, index: Array) -> Array:
         """Whether XLA may get the op wrong."""
@@ -456,7 +347,6 @@ class _Decider:
             np.array(numbers),
             rows.deal([self.lists.exact.mask(one.summed) for one in strategies]),
             rows.deal([self.inside.number(one.inside) for one in strategies]),
-            rows.deal([int(one.in_region) for one in strategies]),
         )
 
     def handled(self, index: Array) -> _Runs:
@@ -471,7 +361,7 @@ class _Decider:
         if op.rule is None or op.name in WHOLE:
             whole = [layouts.number(((),) * len(type_.shape)) for layouts, type_ in zip(self.layouts, op.types)]
             zeros: Array = np.zeros(index.shape[1], np.int64)
-            return _Runs.of(np.array(whole)[:, None] + zeros, zeros)
+            return _Runs(np.array(whole)[:, None] + zeros, zeros, zeros)
         tensors, shapes = self.factors(op.rule, index), [type_.shape for type_ in op.types]
         axes, summed = factor_axes(op.name, op.rule, shapes[:count], tensors[:count], tensors[count:], self.lists)
         runs = self.with_axes(op.rule, axes, summed, index.shape[1])
@@ -533,7 +423,7 @@ class _Decider:
             rows = _Rows(*(np.broadcast_to(self.joined(rule, dim, axes), (count,)) for dim in mapping), numbers[i])
             dims = self.lists.lists.items
             numbers[i] = rows.deal([layouts.number(tuple(dims[number] for number in row[:-1])) for row in rows.distinct()])
-        return _Runs.of(numbers, summed + np.zeros(count, np.int64))
+        return _Runs(numbers, summed + np.zeros(count, np.int64), np.zeros(count, np.int64))
 
     def joined(self, rule: OpShardingRule, factors: Sequence[int], axes: Sequence[Array]) -> Array:
         """Numbers of the axes of one dimension."""

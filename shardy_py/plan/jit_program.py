@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from shardy_py.ir import Block, Op, Program, TensorType, Value
 from shardy_py.partition.misaligned import is_misaligned_product
-from shardy_py.partition.mispartitioned import PRODUCT, axes_as_sharded, cut_in_any_way, is_mispartitioned, is_mispartitioned_product
+from shardy_py.partition.mispartitioned import cut_in_any_way, is_mispartitioned
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE
 from shardy_py.passes.pipelines import PlanPipeline
@@ -65,8 +65,7 @@ def jit_program(program: Program, options: PropagationOptions) -> JitProgram:
         builder = _UnconstrainedBuilder(program)
         unconstrained = builder.program()
         PlanPipeline().run(unconstrained)
-        # XLA cannot be left to its own way where it would add up parts of other batches, or exchange parts of a result.
-        if any(_has_product_at_risk(each) for each in (program, unconstrained)):
+        if any(_has_misaligned_product(each) for each in (program, unconstrained)):  # XLA would exchange parts of its result
             return JitProgram(program, True, Lineage(program))
         if _received_bytes(program) >= MAX_BYTES_RATIO * _received_bytes(unconstrained):
             return JitProgram(unconstrained, False, builder.lineage())
@@ -81,10 +80,8 @@ def jit_program_of(plan: PlanRecord) -> JitProgram:
     return jit_program(plan.program, plan.propagation)
 
 
-def _has_product_at_risk(program: Program) -> bool:
-    axes, meshes = axes_as_sharded(program.meshes), program.meshes
-    products = (op for op in program.walk() if op.name == PRODUCT)
-    return any(is_mispartitioned_product(op, axes) or is_misaligned_product(op, meshes) for op in products)
+def _has_misaligned_product(program: Program) -> bool:
+    return any(op.name == "stablehlo.dot_general" and is_misaligned_product(op, program.meshes) for op in program.walk())
 
 
 def _received_bytes(program: Program) -> int:

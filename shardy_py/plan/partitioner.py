@@ -22,7 +22,6 @@ from shardy_py.dialect import (
     TensorSharding,
 )
 from shardy_py.dialect.axis import Axes, merged, num_shards, sort_and_merge
-from shardy_py.dialect.collectives import AXES_OF
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.ir.pieces import local_bytes
@@ -30,9 +29,7 @@ from shardy_py.ir.types import element_bits
 from shardy_py.partition.layouts import Layout, layout_of, local_shape, mesh_of
 from shardy_py.partition.op import CHEAP
 from shardy_py.partition.policies import FORWARDING, StrategyCache, xla_of
-from shardy_py.partition.region_policy import RegionStep, region_route
 from shardy_py.partition.routes import Move, route, settled
-from shardy_py.partition.strategy import Strategy
 from shardy_py.passes.clone import block_like, clone_op, function_like, label_like, op_like, program_like
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
@@ -406,9 +403,6 @@ class _Partitioner:
             self.on_one_device(op, scope)
             return
         run = xla_of(op, mesh, self.meshes, self.strategies, manual=bool(self.manual))
-        if run.in_region:
-            self.region(op, run, mesh, scope)
-            return
         operands = [
             self.in_layout(op, i, v, layout_of(v.sharding, v.type.rank, mesh), read, mesh, scope)
             for i, (v, read) in enumerate(zip(op.operands, run.reads))
@@ -431,47 +425,6 @@ class _Partitioner:
             if resharded is not total:
                 scope.copies[resharded, layout] = total
             self.set(v, resharded)
-
-    def region(self, op: Op, run: Strategy, mesh: Mesh, scope: _Scope) -> None:
-        """An op that runs in a region of its own, from operands to results as they lie."""
-        operands: list[Value] = []
-        for i, (v, read) in enumerate(zip(op.operands, run.reads)):
-            new, layout = self.values[v], layout_of(v.sharding, v.type.rank, mesh)
-            maker = new.defining_op
-            if layout == read or (maker is not None and maker.name in CHEAP):
-                operands.append(self.in_layout(op, i, v, layout, read, mesh, scope))
-                continue
-            origin = self.cause(op, i, v, self.sharding(layout, mesh), self.sharding(read, mesh), scope)
-            operands.append(self.follow_steps(new, region_route(v.type, layout, read, (), mesh), origin, mesh, scope))
-        copy = self.clone(op, operands, scope)
-        for v, new, made in zip(op.results, copy.results, run.makes):
-            target = layout_of(v.sharding, v.type.rank, mesh)
-            origin = self.cause(op, RESULTS, v, self.sharding(made, mesh), v.sharding, scope)
-            if made != target:
-                new.sharding = self.sharding(made, mesh)
-            self.set(v, self.follow_steps(new, region_route(v.type, made, target, run.summed, mesh), origin, mesh, scope))
-
-    def follow_steps(self, value: Value, steps: Sequence[RegionStep], origin: Origin, mesh: Mesh, scope: _Scope) -> Value:
-        """A value after the steps of a region, each an op."""
-        hoist_scope, place, shape = scope.hoist_scope(value), scope.place_of(value), value.type.shape
-        for step in steps:
-            value = self.step(f"sdy.{step.kind}", value, step.after, _attributes(step, mesh), origin, mesh, place)
-            if step.kind != "all_slice":
-                move = Move(step.kind, step.axes, local_shape(shape, step.before, mesh))
-                self.transfer(move, value.owner, origin, mesh, hoist_scope, scope)
-        return value
-
-
-def _attributes(step: RegionStep, mesh: Mesh) -> dict[str, Any]:
-    """The attributes of the op that a step of a region is."""
-    if step.kind == "all_reduce":
-        return {"reduction_axes": AxisRefList(merged(step.axes, mesh))}
-    if step.kind == "all_to_all":
-        return {"params": _exchanged(step.before, step.after, step.axes, mesh)[1]}
-    if step.kind == "collective_permute":
-        return {}
-    cut = step.before if step.kind == "all_gather" else step.after
-    return {AXES_OF[f"sdy.{step.kind}"]: _per_dim([[axis for axis in dim if axis in step.axes] for dim in cut], mesh)}
 
 
 def _per_dim(axes: Sequence[Sequence[AxisRef]], mesh: Mesh) -> ListOfAxisRefLists:

@@ -17,7 +17,6 @@ from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.traffic import Access, Fusion
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.partition.layouts import Layout, parts
-from shardy_py.partition.mispartitioned import PRODUCT, is_mispartitioned_product
 from shardy_py.partition.op import OpSpec, spec_of
 from shardy_py.partition.price import Machine, price
 from shardy_py.partition.tables import Candidates, price_table
@@ -75,11 +74,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 def kinds(name: str) -> list[tuple[OpSpec, tuple[Access, ...]]]:
     """The distinct ops of a program."""
-    return kinds_of(*PROGRAMS[name])
-
-
-def kinds_of(function: Callable[..., Any], args: tuple[Any, ...]) -> list[tuple[OpSpec, tuple[Access, ...]]]:
-    """The distinct ops of a function."""
+    function, args = PROGRAMS[name]
     program = sp.auto_shard(function, mesh={"x": 2, "y": 2}, lowering="jit").plan(*args).program
     fusion = Fusion(program.main.body)
     ops = (op for op in program.walk() if not op.regions and op.results)
@@ -113,49 +108,23 @@ def test_entries_of_other_policies_are_prices_too(name: str, policy: str) -> Non
     compare(policy, name, MACHINES[1], 4)
 
 
-@pytest.mark.parametrize("machine", MACHINES, ids=["two axes", "three axes"])
-@pytest.mark.parametrize(
-    ("equation", "shapes"),
-    [("bmk,bnk->bmn", ((12, 16, 24), (12, 7, 24))), ("bckl,bclk->bc", ((16, 6, 8, 3), (16, 6, 3, 8)))],
-    ids=["matrices", "traces"],
-)
-def test_products_that_run_in_regions(equation: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], machine: Machine) -> None:
-    """Entries are prices where XLA gets a product with batches wrong: those of its region, ties included."""
-    ops = kinds_of(lambda x, y: jnp.einsum(equation, x, y), tuple(f32(*shape) for shape in shapes))
-    ((op, memory),) = [kind for kind in ops if kind[0].name == PRODUCT]
-    every = candidates(op, machine.mesh, random.Random(equation), 3000)
-
-    def is_at_risk(numbers: Any) -> bool:
-        layouts = [domain[i] for domain, i in zip(every.domains, numbers, strict=True)]
-        return is_mispartitioned_product(op, lambda tensor: layouts[tensor.number])
-
-    at_risk = [numbers for numbers in every.index.T if is_at_risk(numbers)]
-    assert len(at_risk) >= 2 * ROWS
-    compare_rows("xla", op, memory, Candidates(every.domains, np.array(at_risk[: 2 * ROWS]).T), machine)
-    compare_rows("local", op, memory, Candidates(every.domains, every.index[:, : 2 * ROWS]), machine)
-
-
 def compare(policy: str, name: str, machine: Machine, count: int) -> None:
     """A table of a few joint layouts of every op, entry by entry, with single prices."""
     choose = random.Random(f"{name} {machine.mesh}")
     for op, memory in kinds(name):
-        compare_rows(policy, op, memory, candidates(op, machine.mesh, choose, count), machine)
-
-
-def compare_rows(policy: str, op: OpSpec, memory: tuple[Access, ...], rows: Candidates, machine: Machine) -> None:
-    """A table of an op, entry by entry, with single prices."""
-    table = price_table(policy, op, rows, machine, memory)
-    for row, numbers in enumerate(rows.index.T):
-        layouts = [domain[i] for domain, i in zip(rows.domains, numbers, strict=True)]
-        one = price(policy, op, layouts, machine, memory)
-        assert table.seconds[row] == pytest.approx(one.seconds, rel=1e-12), (op, layouts)
-        assert table.received[row] == one.received, (op, layouts)
-        for i, made in enumerate(table.makes[:, row]):
-            assert table.make_layouts[i][made] == one.makes[i], (op, layouts)
-        for i, (own, read) in enumerate(zip(numbers, table.reads[:, row])):
-            assert table.read_layouts[i][read] == one.reads[i], (op, layouts)
-            assert table.move_seconds[i][own, read] == one.moves[i].seconds, (op, layouts)
-            assert table.move_received[i][own, read] == one.moves[i].received, (op, layouts)
+        rows = candidates(op, machine.mesh, choose, count)
+        table = price_table(policy, op, rows, machine, memory)
+        for row, numbers in enumerate(rows.index.T):
+            layouts = [domain[i] for domain, i in zip(rows.domains, numbers, strict=True)]
+            one = price(policy, op, layouts, machine, memory)
+            assert table.seconds[row] == pytest.approx(one.seconds, rel=1e-12), (op, layouts)
+            assert table.received[row] == one.received, (op, layouts)
+            for i, made in enumerate(table.makes[:, row]):
+                assert table.make_layouts[i][made] == one.makes[i], (op, layouts)
+            for i, (own, read) in enumerate(zip(numbers, table.reads[:, row])):
+                assert table.read_layouts[i][read] == one.reads[i], (op, layouts)
+                assert table.move_seconds[i][own, read] == one.moves[i].seconds, (op, layouts)
+                assert table.move_received[i][own, read] == one.moves[i].received, (op, layouts)
 
 
 def test_layouts_of_another_number_of_values() -> None:

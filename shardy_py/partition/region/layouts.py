@@ -58,13 +58,7 @@ def block(size: int, count: int) -> int:
 
 def local_shape(shape: Sequence[int], of: Layout, mesh: Mesh) -> tuple[int, ...]:
     """The shape of a device's part."""
-    return tuple([-(-n // count) for n, count in zip(shape, _counts(of, mesh), strict=True)])
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _counts(of: Layout, mesh: Mesh) -> tuple[int, ...]:
-    """The number of blocks of each dimension."""
-    return tuple(num_shards(dim.axes, mesh) for dim in of.dims)
+    return tuple(block(n, num_shards(dim.axes, mesh)) for n, dim in zip(shape, of.dims, strict=True))
 
 
 def nests(size: int, outer: int, inner: int) -> bool:

@@ -51,8 +51,7 @@ def reshard_steps(source: Layout, target: Layout, shape: tuple[int, ...], mesh: 
         shape: The global shape.
         mesh: The region's mesh.
     """
-    # All dimensions that pieces divide are alike, so that they share what is remembered.
-    return _reshard_steps(source, target, tuple([n if n % mesh.size else min(n, mesh.size) for n in shape]), mesh)
+    return _reshard_steps(source, target, shape, mesh)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -85,7 +84,7 @@ def reshard_cost(source: Layout, target: Layout, shape: tuple[int, ...], bits: i
         launch_bytes: The price of launching a collective, or a piece of an all-to-all: `COLLECTIVE_LAUNCH_BYTES` to compare strategies,
             0 to report bytes.
     """
-    steps = reshard_steps(source, target, shape, mesh)
+    steps = _reshard_steps(source, target, shape, mesh)
     return sum(step_bytes(move, shape, bits, mesh) + launch_bytes * _launches(move, mesh) for move in steps)
 
 

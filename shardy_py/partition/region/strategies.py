@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from shardy_py.dialect import AxisRef, FactorType, Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes
@@ -118,8 +118,6 @@ def strategy_along(
     return min(rated, key=lambda strategy: strategy.cost)
 
 
-Source = TypeVar("Source")
-
 _FactorAxes = dict[int, Axes]
 """The axes of factors in one layout of one tensor."""
 
@@ -200,7 +198,7 @@ class _Setting(NamedTuple):
                 if any(factor_axes.values()) and factor_axes not in sources:
                     sources.append(factor_axes)
         seen: set[tuple[Axes, ...]] = set()
-        for order in orders(sources):
+        for order in _orders(sources):
             proposal = self.runnable(self._merged(order))
             if proposal not in seen:
                 seen.add(proposal)
@@ -268,12 +266,8 @@ class _Setting(NamedTuple):
         return Strategy(axes, tuple(operand_layouts), tuple(result_layouts), at_once, inside, work, total + inside + work)
 
 
-def orders(sources: Sequence[Source]) -> Iterator[Sequence[Source]]:
-    """The orders in which tensors' axes are offered to factors.
-
-    Args:
-        sources: The axes of factors in each tensor that is sharded.
-    """
+def _orders(sources: list[_FactorAxes]) -> Iterator[Sequence[_FactorAxes]]:
+    """Orders in which tensors' axes are offered to factors."""
     if len(sources) > 1:
         yield sources[::-1]
         yield sources

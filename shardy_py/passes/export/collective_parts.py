@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 
 from shardy_py.dialect import AxisRef, Mesh
@@ -27,11 +26,6 @@ def parts_of(axes: Iterable[AxisRef], mesh: Mesh) -> list[Part]:
 
 def axes_of(parts: Iterable[Part], mesh: Mesh) -> tuple[AxisRef, ...]:
     """The axes that parts are, neighbouring parts of one axis merged."""
-    return _axes_of(tuple(parts), mesh)
-
-
-@functools.lru_cache(1 << 14)
-def _axes_of(parts: tuple[Part, ...], mesh: Mesh) -> tuple[AxisRef, ...]:
     return merged((normalized(AxisRef(*part), mesh) for part in parts), mesh)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -81,9 +80,7 @@ def collectives_for(
     to_mesh = target.mesh_in(meshes)
     if source is None:
         source = TensorSharding.closed(target.mesh, target.rank)
-    mesh = source.mesh_in(meshes)
-    # Only divisibility by numbers of pieces matters, so that shapes that do not differ in it share what is remembered.
-    return _collectives_for(source, target, tuple(math.gcd(n, mesh.size) for n in shape), mesh, to_mesh, complete)
+    return _collectives_for(source, target, tuple(shape), source.mesh_in(meshes), to_mesh, complete)
 
 
 @functools.lru_cache(maxsize=1 << 16)
