@@ -11,6 +11,9 @@ from shardy_py.dialect.axis import Axes
 from shardy_py.ir import Op
 from shardy_py.partition.layouts import Layout, all_axes, layout_of, local_shape, mesh_of, parts
 
+NESTED_GROUPS = 4
+"""Axes from which on XLA groups devices inside of groups."""
+
 
 def is_misaligned_product(op: Op, meshes: Mapping[str, Mesh]) -> bool:
     """Whether XLA may scatter the partial sums of a product, and line up the devices that have one part of the sum in the wrong order.
@@ -19,7 +22,7 @@ def is_misaligned_product(op: Op, meshes: Mapping[str, Mesh]) -> bool:
     partitions the rest of the product inside of each group, and takes the place of a device in its group from the larger operand, but the
     layout of the result from the groups of the result (`GetDotGroupPartitionContractingOutputShardings`). If these list their devices in
     different orders, and a dimension has to be moved besides, parts of the result are exchanged. It takes three axes, or parts of them.
-    On four axes XLA groups them several times over, and not every such product is recognized.
+    On four axes XLA groups them several times over: there every product counts of which a dimension is moved to other axes.
 
     Args:
         op: A `stablehlo.dot_general` with final shardings.
@@ -39,16 +42,19 @@ def is_misaligned_product(op: Op, meshes: Mapping[str, Mesh]) -> bool:
     sizes = [math.prod(local_shape(v.type.shape, layout, mesh)) for v, layout in zip(op.operands, layouts)]
     orders = [order for order, size in zip(orders, sizes) if size == max(sizes)]
     sums: list[Sequence[int]] = [op.attributes["lhs_contracting_dimensions"], op.attributes["rhs_contracting_dimensions"]]
+    many = sum(axis.size > 1 for axis in mesh.axes) >= NESTED_GROUPS
     for operand, contracting in zip(layouts, sums):
         for summed in _unions([operand[d] for d in contracting]):
+            moved = [after for sources, after in kept if any(before not in (after, _rest(after, summed)) for before in sources)]
+            if many and any(moved):
+                return True
             if summed in _unions(result):
                 grouped = summed
             elif summed in _unions([*(_rest(axes, in_place) for axes in result), copies]):
                 grouped = summed | in_place
             else:
                 continue
-            moves = any(before not in (after, _rest(after, summed)) for sources, after in kept for before in sources)
-            if moves and any(_rest(order, grouped) != _rest(wanted, grouped) for order in orders):
+            if moved and any(_rest(order, grouped) != _rest(wanted, grouped) for order in orders):
                 return True
     return False
 

@@ -132,9 +132,22 @@ def test_products_whose_groups_of_devices_are_listed_in_another_order(specs, out
     np.testing.assert_array_equal(step(x, y), x @ y)
 
 
-def test_products_of_sharded_data_and_weights_are_left_to_xla():
-    cube = {"data": 2, "fsdp": 2, "model": 2}
-    specs = {"w": P("fsdp", "model"), "v": P("model", "fsdp")}, P(("data", "fsdp"))
+def test_products_on_four_axes_whose_dimensions_move_run_in_regions():
+    """Three of 1,164 random layouts of which `jax.jit` exchanges parts on 16 devices."""
+    mesh, whole = {"x": 2, "y": 2, "z": 2, "w": 2}, jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    for specs, out in [
+        ((P("x", ("y", "w")), P(None, ("x", "y"))), P("y", ("w", "x"))),
+        ((P(("z", "w"), "y"), P("w", ("x", "y"))), P(("x", "z"))),
+        ((P("y", ("w", "x")), P(None, ("w", "z"))), P("x", ("w", "y"))),
+    ]:
+        plan = sp.auto_shard(jnp.matmul, mesh=mesh, in_shardings=specs, out_shardings=out, lowering="jit").plan(whole, whole)
+        (product,) = [op for op in plan.program.walk() if op.name == "stablehlo.dot_general"]
+        assert is_misaligned_product(product, plan.program.meshes)
+
+
+@pytest.mark.parametrize("cube", [{"data": 2, "fsdp": 2, "model": 2}, {"pod": 2, "data": 2, "fsdp": 2, "model": 2}])
+def test_products_of_sharded_data_and_weights_are_left_to_xla(cube):
+    specs = {"w": P("fsdp", "model"), "v": P("model", "fsdp")}, P(tuple(cube)[:-1])
     weights = {"w": jax.ShapeDtypeStruct((8, 16), jnp.float32), "v": jax.ShapeDtypeStruct((16, 8), jnp.float32)}
 
     def loss(params, x):
