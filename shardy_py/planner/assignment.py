@@ -233,7 +233,7 @@ class _Search:
                 self.prove(relaxation.slacks(of, prices)[0])
                 if self.close:
                     return None, None
-                self.reach(relaxation.conditioned(of, self.small, prices, self.at_hand))
+                self.choose(of, prices)
             if not self.close and not self.narrow(of, prices):
                 return of, prices
         return None, None
@@ -254,6 +254,12 @@ class _Search:
     def round(self, of: Program, values: Array) -> None:
         """Offers the assignment of the largest values, and what local moves lead to from it."""
         self.reach(relaxation.rounded(of, values, self.at_hand))
+
+    def choose(self, of: Program, prices: Prices) -> None:
+        """Offers the assignment of the cheapest strategies, class by class. Under limits, of which messages know nothing, it would end at
+        plans that fill a budget to spare a thousandth of the step."""
+        if not self.close and not self.problem.limits:
+            self.reach(relaxation.conditioned(of, self.small, prices, self.at_hand))
 
     def reach(self, start: Sequence[int]) -> None:
         """Offers an assignment of the smaller problem, and what local moves lead to from it."""
@@ -293,8 +299,7 @@ class _Search:
                 best = ascent.run(best, rounds=MESSAGE_ROUNDS[-1], enough=self.target, end=self.end)
             bound, _ = relaxation.slacks(of, best)
             self.prove(bound)
-            if not self.close:
-                self.reach(relaxation.conditioned(of, self.small, best, self.at_hand))
+            self.choose(of, best)
             value = float(restricted.costs @ relaxed.values)
             if self.close or self.late or columns.all() or value - bound <= SETTLED * (self.most - bound):
                 break
