@@ -256,8 +256,10 @@ class _Search:
         self.reach(relaxation.rounded(of, values, self.at_hand))
 
     def choose(self, of: Program, prices: Prices) -> None:
-        """Offers the assignment of the cheapest strategies, class by class. Under limits, of which messages know nothing, it would end at
-        plans that fill a budget to spare a thousandth of the step."""
+        """Offers the assignment of the cheapest strategies, class by class; no limit may hold.
+
+        Messages know nothing of limits: plans would fill a budget to spare a thousandth of the step.
+        """
         if not self.close and not self.problem.limits:
             self.reach(relaxation.conditioned(of, self.small, prices, self.at_hand))
 
