@@ -33,20 +33,20 @@ def is_misaligned_product(op: Op, meshes: Mapping[str, Mesh]) -> bool:
     if mesh is None:
         return False
     layouts = [layout_of(v.sharding, v.type.rank, mesh) for v in values]
-    result, kept = layouts[2], list(_kept_dims(op, layouts))
+    result, dims = layouts[2], list(_result_dims(op, layouts))
     every_axis = tuple(part for axis in mesh.axes for part in parts(AxisRef(axis.name), mesh))
     copies = _rest(every_axis, all_axes(result))
     # Groups of copies come last, when devices are grouped by all dimensions that stay where they are.
-    in_place = {axis for sources, after in kept if all(before == after for before in sources) for axis in after}
+    in_place = {axis for sources, after in dims if all(before == after for before in sources) for axis in after}
     *orders, wanted = ((*all_axes(layout), *_rest(every_axis, all_axes(layout))) for layout in layouts)
     sizes = [math.prod(local_shape(v.type.shape, layout, mesh)) for v, layout in zip(op.operands, layouts)]
     orders = [order for order, size in zip(orders, sizes) if size == max(sizes)]
     sums: list[Sequence[int]] = [op.attributes["lhs_contracting_dimensions"], op.attributes["rhs_contracting_dimensions"]]
-    many = sum(axis.size > 1 for axis in mesh.axes) >= NESTED_GROUPS
+    is_nested = sum(axis.size > 1 for axis in mesh.axes) >= NESTED_GROUPS
     for operand, contracting in zip(layouts, sums):
         for summed in _unions([operand[d] for d in contracting]):
-            moved = [after for sources, after in kept if any(before not in (after, _rest(after, summed)) for before in sources)]
-            if many and any(moved):
+            moved = [after for sources, after in dims if any(before not in (after, _rest(after, summed)) for before in sources)]
+            if is_nested and any(moved):
                 return True
             if summed in _unions(result):
                 grouped = summed
@@ -70,8 +70,8 @@ def _rest(axes: Axes, removed: Collection[AxisRef]) -> Axes:
     return tuple(axis for axis in axes if axis not in removed)
 
 
-def _kept_dims(op: Op, layouts: Sequence[Layout]) -> Iterator[tuple[Sequence[Axes], Axes]]:
-    """The axes of each dimension that is not summed: in the operands that have it, and in the result."""
+def _result_dims(op: Op, layouts: Sequence[Layout]) -> Iterator[tuple[Sequence[Axes], Axes]]:
+    """The axes of each dimension of the result: in the operands that have it, and in the result."""
     a, (lhs, rhs, result) = op.attributes, layouts
     of_lhs: Sequence[int] = a["lhs_batching_dimensions"]
     of_rhs: Sequence[int] = a["rhs_batching_dimensions"]

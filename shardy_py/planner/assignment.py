@@ -212,7 +212,7 @@ class _Search:
                 return self.solution()
 
     def pass_messages(self) -> tuple[Program | None, Prices | None]:
-        """Raises the bound by messages, rounds what they believe in, and drops what costs more than the best, as often as much drops.
+        """Raises the bound by messages, chooses strategies by their prices, and drops what costs more than the best, while much drops.
 
         Returns:
             The program of what is left and the prices of its columns; None where the search is at its end.

@@ -148,7 +148,7 @@ class Ascent:
 def _share(costs: Array, prices: Prices, uses: _Uses) -> None:
     """Divides the costs of moves of which no two concern the same table."""
     columns, needing = prices.columns, uses.needing
-    to_pay, at_hand = uses.moves[:needing], uses.moves[needing:]
+    move_of_need, move_of_make = uses.moves[:needing], uses.moves[needing:]
     before = prices.shares[uses.rows]
     totals = np.add.reduceat(before, uses.firsts)
     # How much less than the least of the others of its table the least of these entries costs, without a share that it bears.
@@ -158,14 +158,14 @@ def _share(costs: Array, prices: Prices, uses: _Uses) -> None:
     savings = np.minimum.reduceat(side_by_side, uses.starts) - least
     # Where it is at hand nothing is saved, so that entries with it gain what the others pay: up to what they are above the least.
     most = costs.copy()
-    np.minimum.at(most, at_hand, np.maximum(0.0, totals[at_hand] - savings[needing:]))
-    gains = np.clip(savings[:needing] + before, 0.0, costs[to_pay])
+    np.minimum.at(most, move_of_make, np.maximum(0.0, totals[move_of_make] - savings[needing:]))
+    gains = np.clip(savings[:needing] + before, 0.0, costs[move_of_need])
     demands = np.add.reduceat(gains, uses.firsts)
     scales = np.divide(most, demands, out=np.ones_like(most), where=demands > most)
-    spare = 0.5 * np.maximum(most - demands, 0.0) / np.bincount(to_pay, minlength=len(costs))
-    divided = gains * scales[to_pay] + spare[to_pay]
+    spare = 0.5 * np.maximum(most - demands, 0.0) / np.bincount(move_of_need, minlength=len(costs))
+    divided = gains * scales[move_of_need] + spare[move_of_need]
     after = np.add.reduceat(divided, uses.firsts)
-    changes = np.concatenate([divided - before, (totals - after)[at_hand]])
+    changes = np.concatenate([divided - before, (totals - after)[move_of_make]])
     columns[uses.entry_columns] += changes[uses.entry_pairs]
     prices.shares[uses.rows] = divided
     columns[uses.columns] = costs - after
@@ -189,13 +189,13 @@ def _uses(of: Program) -> tuple[_Uses, ...]:
     groups: list[list[int]] = []
     groups_of_table: dict[int, set[int]] = {}
     for move in sorted(needs):
-        concerned = {table for _, table, _ in needs[move]} | {table for table, _ in makes.get(move, ())}
-        taken = set[int]().union(*(groups_of_table.setdefault(table, set()) for table in concerned))
-        group = next(n for n in range(len(groups) + 1) if n not in taken)
+        tables = {table for _, table, _ in needs[move]} | {table for table, _ in makes.get(move, ())}
+        groups_of_tables = set[int]().union(*(groups_of_table.setdefault(table, set()) for table in tables))
+        group = next(n for n in range(len(groups) + 1) if n not in groups_of_tables)
         if group == len(groups):
             groups.append([])
         groups[group].append(move)
-        for table in concerned:
+        for table in tables:
             groups_of_table[table].add(group)
     return tuple(_together(of, moves, needs, makes) for moves in groups)
 
@@ -204,9 +204,9 @@ def _together(
     of: Program, moves: Sequence[int], needs: Mapping[int, list[tuple[int, int, Array]]], makes: Mapping[int, list[tuple[int, Array]]]
 ) -> _Uses:
     """Moves that do not concern the same table, with their tables."""
-    paying = [(place, table, columns, row) for place, move in enumerate(moves) for row, table, columns in needs[move]]
-    having = [(place, table, columns) for place, move in enumerate(moves) for table, columns in makes.get(move, ())]
-    pairs = [pair[:3] for pair in paying] + having
+    need_pairs = [(place, table, columns, row) for place, move in enumerate(moves) for row, table, columns in needs[move]]
+    make_pairs = [(place, table, columns) for place, move in enumerate(moves) for table, columns in makes.get(move, ())]
+    pairs = [pair[:3] for pair in need_pairs] + make_pairs
     tables = np.array([table for _, table, _ in pairs])
     counts = np.array([len(columns) for _, _, columns in pairs])
     sizes = of.starts[tables + 1] - of.starts[tables]
@@ -215,10 +215,10 @@ def _together(
     pair_of_entry = np.repeat(np.arange(len(pairs)), counts)
     return _Uses(
         np.array(moves),
-        len(paying),
-        np.array([row for *_, row in paying]),
+        len(need_pairs),
+        np.array([row for *_, row in need_pairs]),
         np.array([place for place, _, _ in pairs]),
-        np.searchsorted([place for place, *_ in paying], np.arange(len(moves))),
+        np.searchsorted([place for place, *_ in need_pairs], np.arange(len(moves))),
         tuple(slice(int(of.starts[table]), int(of.starts[table + 1])) for table in tables),
         starts,
         columns - (of.starts[tables] - starts)[pair_of_entry],

@@ -77,7 +77,7 @@ class Planner:
                 why="it has a name and input shardings for each plan to start from",
                 fix='write {"by rows": (P("x"), None)}',
             )
-        _ = scipy.optimize  # imported by this look at it, so that no search has to do it in its seconds
+        _ = scipy.optimize  # SciPy imports it on first access: here, so that no search pays for it
 
     def objective(self, step: Range) -> float:
         """The seconds of a range that the planner minimizes.
