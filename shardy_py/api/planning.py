@@ -44,9 +44,10 @@ from shardy_py.plan.store.structure import Structure
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 from shardy_py.planner.assigned import assigned
+from shardy_py.planner.judge import fits, objective, peak_of
 from shardy_py.planner.options import Planner
 from shardy_py.planner.pricing import Prices
-from shardy_py.planner.search import Searcher, fits, objective
+from shardy_py.planner.search import Searcher
 from shardy_py.planner.seeds import Variable
 from shardy_py.planner.space import Annotations, Resolution, values_of
 from shardy_py.planner.templates import UserTemplate
@@ -206,8 +207,8 @@ def _run_cheaper(planning: _Planning, prices: Prices, search: Search) -> Planned
     plan = planned.plan
     if plan.active_partitioner is None:
         return planned
-    seconds, peak = searcher.objective(plan), searcher.peak(plan)
-    if seconds > best.seconds or not searcher.fits(peak):
+    seconds, peak = objective(plan, searcher.planner), peak_of(plan, searcher.planner)
+    if seconds > best.seconds or not searcher.planner.fits(peak):
         return planning.planned(search, by_xla=True)
     bound = min(search.lower_bound_seconds, seconds)
     margin = math.ceil(peak * search.margin_bytes / best.peak) if best.peak else 0

@@ -18,8 +18,10 @@ from shardy_py.api.tracing import TracedCall
 from shardy_py.plan.search import Search
 from shardy_py.plan.store.search import read_search, write_search
 from shardy_py.planner.errors import PlannerInfeasible
+from shardy_py.planner.judge import Candidate
 from shardy_py.planner.propagated import Trial
-from shardy_py.planner.search import Candidate, Searcher
+from shardy_py.planner.result import search_of
+from shardy_py.planner.search import Searcher
 from shardy_py.planner.space import Resolution
 
 AHEAD = 10.0
@@ -47,7 +49,8 @@ def searched(searcher: Searcher, traced: TracedCall, *, runs: bool) -> tuple[Can
     devices = tuple(mesh.devices.flat) if isinstance(mesh, Mesh) and timeout != 0 else ()
     peers = peers_of(devices)
     if peers is None:
-        return searcher.run()
+        best, bound = searcher.run()
+        return best, search_of(searcher, best, bound)
     text = f"searched by {searcher.planner!r}\n{statement(searcher.base, traced, devices)}\nannotations {searcher.annotations!r}"
     key = f"search/{digest(text)}"
     outcome: Outcome | None = None
@@ -69,7 +72,8 @@ def searched(searcher: Searcher, traced: TracedCall, *, runs: bool) -> tuple[Can
 
 def _outcome(searcher: Searcher) -> Outcome:
     try:
-        return searcher.run()
+        best, bound = searcher.run()
+        return best, search_of(searcher, best, bound)
     except PlannerInfeasible as error:
         return error
 

@@ -15,9 +15,10 @@ from shardy_py.plan.search import Alternative, Constraint
 from shardy_py.planner.assigned import Shardings, shardings_of
 from shardy_py.planner.descent import descend
 from shardy_py.planner.evaluation import Evaluation, State
+from shardy_py.planner.judge import Candidate, objective, peak_of
 from shardy_py.planner.problem import restricted
 from shardy_py.planner.propagated import Outcome, Trial
-from shardy_py.planner.search import Candidate, Searcher
+from shardy_py.planner.search import Searcher
 
 NEAR = 3
 """Plans next to the best that are listed."""
@@ -78,7 +79,8 @@ def _propagated_templates(searcher: Searcher) -> list[Outcome]:
 
 def _priced(searcher: Searcher, trial: Trial) -> Outcome:
     """The seconds of an assignment: by the model, which is exact where XLA's partitioner runs it, and as a region of what runs."""
-    seconds = searcher.model.seconds(trial.assignment) if searcher.lowering == "jit" else searcher.objective(searcher.plan_of(trial))
+    is_exact = searcher.lowering == "jit"
+    seconds = searcher.model.seconds(trial.assignment) if is_exact else objective(searcher.plan_of(trial), searcher.planner)
     return Outcome(trial, seconds, 0)
 
 
@@ -123,6 +125,6 @@ def _alternative(searcher: Searcher, outcome: Outcome, constrained: Constrained)
         inputs,
         searcher.planner.budget,
         functools.partial(searcher.plan_of, trial),
-        searcher.peak,
+        functools.partial(peak_of, planner=searcher.planner),
         functools.partial(constrained, trial),
     )

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import Constraint
 from shardy_py.plan.values import PlannedValue, typed
+from shardy_py.planner.judge import objective
+from shardy_py.planner.options import Planner
 from shardy_py.planner.pins import TOLERANCE
 from shardy_py.planner.seeds import Seeds
 
 
-def pasted(
-    plan: PlanRecord, constraints: Sequence[Constraint], seeds: Seeds, objective: Callable[[PlanRecord], float], *, is_region: bool
-) -> str:
+def pasted(plan: PlanRecord, constraints: Sequence[Constraint], seeds: Seeds, planner: Planner, *, is_region: bool) -> str:
     """The plan as code; see `Search.as_in_shardings`.
 
     Args:
         plan: The plan, as XLA's partitioner runs it.
         constraints: The constraints with which propagation gives it.
         seeds: Plans the function from fewer shardings, by propagation.
-        objective: Seconds of a call of a plan.
+        planner: Says what takes how long.
         is_region: Whether the plan runs as a region, of which these are not the figures.
     """
 
@@ -31,13 +31,13 @@ def pasted(
 
     written = [each for each in constraints if each.location]
     free = propagated(constraints, results=False)
-    planned = objective(plan)
-    results = objective(free) > planned * (1 + TOLERANCE) or _specs(free.outputs) != _specs(plan.outputs)
-    alone = seconds_text(objective(propagated((), results=results)))
+    planned = objective(plan, planner)
+    results = objective(free, planner) > planned * (1 + TOLERANCE) or _specs(free.outputs) != _specs(plan.outputs)
+    alone = seconds_text(objective(propagated((), results=results), planner))
     runner = ' under lowering="jit"' if is_region else ""
     remark = f"# The planned step takes {seconds_text(planned)}{runner}; propagation from these shardings gives one of {alone}"
     if written:
-        remark += f", with the constraints below of {seconds_text(objective(propagated(written, results=results)))}"
+        remark += f", with the constraints below of {seconds_text(objective(propagated(written, results=results), planner))}"
     imports = ["import jax"] if written else []
     lines = [f"{remark}.", *imports, "from jax.sharding import PartitionSpec as P", *_table("SHARDINGS", "in_shardings", plan.inputs)]
     lines += _table("RESULTS", "out_shardings", plan.outputs) if results else []

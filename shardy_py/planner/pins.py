@@ -19,7 +19,8 @@ from shardy_py.passes.dataflow import MANUAL_COMPUTATION
 from shardy_py.passes.import_.constant_or_scalar_splitter import copied_values
 from shardy_py.plan.search import Constraint
 from shardy_py.plan.values import in_backward_pass, location_of, name_of
-from shardy_py.planner.search import Candidate, Searcher
+from shardy_py.planner.judge import Candidate, fits, objective
+from shardy_py.planner.search import Searcher
 from shardy_py.planner.seeds import Variable
 
 ROUNDS = 64
@@ -63,9 +64,9 @@ def constraints_of(searcher: Searcher, best: Candidate) -> tuple[Constraint, ...
     def propagate(numbers: Collection[int]) -> Outcome:
         plan, run = seeds.plan({place.number: place.sharding for place in places if place.number in numbers})
         shardings = {number: variable.holder.sharding for number, variable in enumerate(run) if variable is not None}
-        return Outcome(searcher.objective(plan), searcher.fits(searcher.peak(plan)), shardings)
+        return Outcome(objective(plan, searcher.planner), fits(plan, searcher.planner), shardings)
 
-    pins = fewest_pins(places, propagate, searcher.objective(best.plan))
+    pins = fewest_pins(places, propagate, objective(best.plan, searcher.planner))
     constraints: list[Constraint] = []
     for place in places:
         variable = variables[place.number]

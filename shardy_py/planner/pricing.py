@@ -18,11 +18,12 @@ from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import Alternative, Constraint, Price
 from shardy_py.planner.alternatives import alternatives
 from shardy_py.planner.assignment import solve
+from shardy_py.planner.judge import Candidate, objective, peak_of
 from shardy_py.planner.pasted import pasted
 from shardy_py.planner.pins import constraints_of
 from shardy_py.planner.problem import Problem, Solution, pinned
 from shardy_py.planner.propagated import Trial
-from shardy_py.planner.search import Candidate, Searcher
+from shardy_py.planner.search import Searcher
 from shardy_py.planner.space import Annotations
 from shardy_py.planner.transfer import transferred
 
@@ -52,7 +53,7 @@ class Prices:
     def as_in_shardings(self) -> str:
         """The plan as code; see `Search.as_in_shardings`."""
         plan, is_region = self.best.plan, self.best.run.partitioner is not None
-        return pasted(plan, self.constraints, self.searcher.seeds(plan), self.searcher.objective, is_region=is_region)
+        return pasted(plan, self.constraints, self.searcher.seeds(plan), self.searcher.planner, is_region=is_region)
 
     @functools.cached_property
     def constraints(self) -> tuple[Constraint, ...]:
@@ -111,10 +112,12 @@ class Prices:
         plan = self._cheapest(other, solution, start)
         if plan is None:
             return Price(path, str(spec), math.inf, None, math.inf)
-        seconds = searcher.objective(plan)
+        seconds = objective(plan, searcher.planner)
         bound = min(self._bound(other, solution), seconds)  # a region may take less than the model says
         gap = max(0.0, (seconds - bound) / seconds) if seconds > 0 else 0.0
-        return Price(path, str(spec), seconds - self.best.seconds, searcher.peak(plan) - self.best.peak, bound - self.best.seconds, gap)
+        return Price(
+            path, str(spec), seconds - self.best.seconds, peak_of(plan, searcher.planner) - self.best.peak, bound - self.best.seconds, gap
+        )
 
     def _value(self, path: str) -> Value | int | None:
         """The value of a path in the search space; None where it has none there."""
@@ -154,8 +157,8 @@ class Prices:
         if self.searcher.propagate is not None:
             assignments.append(tuple(start))
         plans = [other.plan_of(Trial("", each, self.best.results)) for each in assignments]
-        over = [max(0, other.peak(plan) - planner.budget) if planner.budget is not None else 0 for plan in plans]
-        order = sorted(range(len(plans)), key=lambda i: (over[i], self.searcher.objective(plans[i])))
+        over = [max(0, peak_of(plan, planner) - planner.budget) if planner.budget is not None else 0 for plan in plans]
+        order = sorted(range(len(plans)), key=lambda i: (over[i], objective(plans[i], planner)))
         return plans[order[0]] if order else None
 
     def _bound(self, other: Searcher, solution: Solution) -> float:
@@ -185,8 +188,8 @@ class Prices:
                 other, problem, start = self._with(dropped)
                 solution = solve(problem, [start], gap=searcher.planner.gap, seconds=self._seconds)
                 plan = self._cheapest(other, solution, start)
-                seconds, peak = (math.inf, 0) if plan is None else (searcher.objective(plan), searcher.peak(plan))
-                if seconds > self.best.seconds or not searcher.fits(peak):  # the plan keeps the other annotations
+                seconds, peak = (math.inf, 0) if plan is None else (objective(plan, searcher.planner), peak_of(plan, searcher.planner))
+                if seconds > self.best.seconds or not searcher.planner.fits(peak):  # the plan keeps the other annotations
                     seconds, peak = self.best.seconds, self.best.peak
                 saved, least = self.best.seconds - seconds, self.bound - seconds
                 prices.append(Price(path, sharding_text(sharding), saved, self.best.peak - peak, max(least, 0.0)))

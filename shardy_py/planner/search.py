@@ -1,4 +1,4 @@
-"""Searches for the shardings of a program: model, solver, and the judge, which is the cost and memory of finished plans."""
+"""Searches for the shardings of a program: model, solver, and the judge of finished plans."""
 
 from __future__ import annotations
 
@@ -13,28 +13,24 @@ from shardy_py.errors import UserError
 from shardy_py.ir import Op, Program, Value
 from shardy_py.partition.price import Machine
 from shardy_py.passes.collection import no_collection
-from shardy_py.plan.cost_analysis import seconds_text
-from shardy_py.plan.costing import analyse as cost_of
-from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.memory.analysis import lifetimes
-from shardy_py.plan.memory.models import model as memory_model
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.progress import report
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.search import CHOSEN, Search, Status
+from shardy_py.plan.search import CHOSEN, Search
 from shardy_py.planner.assigned import assign, shardings_of
-from shardy_py.planner.assignment import ROUNDING, least, solve
+from shardy_py.planner.assignment import least, solve
 from shardy_py.planner.descent import descend
 from shardy_py.planner.elimination import reduced
-from shardy_py.planner.errors import PlannerInfeasible
 from shardy_py.planner.evaluation import Evaluation
 from shardy_py.planner.following import Neighbours, followed, neighbours_of
-from shardy_py.planner.inputs import SHARE, cut, lying_whole
+from shardy_py.planner.infeasibility import infeasible
+from shardy_py.planner.inputs import SHARE, cut
+from shardy_py.planner.judge import Candidate, fits, objective, peak_of, received_of
 from shardy_py.planner.memory import binding, fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge
-from shardy_py.planner.opaque_ops import seconds_of_opaque_ops
 from shardy_py.planner.options import Planner
 from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted, weight
 from shardy_py.planner.propagated import Outcome, Trial, Trials
@@ -57,9 +53,6 @@ BRANCH_ROUNDS = 3
 MEMORY_SHARE = 0.2
 """The part of the gap that a region may cost more than the cheapest if it takes half of its memory or less: a budget may allow
 parameters to lie whole, at tens of gigabytes, to spare a thousandth of the step."""
-
-LISTED = 5
-"""Inputs that lie whole, which `search.space` names."""
 
 PEAKS = 8
 """Steps of a plan that become limits at once."""
@@ -100,34 +93,6 @@ Propagate = Callable[[Sequence[TensorSharding], Mapping[int, TensorSharding]], P
 
 Replan = Callable[[Resolution, Sequence[int]], PlanRecord]
 """Makes the plan of an assignment of a space of such a resolution: per class, the number of its strategy."""
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """An assignment with the figures of its finished plan.
-
-    Attributes:
-        name: For people to read.
-        assignment: Per variable of the model, the number of its strategy.
-        plan: Its plan under `lowering="jit"`.
-        run: The plan as it runs, of which the figures are; `plan` itself unless that is a region of local arrays.
-        seconds: The objective.
-        peak: Of one device.
-        results: Of a plan that propagation gives, whether results that no step hands on are sharded as in the assignment.
-    """
-
-    name: str
-    assignment: tuple[int, ...]
-    plan: PlanRecord
-    run: PlanRecord
-    seconds: float
-    peak: int
-    results: bool = False
-
-    @property
-    def trial(self) -> Trial:
-        """Its shardings of arguments and results."""
-        return Trial(self.name, self.assignment, self.results)
 
 
 @dataclass(eq=False)
@@ -174,8 +139,8 @@ class Searcher:
 
     # ------------------------------------------------------------------ the whole search
 
-    def run(self) -> tuple[Candidate, Search]:
-        """The best plan that is found, in the largest space that there is time for.
+    def run(self) -> tuple[Candidate, float]:
+        """The best plan that is found in the largest space that there is time for, and the lower bound of the upper end of a step.
 
         Raises:
             PlannerInfeasible: None fits the budget.
@@ -191,8 +156,8 @@ class Searcher:
                 return self.solved()
         raise AssertionError("the smallest space is searched whatever its size")
 
-    def solved(self) -> tuple[Candidate, Search]:
-        """The best plan of the space at hand."""
+    def solved(self) -> tuple[Candidate, float]:
+        """The best plan of the space at hand, and the lower bound of the upper end of a step."""
         started = time.monotonic()
         self.share = 1.0 if self.propagate is None else ASSIGNMENT_SHARE
         best, bound = self.within_budget()
@@ -202,7 +167,7 @@ class Searcher:
         elif self.region is not None:
             best = self.cheapest_region(best)
         self.timings["solve"] = time.monotonic() - started
-        return best, self.result(best, bound)
+        return best, bound
 
     def prepare(self, resolution: Resolution | None = None, most: float | None = None) -> None:
         """The space and the model.
@@ -247,7 +212,7 @@ class Searcher:
         self.assign(chosen)
         plan = replace(self.collect(CHOSEN), partitioner=None)
         run = plan if self.region is None else self.region(CHOSEN)
-        return Candidate(name, chosen, plan, run, self.objective(run), self.peak(run))
+        return Candidate(name, chosen, plan, run, objective(run, self.planner), peak_of(run, self.planner))
 
     def shardings(self, trial: Trial) -> tuple[list[TensorSharding], dict[int, TensorSharding]]:
         """The shardings of all arguments, and of results by their numbers, that a plan follows from."""
@@ -261,7 +226,7 @@ class Searcher:
         assert self.propagate is not None
         run = self.propagate(*self.shardings(trial))
         plan = run if run.partitioner is None else replace(run, partitioner=None)
-        return Candidate(trial.name, trial.assignment, plan, run, self.objective(run), self.peak(run), trial.results)
+        return Candidate(trial.name, trial.assignment, plan, run, objective(run, self.planner), peak_of(run, self.planner), trial.results)
 
     def best_propagated(self, best: Candidate, bound: float) -> Candidate:
         """The best plan of those that propagation gives, next to that of an assignment and to templates.
@@ -284,7 +249,7 @@ class Searcher:
         self.outcomes = tuple(trials.outcomes.values())
         candidate = self.propagated(outcome.trial)
         if outcome.over:
-            raise self.infeasible([candidate], f"let values inside be constrained (constraints=True), {format_bytes(best.peak)}")
+            raise infeasible(candidate.run, self.planner, f"let values inside be constrained (constraints=True), {format_bytes(best.peak)}")
         self.timings["propagate"] = time.monotonic() - started
         return candidate
 
@@ -294,9 +259,9 @@ class Searcher:
             return self.propagate(*self.shardings(trial))
         plan = self.replan(self.space.resolution, self.model.assignment(trial.assignment))
         by_xla = replace(plan, partitioner=None)
-        if self.lowering == "jit" or (self.lowering == "auto" and (plan.active_partitioner is None or not self.fits(self.peak(plan)))):
+        if self.lowering == "jit" or (self.lowering == "auto" and (plan.active_partitioner is None or not fits(plan, self.planner))):
             return by_xla
-        return plan if self.lowering == "shard_map" else min(plan, by_xla, key=self.objective)
+        return plan if self.lowering == "shard_map" else min(plan, by_xla, key=lambda each: objective(each, self.planner))
 
     def outcome(self, trial: Trial) -> Outcome:
         """The figures of the plan that propagation gives."""
@@ -307,17 +272,9 @@ class Searcher:
         """Sets the shardings of the program."""
         assign(self.base.program, self.space, shardings_of(self.space, self.model.assignment(chosen), self.mesh_name), self.copies)
 
-    def objective(self, plan: PlanRecord) -> float:
-        """Seconds of a call of a plan."""
-        return objective(plan, self.planner)
-
     def predicted(self, assignment: Sequence[int]) -> float:
         """Seconds of a call of an assignment by the model, whose ops run one by one."""
         return self.model.seconds(assignment)
-
-    def fits(self, peak: int) -> bool:
-        """Whether a peak is within the budget."""
-        return self.planner.fits(peak)
 
     # ------------------------------------------------------------------ templates
 
@@ -392,7 +349,7 @@ class Searcher:
             seen.add(solution.assignment)
             if weight(self.fixed, entries(self.model.problem, solution.assignment)) <= self.fixed.limit:
                 candidate = self.candidate(template.name, solution.assignment)
-                if self.fits(candidate.peak):
+                if self.planner.fits(candidate.peak):
                     candidates.append(candidate)
         template = min(candidates, key=lambda each: each.seconds, default=best)
         if template.seconds < best.seconds:
@@ -401,15 +358,7 @@ class Searcher:
         if allowed and template.peak <= best.peak / 2:
             return template
         equal = (template.seconds - best.seconds) <= SHARE * self.planner.gap * best.seconds
-        return template if equal and self.received(template.run) < self.received(best.run) else best
-
-    def received(self, plan: PlanRecord) -> int:
-        """Bytes that a device receives in a call of a plan."""
-        return sum(each.bytes for each in cost_of(plan, self.planner.hardware, self.planner.links).collectives)
-
-    def peak(self, plan: PlanRecord) -> int:
-        """The peak of a plan in bytes."""
-        return memory_of(plan, self.planner.hardware).peak_memory_in_bytes
+        return template if equal and received_of(template.run, self.planner) < received_of(best.run, self.planner) else best
 
     # ------------------------------------------------------------------ memory
 
@@ -440,7 +389,7 @@ class Searcher:
         """
         peaks = lifetimes(candidate.plan, self.planner.hardware).peaks(PEAKS)
         above = 0 if candidate.run is candidate.plan else candidate.peak - peaks[0].bytes
-        over = [peak for peak in peaks if not self.fits(peak.bytes + above)] or list(peaks[:1])
+        over = [peak for peak in peaks if not self.planner.fits(peak.bytes + above)] or list(peaks[:1])
         chosen = entries(self.model.problem, candidate.assignment)
         budget = (1 - MARGIN) * (self.planner.budget or math.inf) - above
         return [peak_bytes(self.model, self.fixed, peak, budget, chosen, self.copies, self.ops) for peak in over]
@@ -466,7 +415,7 @@ class Searcher:
             polished = descend(evaluation, solution.assignment)
             best = tuple(map(int, polished.assignment)) if polished.allowed else solution.assignment
             candidate = self.candidate("", cut(self.model, evaluation, best, self.data, self.planner.gap))
-            if self.fits(candidate.peak):
+            if self.planner.fits(candidate.peak):
                 return candidate, bound
             over.append(candidate)
             starts = [solution.assignment, *starts[: STARTS + len(self.own_templates)]]
@@ -476,10 +425,10 @@ class Searcher:
                 break
         for name, assignment in self.smallest(starts):
             candidate = self.candidate(name, assignment)
-            if self.fits(candidate.peak):
+            if self.planner.fits(candidate.peak):
                 return candidate, bound
             over.append(candidate)
-        raise self.infeasible(over)
+        raise infeasible(min(over, key=lambda c: c.peak).run, self.planner)
 
     def branched(self, limits: Sequence[Limit], starts: Sequence[Sequence[int]]) -> tuple[Solution, float]:
         """The best solution, and the lower bound of a step, where of each cond the branch counts that takes longest in it.
@@ -577,119 +526,3 @@ class Searcher:
             completed = self.completed(template, solution.assignment, max(self.left, 1.0))
             if not math.isinf(completed.cost):
                 yield template.name, completed.assignment
-
-    def infeasible(self, over: Sequence[Candidate], *remedies: str) -> PlannerInfeasible:
-        """The error for a budget that nothing fits.
-
-        Args:
-            over: Plans over the budget.
-            remedies: What would help first.
-        """
-        smallest = min(over, key=lambda c: c.peak)
-        memory = memory_of(smallest.run, self.planner.hardware)
-        largest = memory.contributors[:5]
-        budget = self.planner.budget or 0
-        peak = memory.peak
-        place = f" at {peak.location}" if peak is not None and peak.location else ""
-        listed = ", ".join(f"{c.title} {format_bytes(c.bytes)}" + (f" ({c.location})" if c.location else "") for c in largest)
-        relief, fixes = memory.relief, list(remedies)
-        if relief is not None and relief.donation_bytes:
-            fixes.append(f"donate what results could replace, {format_bytes(relief.donation_bytes)} (donate_argnums)")
-        if relief is not None and relief.residual_bytes:
-            fixes.append(f"recompute residuals of scans, {format_bytes(relief.residual_bytes)} (jax.checkpoint)")
-        fixes.append(f"use more devices than {self.base.mesh.size}")
-        return PlannerInfeasible(
-            f"no plan fits {format_bytes(budget)} a device: the least peak found is {format_bytes(smallest.peak)}{place}",
-            minimum_bytes=smallest.peak,
-            budget_bytes=budget,
-            contributors=[(c.name, c.bytes) for c in largest],
-            where=f"Planner(memory_bytes=...), {self.base.name} on {self.base.mesh}",
-            why=f"the largest arrays there are {listed}",
-            fix=", or ".join(fixes),
-        )
-
-    # ------------------------------------------------------------------ result
-
-    def result(self, best: Candidate, bound: float) -> Search:
-        """The report of the search."""
-        bound *= 1 - self.planner.overlap  # the upper end of a step is at least the bound, and the lower end at least nothing
-        # The bound is of the model's prices: where a region is dearer than these, a longer search is of no use.
-        searched = best.seconds if self.region is None else min(best.seconds, self.predicted(best.assignment))
-        optimal = searched - bound <= (self.planner.gap + ROUNDING) * searched
-        ended: Status = "time_limit" if self.is_late else "work_limit"
-        status: Status = "optimal" if optimal else "template" if best.name else ended
-        machine = self.planner.machine
-        free = len(self.model.variables)
-        space: dict[str, object] = {
-            "classes": f"{free} of {len(self.space.strategies)} classes of dimensions have a choice",
-            "entries": self.entries,
-            "moves": len(self.model.problem.moves),
-        }
-        if not free:
-            space["nothing to choose"] = (
-                f"no size is a multiple of an axis of {self.base.mesh} where nothing is annotated: devices share no work"
-            )
-        resolution = self.space.resolution
-        if not resolution.layers:
-            space["alike layers"] = "sharded alike, or there would be more entries than time; the bound is of such plans"
-        together = [f"({', '.join(group)})" for group in resolution.groups if len(group) > 1]
-        if self.region is not None:
-            model = seconds_text(self.predicted(best.assignment))
-            space["objective of the model"] = f"{model}, of which the bound is; a region also shares copies, and fuses otherwise"
-        if together:
-            space["axes taken together"] = f"{' and '.join(together)}, or there would be more entries than time; the bound is of such plans"
-        handed_on = len(self.annotations.alike) - len([d for d in self.base.donation if d.output is not None])
-        if handed_on:
-            space["not donated"] = (
-                f"{handed_on} arguments lie as the results of their names and types, which are taken for their next values"
-            )
-        whole = lying_whole(best.run, self.program.main.arguments, self.data)
-        if whole:
-            listed = ", ".join(f"{path} {format_bytes(size)}" for size, path in whole[:LISTED])
-            more = f" and {len(whole) - LISTED} more" if len(whole) > LISTED else ""
-            space["data that lie whole"] = f"{listed}{more}: bringing them to every device is in no price"
-        opaque = seconds_of_opaque_ops(self.program, cost_of(best.run, self.planner.hardware, self.planner.links))
-        if opaque:
-            listed = ", ".join(f"{primitive} {seconds_text(seconds)}" for primitive, seconds in opaque[:LISTED])
-            space["ops without a rule"] = f"run whole: {listed} of the step"
-        if self.is_late:
-            space["time limit"] = "ended the search: on a machine that is less busy it may end with another plan"
-        if self.propagate is not None:
-            space["constraints"] = f"none: values inside follow by propagation; {len(self.outcomes)} shardings of arguments were tried"
-        left_out = {template.name for template in self.user_templates} - {template.name for template in self.own_templates}
-        if left_out:
-            space["templates left out"] = f"{', '.join(sorted(left_out))}, which need more to be told apart"
-        return Search(
-            hardware=machine.name,
-            objective_seconds=best.seconds,
-            lower_bound_seconds=min(bound, best.seconds),
-            peak_bytes=best.peak,
-            budget_bytes=self.planner.budget,
-            status=status,
-            space=space,
-            timings={**self.timings, "total": time.monotonic() - self.began},
-            margin_bytes=math.ceil(best.peak * memory_model(memory_of(best.run, self.planner.hardware).compiler).error),
-            shards_values=self.propagate is None,
-        )
-
-
-def objective(plan: PlanRecord, planner: Planner) -> float:
-    """Seconds of a call of a plan.
-
-    Args:
-        plan: The plan.
-        planner: Says on which hardware, and how much of what may overlap does.
-    """
-    step = cost_of(plan, planner.hardware, planner.links).step_seconds
-    assert step is not None
-    return planner.objective(step)
-
-
-def fits(plan: PlanRecord, planner: Planner) -> bool:
-    """Whether the peak of a plan is within the budget.
-
-    Args:
-        plan: The plan.
-        planner: Says on which hardware, and what the budget is.
-    """
-    return planner.budget is None or planner.fits(memory_of(plan, planner.hardware).peak_memory_in_bytes)

@@ -1,0 +1,132 @@
+"""The report of a search: `plan.search`, with the space that was searched in words."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from shardy_py.plan.checks.opaque import OPAQUE
+from shardy_py.plan.cost_analysis import seconds_text
+from shardy_py.plan.costing import analyse as cost_of
+from shardy_py.plan.memory.analysis import analyse as memory_of
+from shardy_py.plan.memory.models import model as memory_model
+from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.search import Search, Status
+from shardy_py.planner.assignment import ROUNDING
+from shardy_py.planner.inputs import lying_whole
+from shardy_py.planner.judge import Candidate
+from shardy_py.planner.search import Searcher
+from shardy_py.planner.space import Resolution
+
+LISTED = 5
+"""Inputs that lie whole, and ops without a rule, that are named."""
+
+
+def search_of(searcher: Searcher, best: Candidate, bound: float) -> Search:
+    """The report of a search.
+
+    Args:
+        searcher: The search, which has ended.
+        best: The plan that it chose.
+        bound: The lower bound of the upper end of a step.
+    """
+    planner, run = searcher.planner, best.run
+    bound *= 1 - planner.overlap  # the upper end of a step is at least the bound, and the lower end at least nothing
+    # The bound is of the model's prices: where a region is dearer than these, a longer search is of no use.
+    searched = best.seconds if searcher.region is None else min(best.seconds, searcher.predicted(best.assignment))
+    optimal = searched - bound <= (planner.gap + ROUNDING) * searched
+    ended: Status = "time_limit" if searcher.is_late else "work_limit"
+    return Search(
+        hardware=planner.machine.name,
+        objective_seconds=best.seconds,
+        lower_bound_seconds=min(bound, best.seconds),
+        peak_bytes=best.peak,
+        budget_bytes=planner.budget,
+        status="optimal" if optimal else "template" if best.name else ended,
+        space=_space(searcher, best),
+        timings={**searcher.timings, "total": time.monotonic() - searcher.began},
+        margin_bytes=math.ceil(best.peak * memory_model(memory_of(run, planner.hardware).compiler).error),
+        shards_values=searcher.propagate is None,
+    )
+
+
+def _space(searcher: Searcher, best: Candidate) -> dict[str, object]:
+    """The size of the space, and notes on what is not in it, in no price, or in no proof."""
+    model, free = searcher.model, len(searcher.model.variables)
+    notes = {
+        "nothing to choose": ""
+        if free
+        else f"no size is a multiple of an axis of {searcher.base.mesh} where nothing is annotated: devices share no work",
+        **_resolution_notes(searcher.space.resolution),
+        "objective of the model": _objective_of_model(searcher, best),
+        "not donated": _not_donated(searcher),
+        "data that lie whole": _whole_data(searcher, best.run),
+        "ops without a rule": _opaque_ops(searcher, best.run),
+        "time limit": "ended the search: on a machine that is less busy it may end with another plan" if searcher.is_late else "",
+        "constraints": ""
+        if searcher.propagate is None
+        else f"none: values inside follow by propagation; {len(searcher.outcomes)} shardings of arguments were tried",
+        "templates left out": _templates_left_out(searcher),
+    }
+    return {
+        "classes": f"{free} of {len(searcher.space.strategies)} classes of dimensions have a choice",
+        "entries": searcher.entries,
+        "moves": len(model.problem.moves),
+        **{name: text for name, text in notes.items() if text},
+    }
+
+
+def _resolution_notes(resolution: Resolution) -> dict[str, str]:
+    """Layers and mesh axes that the space does not tell apart."""
+    reason = "or there would be more entries than time; the bound is of such plans"
+    together = [f"({', '.join(group)})" for group in resolution.groups if len(group) > 1]
+    return {
+        "alike layers": "" if resolution.layers else f"sharded alike, {reason}",
+        "axes taken together": f"{' and '.join(together)}, {reason}" if together else "",
+    }
+
+
+def _objective_of_model(searcher: Searcher, best: Candidate) -> str:
+    """The price of a region by the model."""
+    if searcher.region is None:
+        return ""
+    seconds = seconds_text(searcher.predicted(best.assignment))
+    return f"{seconds}, of which the bound is; a region also shares copies, and fuses otherwise"
+
+
+def _not_donated(searcher: Searcher) -> str:
+    """Arguments taken for the last values of results, which are not donated."""
+    count = len(searcher.annotations.alike) - len([d for d in searcher.base.donation if d.output is not None])
+    return f"{count} arguments lie as the results of their names and types, which are taken for their next values" if count else ""
+
+
+def _whole_data(searcher: Searcher, plan: PlanRecord) -> str:
+    """Data inputs of which every device has all."""
+    whole = lying_whole(plan, searcher.program.main.arguments, searcher.data)
+    listed = _listed([f"{path} {format_bytes(size)}" for size, path in whole])
+    return f"{listed}: bringing them to every device is in no price" if whole else ""
+
+
+def _opaque_ops(searcher: Searcher, plan: PlanRecord) -> str:
+    """Primitives of which some op has no sharding rule, whose one strategy is whole, with their seconds, the costliest first."""
+    opaque = {
+        op.primitive or str(op.attributes.get("call_target_name", op.name))
+        for op in searcher.program.walk()
+        if op.name in OPAQUE and not op.rule
+    }
+    shares = cost_of(plan, searcher.planner.hardware, searcher.planner.links).by_op
+    timed = [f"{share.name} {seconds_text(share.seconds)}" for share in shares if share.name in opaque and share.seconds]
+    return f"run whole: {', '.join(timed[:LISTED])} of the step" if timed else ""
+
+
+def _templates_left_out(searcher: Searcher) -> str:
+    """Templates of the user's that the space has no plans of."""
+    names = {template.name for template in searcher.user_templates} - {template.name for template in searcher.own_templates}
+    return f"{', '.join(sorted(names))}, which need more to be told apart" if names else ""
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = f" and {len(items) - LISTED} more" if len(items) > LISTED else ""
+    return f"{', '.join(items[:LISTED])}{more}"
