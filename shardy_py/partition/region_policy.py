@@ -22,7 +22,7 @@ from shardy_py.partition.layouts import Layout, local_shape, parts
 from shardy_py.partition.op import OpSpec
 from shardy_py.partition.region import layouts as region
 from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES, reshard_steps
-from shardy_py.partition.region.strategies import TensorLayouts, strategies
+from shardy_py.partition.region.strategies import EquationSpec, TensorLayouts, strategies
 from shardy_py.partition.routes import Move
 from shardy_py.partition.strategy import SHIFTS, Strategy, shifts
 from shardy_py.partition.workarounds import WINDOWS, with_halos
@@ -54,7 +54,7 @@ def region_strategy(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strate
     exchanged = _launch if op.name in SHIFTS else None
     weight = _PRODUCT_WEIGHT if op.name in PRODUCTS else _WEIGHT
     operands, results = tuple(tensors[:count]), tuple(tensors[count:])
-    best = strategies(rule, operands, results, axes.mesh, combine, _single(rule), (), exchanged, weight)[0]
+    best = strategies(EquationSpec(rule, operands, results, axes.mesh, combine, _single(rule), (), exchanged, weight))[0]
     reads, makes = tuple(map(axes.parts_of, best.operands)), tuple(map(axes.parts_of, best.results))
     summed = best.reduced or (best.results[0].unreduced if best.results else ())
     cut = op.name in SHIFTS and any(best.axes[factor] for factor in rule.permutation)

@@ -29,7 +29,7 @@ from shardy_py.partition.factor_axes import INDEXED
 from shardy_py.partition.region.layouts import Layout, local_shape, names, replicated
 from shardy_py.partition.region.reshard_steps import reshard_steps
 from shardy_py.partition.region.runnable import layouts_under, runnable
-from shardy_py.partition.region.strategies import ANY_LAYOUT, Strategy, TensorLayouts, strategies, strategy_along
+from shardy_py.partition.region.strategies import ANY_LAYOUT, EquationSpec, Strategy, TensorLayouts, strategies, strategy_along
 from shardy_py.plan.checks.thresholds import graded
 from shardy_py.plan.findings import Finding, Severity
 from shardy_py.plan.movements import format_bytes
@@ -431,11 +431,12 @@ class Interpreter:
         results = tuple(map(TensorLayouts, equation.result_shapes, map(bits_of, equation.result_dtypes), result_layouts))
         ranked: list[tuple[LocalRule, Strategy]] = []
         for each in (local_rule, *local_rule.alternatives):
-            setting = each.rule, operands, results, self.mesh, each.combine, each.uneven, each.linear, each.bytes_inside, each.weight
+            own = each.combine, each.uneven, each.linear, each.bytes_inside, each.weight
+            spec = EquationSpec(each.rule, operands, results, self.mesh, *own)
             if planned is None or each.bytes_inside is not None:
-                ranked += [(each, strategy) for strategy in strategies(*setting)]
+                ranked += [(each, strategy) for strategy in strategies(spec)]
             else:
-                ranked.append((each, strategy_along(planned.axes(each.rule, equation.shapes, self.mesh), *setting)))
+                ranked.append((each, strategy_along(spec, planned.axes(each.rule, equation.shapes, self.mesh))))
         return sorted(ranked, key=lambda pair: pair[1].cost)
 
     def _planned_op(self, equation: Equation, scope: Scope | None) -> PlannedOp | None:

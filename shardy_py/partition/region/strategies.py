@@ -64,60 +64,6 @@ MAX_STRATEGIES = 3
 """Strategies that are kept of an equation."""
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def strategies(
-    rule: OpShardingRule,
-    operands: tuple[TensorLayouts, ...],
-    results: tuple[TensorLayouts, ...],
-    mesh: Mesh,
-    combine: str,
-    uneven: frozenset[int],
-    linear: tuple[tuple[int, ...], ...],
-    bytes_inside: Callable[[Sequence[int]], int] | None,
-    weight: float,
-) -> tuple[Strategy, ...]:
-    """The cheapest strategies, in order, among those that take over the layout of one tensor, alone or completed by the others.
-
-    `combine` and all behind it are those of the equation's `LocalRule`.
-    """
-    setting = _Setting(rule, operands, results, mesh, combine, uneven, bytes_inside, weight)
-    agreement = setting.agreement()
-    if agreement is not None:
-        return (agreement,)
-    ranked: list[tuple[float, int, int, Strategy]] = []
-    for deferred, group in setting.deferrals(linear):
-        for axes in setting.proposals(deferred):
-            strategy = setting.rate(axes, deferred, group)
-            if strategy.cost == strategy.work and len(deferred) + sum(map(len, axes)) == setting.count_axes():
-                return (strategy,)  # nothing moves, and no strategy computes less
-            ranked.append((strategy.cost, -len(deferred), len(ranked), strategy))
-    return tuple([strategy for *_, strategy in sorted(ranked)[:MAX_STRATEGIES]])
-
-
-def strategy_along(
-    axes: Sequence[Axes],
-    rule: OpShardingRule,
-    operands: tuple[TensorLayouts, ...],
-    results: tuple[TensorLayouts, ...],
-    mesh: Mesh,
-    combine: str,
-    uneven: frozenset[int],
-    linear: tuple[tuple[int, ...], ...],
-    bytes_inside: Callable[[Sequence[int]], int] | None,
-    weight: float,
-) -> Strategy:
-    """The strategy along given axes, as far as the equation can run along them; sums are deferred if that is cheaper.
-
-    `axes` are those of each factor; all behind it is as in `strategies`.
-    """
-    setting = _Setting(rule, operands, results, mesh, combine, uneven, bytes_inside, weight)
-    rated = [
-        setting.rate(setting.runnable([_before_deferred(deferred, each) for each in axes] if deferred else axes), deferred, group)
-        for deferred, group in setting.deferrals(linear)
-    ]
-    return min(rated, key=lambda strategy: strategy.cost)
-
-
 _FactorAxes = dict[int, Axes]
 """The axes of factors in one layout of one tensor."""
 
@@ -128,8 +74,20 @@ def _axes(of: Layout) -> frozenset[AxisRef]:
     return frozenset(of.unreduced).union(*[dim.axes for dim in of.dims])
 
 
-class _Setting(NamedTuple):
-    """The arguments of `strategies`."""
+class EquationSpec(NamedTuple):
+    """An equation between layouts: everything that decides its strategies.
+
+    Attributes:
+        rule: The sharding rule of its `LocalRule`.
+        operands: The layouts of its operands.
+        results: The layouts of its results.
+        mesh: The region's mesh.
+        combine: As in `LocalRule`, like all fields below.
+        uneven: Factors that may be cut unevenly.
+        linear: Groups of operands through which partial sums may pass.
+        bytes_inside: Bytes that a device receives inside of the equation; None where its local rule exchanges none.
+        weight: Cost of one point of the iteration space.
+    """
 
     rule: OpShardingRule
     operands: tuple[TensorLayouts, ...]
@@ -137,6 +95,7 @@ class _Setting(NamedTuple):
     mesh: Mesh
     combine: str
     uneven: frozenset[int]
+    linear: tuple[tuple[int, ...], ...]
     bytes_inside: Callable[[Sequence[int]], int] | None
     weight: float
 
@@ -175,9 +134,9 @@ class _Setting(NamedTuple):
         layouts = {source for tensor in (*self.operands, *self.results) for source in tensor.layouts or ()}
         return len(frozenset[AxisRef]().union(*map(_axes, layouts)))
 
-    def deferrals(self, linear: tuple[tuple[int, ...], ...]) -> Iterator[tuple[Axes, tuple[int, ...]]]:
+    def deferrals(self) -> Iterator[tuple[Axes, tuple[int, ...]]]:
         """The reductions that may be deferred behind the equation: axes, and the operands with partial sums over them."""
-        for group in linear if any(operand.keeps_partial for operand in self.operands) else ():
+        for group in self.linear if any(operand.keeps_partial for operand in self.operands) else ():
             common: list[AxisRef] | None = None
             for i in group:
                 operand = self.operands[i]
@@ -264,6 +223,36 @@ class _Setting(NamedTuple):
             inside += self.bytes_inside(counts)
         work = self.weight * math.prod(rule.factor_sizes) / math.prod(counts)
         return Strategy(axes, tuple(operand_layouts), tuple(result_layouts), at_once, inside, work, total + inside + work)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def strategies(equation: EquationSpec) -> tuple[Strategy, ...]:
+    """The cheapest strategies, in order, among those that take over the layout of one tensor, alone or completed by the others."""
+    agreement = equation.agreement()
+    if agreement is not None:
+        return (agreement,)
+    ranked: list[tuple[float, int, int, Strategy]] = []
+    for deferred, group in equation.deferrals():
+        for axes in equation.proposals(deferred):
+            strategy = equation.rate(axes, deferred, group)
+            if strategy.cost == strategy.work and len(deferred) + sum(map(len, axes)) == equation.count_axes():
+                return (strategy,)  # nothing moves, and no strategy computes less
+            ranked.append((strategy.cost, -len(deferred), len(ranked), strategy))
+    return tuple([strategy for *_, strategy in sorted(ranked)[:MAX_STRATEGIES]])
+
+
+def strategy_along(equation: EquationSpec, axes: Sequence[Axes]) -> Strategy:
+    """The strategy along given axes, as far as the equation can run along them; sums are deferred if that is cheaper.
+
+    Args:
+        equation: The equation.
+        axes: The axes of each factor.
+    """
+    rated = [
+        equation.rate(equation.runnable([_before_deferred(deferred, each) for each in axes] if deferred else axes), deferred, group)
+        for deferred, group in equation.deferrals()
+    ]
+    return min(rated, key=lambda strategy: strategy.cost)
 
 
 def _orders(sources: list[_FactorAxes]) -> Iterator[Sequence[_FactorAxes]]:
