@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 
 class Network:
@@ -44,11 +45,11 @@ class Network:
             level = self._levels(source)
             if level[sink] < 0:
                 return flow, [depth >= 0 for depth in level]
-            following = [0] * len(self.edges)
-            while pushed := self._push(source, sink, level, following):
-                flow += pushed
+            for amount in self._augment(source, sink, level):
+                flow += amount
 
     def _levels(self, source: int) -> list[int]:
+        """The number of edges on the shortest path with capacity left from the source to each vertex; -1 where there is none."""
         level = [-1] * len(self.edges)
         level[source] = 0
         queue = deque([source])
@@ -60,27 +61,27 @@ class Network:
                     queue.append(self.target[edge])
         return level
 
-    def _push(self, source: int, sink: int, level: list[int], following: list[int]) -> float:
-        """Augments the flow along one path of growing levels; returns the amount, 0 if there is no such path."""
+    def _augment(self, source: int, sink: int, level: list[int]) -> Iterator[float]:
+        """Augments the flow along one path of growing levels after the other, and yields the amounts."""
         path: list[int] = []
-        vertex = source
-        while vertex != sink:
-            edges = self.edges[vertex]
-            while following[vertex] < len(edges):
-                edge = edges[following[vertex]]
+        following = [0] * len(self.edges)
+        while True:
+            vertex = self.target[path[-1]] if path else source
+            if vertex == sink:
+                amount = min(self.capacity[edge] for edge in path)
+                for edge in path:
+                    self.capacity[edge] -= amount
+                    self.capacity[edge ^ 1] += amount
+                yield amount
+                # The next path begins with the edges in front of the first that is full; an infinite amount leaves NaN, which is full.
+                del path[next(i for i, edge in enumerate(path) if not self.capacity[edge] > 0) :]
+            elif following[vertex] < len(self.edges[vertex]):
+                edge = self.edges[vertex][following[vertex]]
                 if self.capacity[edge] > 0 and level[self.target[edge]] == level[vertex] + 1:
-                    break
-                following[vertex] += 1
-            if following[vertex] < len(edges):
-                path.append(edges[following[vertex]])
-                vertex = self.target[path[-1]]
+                    path.append(edge)
+                else:
+                    following[vertex] += 1
             elif path:
-                vertex = self.target[path.pop() ^ 1]
-                following[vertex] += 1
+                following[self.target[path.pop() ^ 1]] += 1
             else:
-                return 0.0
-        amount = min(self.capacity[edge] for edge in path)
-        for edge in path:
-            self.capacity[edge] -= amount
-            self.capacity[edge ^ 1] += amount
-        return amount
+                return
