@@ -121,7 +121,7 @@ class Plan(PlanRecord):
 
     @property
     def reshards(self) -> tuple[Reshard, ...]:
-        """Where data moves in a call, in program order: the collectives of one movement together, with what asks for it.
+        """The movements of data in a call, in program order, each with its collectives and its reason.
 
         Together they are `collectives`. Under `lowering="shard_map"` each is of the arrays of one device. `shardy_reshards` are those
         that Shardy makes explicit for the plan's shardings, whatever runs.

@@ -82,7 +82,7 @@ class Store(Protocol):
 
 
 class Rendezvous:
-    """This process among those of a mesh.
+    """The agreement of one process with the other processes of a mesh.
 
     Args:
         store: The store.
@@ -309,7 +309,7 @@ class Rendezvous:
 
 
 def say_ended(store: Store, own: int, reason: str) -> None:
-    """Says that this process ends, to those of all meshes.
+    """Tells the processes of all meshes that this one ends.
 
     Args:
         store: The store.

@@ -211,7 +211,7 @@ def static_key(layout: Layout, slots: Sequence[Any], fun: Callable[..., Any]) ->
 
 
 def _without_other_leaves(argument: Any, label: str, path: str) -> str:
-    """How to pass an argument that has other leaves than arrays."""
+    """The fix for an argument with leaves that are no arrays."""
     if path == label:
         return "name the argument in static_argnames, or pass an array"
     if any(_is_equinox_module(node) for node in jax.tree.leaves(argument, is_leaf=_is_equinox_module)):

@@ -47,7 +47,7 @@ def statement(plan: PlanRecord, traced: TracedCall, devices: Sequence[Any]) -> s
 
 
 def content(value: Any) -> str | None:
-    """The digest of a value of which this process has all.
+    """The digest of a value that this process holds entirely.
 
     Args:
         value: An array, a number, or a tracer, which may stand for such a value.

@@ -267,7 +267,7 @@ def planned_run(planned: Planned) -> Run:
 
 
 def _everywhere(xs: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """Arrays that every process has a whole copy of, placed where there are several processes."""
+    """Places arrays, which every process holds entirely, on the devices of all processes; on one process they stay."""
     return [jax.device_put(x, sharding) for x, sharding in zip(xs, shardings)] if jax.process_count() > 1 else list(xs)
 
 

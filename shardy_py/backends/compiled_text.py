@@ -130,7 +130,7 @@ class _Module:
         self.chains = _started_chains(self.lines.values())
 
     def collectives(self, name: str, constants: Constants, fused: bool = False) -> tuple[CompiledCollective, ...]:
-        """Those of a computation and of all it calls, as often as they run when it runs once.
+        """The collectives of a computation and of all it calls, with their trips in one run of it.
 
         Args:
             name: The computation.

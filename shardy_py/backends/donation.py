@@ -102,7 +102,7 @@ class Guard:
 
 
 def _places(leaf: Any) -> list[tuple[Any, int]]:
-    """Device and address of each piece of an array that may be overwritten where it lies.
+    """The device and address of each piece of an array that may be overwritten in place.
 
     None on a single device, where JAX itself refuses what is passed twice; none of an array in the memory of a numpy array either.
     """

@@ -54,7 +54,7 @@ class Flat:
 
 
 def with_variables(jaxpr: Jaxpr, invars: Sequence[Any], outvars: Sequence[Any], **changed: Any) -> Jaxpr:
-    """The jaxpr with other inputs and outputs; what it knows of their names is dropped."""
+    """The jaxpr with other inputs and outputs; their names are dropped from its debug information."""
     names = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
     return jaxpr.replace(invars=list(invars), outvars=list(outvars), debug_info=names, **changed)
 
@@ -146,7 +146,7 @@ def _callee(eqn: JaxprEqn, scope: Scope, index: int) -> tuple[Jaxpr, Sequence[An
 
 
 def single(eqn: JaxprEqn, like: Jaxpr) -> tuple[Jaxpr, list[Var]]:
-    """A jaxpr of one equation, and its operands, each once."""
+    """The jaxpr of a single equation, and its distinct operands."""
     operands = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal)))
     return with_variables(like, operands, eqn.outvars, constvars=[], eqns=[eqn]), operands
 

@@ -186,7 +186,7 @@ def _planned(jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seed
 
 
 def with_mapped_dim(sharding: TensorSharding | None, dim: int, axes: Sequence[str] = ()) -> TensorSharding | None:
-    """The sharding of an array of which this is the sharding of one slice, as a result of `jax.vmap`.
+    """The sharding of an array with a mapped dimension, as `jax.vmap` makes it, from the sharding of a slice.
 
     Args:
         sharding: Of a slice; None gives None.

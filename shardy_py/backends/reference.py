@@ -60,7 +60,7 @@ class Reference:
         return cached[1]
 
     def jitted(self, jaxprs: Sequence[tuple[Jaxpr, Sequence[Any]]]) -> Program:
-        """One compiled program of several jaxprs, each with its constants."""
+        """Compiles several jaxprs, each with its constants, as one program."""
         on_mesh = any(_is_manual(jaxpr) for jaxpr, _ in jaxprs)
         stripped = [(self.stripped(jaxpr), [fetch(c) for c in consts]) for jaxpr, consts in jaxprs]
 

@@ -45,7 +45,7 @@ def in_parts(closed: ClosedJaxpr, most: int = MOST) -> ClosedJaxpr:
 
 @dataclass(frozen=True)
 class _Global:
-    """A local value as it is outside of regions.
+    """The global array that holds a local value between two regions.
 
     Attributes:
         var: The global array.
@@ -110,7 +110,7 @@ def _regions(region: JaxprEqn, most: int) -> list[JaxprEqn]:
 
 
 def _by_demand(body: Jaxpr, ordered: bool) -> list[JaxprEqn]:
-    """The equations of a jaxpr, each shortly before what reads it, so that what belongs together stands together.
+    """The equations of a jaxpr in the order of demand: each right before its first reader.
 
     A training step updates all first moments, then all second ones, then all parameters; cut there, everything would cross.
 

@@ -38,7 +38,7 @@ from shardy_py.plan.findings import Finding
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A jaxpr of global arrays that is one region of local ones.
+    """A jaxpr on global arrays that consists of one region on local arrays.
 
     Attributes:
         jaxpr: The jaxpr, with the constants of the planned one.

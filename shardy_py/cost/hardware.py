@@ -17,7 +17,7 @@ class HardwareError(ShardyError):
 
 @dataclass(frozen=True)
 class Hardware:
-    """One kind of accelerator; one of these is one JAX device.
+    """One kind of accelerator. All figures are of one JAX device.
 
     Attributes:
         name: Its name, such as `h100`.

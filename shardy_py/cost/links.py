@@ -17,7 +17,7 @@ class LinkError(ShardyError):
 
 @dataclass(frozen=True)
 class Fabric:
-    """Links of one kind and how far they reach.
+    """Links of one kind, and the number of devices that they join.
 
     Attributes:
         kind: `ring` or `torus`: a device has two links, to the next and to the previous device, per dimension. `switch`: any device

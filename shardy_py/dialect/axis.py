@@ -258,7 +258,7 @@ def suffix_without_overlap(axis: AxisRef, other: AxisRef, mesh: Mesh) -> AxisRef
 
 
 def greatest_common_prefix(axis: AxisRef, other: AxisRef) -> AxisRef | None:
-    """Whichever of the two is a prefix of the other; None where neither is."""
+    """The one of two axes that is a prefix of the other; None if neither is."""
     if not can_coexist(axis, other):
         return None
     if is_prefix_of(axis, other):

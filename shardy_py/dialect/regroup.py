@@ -1,4 +1,4 @@
-"""Axes of one mesh as parts of the axes of another over the same devices in the same order."""
+"""Rewrites axes of a mesh as parts of the axes of another mesh over the same devices in the same order."""
 
 from __future__ import annotations
 

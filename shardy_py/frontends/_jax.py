@@ -399,7 +399,7 @@ def traced_scan(params: Mapping[str, Any], avals: Sequence[Any], context: Any) -
 
 
 def with_more_consts(params: Mapping[str, Any], count: int) -> dict[str, Any] | None:
-    """The parameters of a scan that has more constants, in front of those it has; None where this version of JAX says more of them."""
+    """The parameters of a scan with more constants, in front of its own; None where this version of JAX keeps no number of constants."""
     return {**params, "num_consts": params["num_consts"] + count} if "num_consts" in params else None
 
 

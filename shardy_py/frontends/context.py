@@ -35,7 +35,7 @@ from shardy_py.frontends._jax import under_settings as under_settings
 
 
 def types_enabled(dtypes: Iterable[str]) -> contextlib.AbstractContextManager[Any]:
-    """Enables types of 64 bits where there are some though they are off: the traced function enabled them inside of itself.
+    """Enables 64-bit types if some occur while they are off, as in a function that enables them for a part of its body.
 
     Args:
         dtypes: Element types, in JAX's spelling, of what is about to be traced once more.

@@ -104,7 +104,7 @@ def lowered(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def from_equations(eqns: Sequence[JaxprEqn], results: Sequence[Var]) -> tuple[Program, tuple[tuple[Op, ...], ...]]:
-    """A program of a run of equations on one device, as `from_jaxpr` of a jaxpr that has them would read them.
+    """Imports a run of equations on one device, as `from_jaxpr` would import a jaxpr of them.
 
     Args:
         eqns: In order; variables that none of them defines become arguments.
@@ -139,5 +139,5 @@ def from_equations(eqns: Sequence[JaxprEqn], results: Sequence[Var]) -> tuple[Pr
 def _keys_constrained(
     importer: Importer, atoms: Sequence[Any], values: Sequence[Value], shardings: Sequence[TensorSharding | None], block: Block
 ) -> list[Value]:
-    """The dimension that PRNG keys add is replicated where nothing else is said of them."""
+    """Replicates the dimension that PRNG keys add, for keys without a sharding."""
     return [importer.constrain_key(v.aval, x, block) if s is None else x for v, x, s in zip(atoms, values, shardings, strict=True)]

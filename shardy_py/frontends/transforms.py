@@ -143,9 +143,9 @@ def jet_jaxpr(jaxpr: ClosedJaxpr, primals: Sequence[Any], series: Sequence[Seque
 
 @with_jaxpr
 def used_part(jaxpr: ClosedJaxpr, used: tuple[bool, ...]) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
-    """The part of a jaxpr that some of its results need, and which inputs that part has; the jaxpr itself where that is nearly all of it.
+    """The part of a jaxpr that some of its results need, with the inputs it reads; the jaxpr itself where nearly everything is needed.
 
-    A loss that only its derivative is asked of is not worth another jaxpr: XLA leaves out what nothing uses, and plans are made for jaxprs.
+    Dropping an unread loss is not worth another jaxpr: XLA removes dead code anyway, and every jaxpr has a plan of its own.
 
     Args:
         jaxpr: Without constants.
@@ -178,7 +178,7 @@ NEGLIGIBLE = 0.01
 
 
 def _as_many_equations(part: Jaxpr, whole: Jaxpr) -> bool:
-    """Whether nothing was left out of a jaxpr; what is kept as it is is kept as the same object."""
+    """Whether a part of a jaxpr has all equations of the whole, bodies included; unchanged equations are the same objects."""
     if len(part.eqns) != len(whole.eqns):
         return False
     changed = ((a, b) for a, b in zip(part.eqns, whole.eqns) if a is not b)

@@ -1,4 +1,4 @@
-"""JAX primitives in which devices exchange data: the one list of them, with the kind of collective that each is."""
+"""The JAX primitives in which devices exchange data, each with its kind of collective. There is no other list of them."""
 
 from __future__ import annotations
 

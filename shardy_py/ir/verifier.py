@@ -372,7 +372,7 @@ class _Verifier:
 
 
 def _entries(attribute: Any) -> list[str]:
-    """The texts of what is in a list, which may be text itself; of another attribute, its own."""
+    """The texts of the entries of a list, which may be spelled as text; of any other attribute its own text."""
     if isinstance(attribute, tuple):
         return list(map(str, attribute))
     text = str(attribute)

@@ -103,7 +103,7 @@ def scattered_by_axis(moves: Sequence[Move], mesh: Mesh) -> tuple[Move, ...]:
 
 
 class _RegionAxes:
-    """The mesh of a region, whose axes are the parts of those of another.
+    """The mesh of a region: its axes are the prime parts of the axes of another mesh.
 
     Args:
         mesh: The other.
@@ -132,7 +132,7 @@ class _RegionAxes:
 
 @functools.lru_cache(1 << 12)
 def _single(rule: OpShardingRule) -> frozenset[int]:
-    """The factors that are dimensions of their own, which may be cut unevenly."""
+    """The factors that are whole dimensions of every tensor, so that they may be cut unevenly."""
     compound = {factor for mapping in rule.mappings for dim in mapping if len(dim) > 1 for factor in dim}
     return frozenset(f for f, kind in enumerate(rule.factor_types) if f not in compound and kind is not FactorType.NEED_REPLICATION)
 

@@ -78,7 +78,7 @@ class PriceTable:
 
 
 def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machine, memory: Sequence[Access]) -> PriceTable:
-    """The prices of one op under joint layouts, each as `price` has it.
+    """The prices of one op under joint layouts; each equals that of `price`.
 
     Args:
         policy: One of `POLICIES`.

@@ -1,4 +1,4 @@
-"""Values of a program as the variables of the traced function that they come from."""
+"""Maps values of a program to the variables of the traced function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardy_py.rules.traits import CONSTANTS
 
 
 def variable_of(value: Value) -> Value:
-    """The value of the variable that a value is of.
+    """The value that stands for the variable of a value.
 
     A constant is one op per use, the last of which is the variable's.
 

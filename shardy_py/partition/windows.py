@@ -98,7 +98,7 @@ def windows_of_reduction(op: Operation) -> list[Window]:
 
 
 def windows_of_padding(op: Operation) -> list[Window]:
-    """The windows of a pad, one per dimension: of one element each, of an operand that is spread out."""
+    """The windows of a pad, one per dimension: each of one element, on an operand that is dilated."""
     a = op.attributes
     amounts = zip(a["edge_padding_low"], a["interior_padding"], strict=True)
     return [Window(d, d, 1, low=low, base=between + 1) for d, (low, between) in enumerate(amounts)]

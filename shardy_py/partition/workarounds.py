@@ -148,7 +148,7 @@ WORKAROUNDS = frozenset((*AT_RISK, *HANDLERS))
 
 
 def proposed_axes(op: OpSpec, rule: OpShardingRule, tensors: Sequence[Factors[L]], lists: AxisLists[L]) -> Iterator[list[L]]:
-    """Axes of every factor: those of one tensor, then those of the others that are free; with sums over devices and without.
+    """Proposals of axes for every factor: those of one tensor, completed by free ones of the others; with sums over devices and without.
 
     Args:
         op: The op.

@@ -12,7 +12,7 @@ Cuts = tuple[int, ...]
 
 
 def is_involuntary(shape: Sequence[int], source: TensorSharding | None, target: TensorSharding | None, mesh: Mesh) -> bool:
-    """Whether XLA's partitioner replicates a value to bring it from one sharding to another, as `replicates` has it."""
+    """Whether XLA's partitioner replicates a value to bring it from one sharding to another, see `replicates`."""
     if source is None or target is None:
         return False
     before, after = (tuple(dim.shards(mesh) for dim in s.dims[: len(shape)]) for s in (source, target))

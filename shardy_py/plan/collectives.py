@@ -60,9 +60,14 @@ class Collective:
         return None if self.trips is None else self.received_bytes * self.trips
 
     @property
+    def runs(self) -> int:
+        """Number of executions in one call, an unknown number of trips taken for one."""
+        return 1 if self.trips is None else self.trips
+
+    @property
     def call_bytes(self) -> int:
-        """Bytes that a device receives in one call, a loop with an unknown number of trips taken for one."""
-        return self.received_bytes * (1 if self.trips is None else self.trips)
+        """Bytes that a device receives in one call, an unknown number of trips taken for one."""
+        return self.received_bytes * self.runs
 
     @property
     def operand(self) -> str:

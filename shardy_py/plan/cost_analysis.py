@@ -415,7 +415,7 @@ def _share(share: Share, timed: bool) -> tuple[str, ...]:
 
 
 def _where(location: str) -> str:
-    """A file without its directories; modules as they are."""
+    """A location without its directories; a module unchanged."""
     return location.rpartition("/")[2] if location.startswith("/") else location
 
 

@@ -98,4 +98,4 @@ def _walk(program: Executed, machine: Hardware | None, delays: Mapping[Edge, flo
 def _collective_cost(c: Collective, once: float | None, layout: AxisLinks, sizes: Mapping[str, int]) -> CollectiveCost:
     used: tuple[Level, ...] = levels_of(axes_of(c, sizes), layout, sizes) if layout else ()
     names = tuple(dict.fromkeys(level.links.name for level in used))
-    return CollectiveCost(c, c.call_bytes, None if once is None else once * (1 if c.trips is None else c.trips), names)
+    return CollectiveCost(c, c.call_bytes, None if once is None else once * c.runs, names)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, OpShardingRule, TensorSharding
 from shardy_py.dialect.axis import Axes, add_axis_or_merge, is_prefix
-from shardy_py.dialect.projection import project
+from shardy_py.dialect.projection import FactorSharding, project
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes import dataflow
@@ -255,10 +255,10 @@ def _propagated(
     raise _unfit(number, step)
 
 
-def _source(f: int, axes: Axes, target: int, factors_of: Sequence[Mapping[int, object]]) -> int | None:
+def _source(f: int, axes: Axes, target: int, factors_of: Sequence[Mapping[int, FactorSharding]]) -> int | None:
+    """The first other tensor whose factor begins with some axes, or None."""
     for j, factors in enumerate(factors_of):
-        state = factors.get(f)
-        if j != target and state is not None and is_prefix(axes, state.axes):  # pyright: ignore[reportAttributeAccessIssue]
+        if j != target and f in factors and is_prefix(axes, factors[f].axes):
             return j
     return None
 
@@ -271,11 +271,11 @@ def _dealt(dim: Sequence[int], axes: Axes, sizes: Sequence[int], mesh: Mesh) -> 
     return {f: factors[f].axes for f in dim if f in factors}
 
 
-def _up_to(dim: Sequence[int], factor: int, axes: Axes, factors: Mapping[int, object], mesh: Mesh) -> Axes:
+def _up_to(dim: Sequence[int], factor: int, axes: Axes, factors: Mapping[int, FactorSharding], mesh: Mesh) -> Axes:
     """The dimension prefix implied by the axes of its factors up to `factor`."""
     out: list[AxisRef] = []
     for f in dim:
-        part: Axes = axes if f == factor else factors[f].axes  # pyright: ignore[reportAttributeAccessIssue]
+        part: Axes = axes if f == factor else factors[f].axes
         for axis in part:
             add_axis_or_merge(out, axis, mesh)
         if f == factor:

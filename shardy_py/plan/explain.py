@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import sizes_text
-from shardy_py.errors import ShardyError, UserError
+from shardy_py.errors import UserError
 from shardy_py.ir import Value
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.plan.cost_analysis import seconds_text
-from shardy_py.plan.explainer import explainer_of
+from shardy_py.plan.explainer import Explainer, explainer_of
 from shardy_py.plan.explanation import Explanation, Missing, Reason, Source
 from shardy_py.plan.find import Match, find
 from shardy_py.plan.missing import missing
 from shardy_py.plan.record import PlanError, PlanRecord
 from shardy_py.plan.values import PlannedValue, typed
-
-if TYPE_CHECKING:
-    from shardy_py.plan.explainer import Explainer
 
 
 def explain(plan: PlanRecord, target: str | PlannedValue, axis: str | None, dim: int | None) -> Explanation:
@@ -29,7 +25,7 @@ def explain(plan: PlanRecord, target: str | PlannedValue, axis: str | None, dim:
     match = find(plan, target)
     _check_dim(plan, match.planned, dim)
     if not plan.propagation.recorded:
-        raise _error(
+        raise PlanError(
             f"the plan does not know why {match.planned.path} is {typed(match.planned.type, match.planned.sharding)}",
             where=f"plan of {plan.name}",
             why="it was made with Options(provenance=False), which keeps no steps of the propagation",
@@ -140,7 +136,7 @@ def _holder(explainer: Explainer, match: Match) -> Holder:
 
 def _check_axis(plan: PlanRecord, axis: str | None) -> None:
     if axis is not None and axis not in plan.mesh.shape:
-        raise _error(
+        raise PlanError(
             f"unknown mesh axis {axis!r}",
             where=f"plan of {plan.name}",
             why=f"the mesh has {sizes_text(plan.mesh.shape)}",
@@ -150,13 +146,9 @@ def _check_axis(plan: PlanRecord, axis: str | None) -> None:
 
 def _check_dim(plan: PlanRecord, planned: PlannedValue, dim: int | None) -> None:
     if dim is not None and not (isinstance(dim, int) and 0 <= dim < len(planned.shape)):
-        raise _error(
+        raise PlanError(
             f"{planned.path} has no dimension {dim!r}",
             where=f"plan of {plan.name}",
             why=f"it is {typed(planned.type, planned.sharding)}",
             fix=f"use a number from 0 to {len(planned.shape) - 1}" if planned.shape else "leave dim out",
         )
-
-
-def _error(what: str, *, where: str, why: str, fix: str) -> ShardyError:
-    return PlanError(what, where=where, why=why, fix=fix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from shardy_py.dialect import AxisRef
 from shardy_py.dialect.axis import num_shards
@@ -16,13 +16,10 @@ from shardy_py.passes.export.update_non_divisible_input_output_shardings import 
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.step import FactorStrategy
 from shardy_py.plan.explainer import Explainer, title
-from shardy_py.plan.explanation import Missing
+from shardy_py.plan.explanation import Missing, Reason
 from shardy_py.plan.neighbours import Neighbours, dims_with
 from shardy_py.plan.obstacles import Fixpoint, Obstacle, Passage, nearest_sizes, obstacle
-
-if TYPE_CHECKING:
-    from shardy_py.plan.explanation import Reason
-    from shardy_py.plan.values import PlannedValue
+from shardy_py.plan.values import PlannedValue
 
 _BEST = ("conflict", "closed", "used", "replicated", "indivisible", "barrier", "blocked")
 """Kinds of obstacles, the most informative first, for several at the same distance."""

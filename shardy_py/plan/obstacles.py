@@ -176,7 +176,7 @@ def _stop(passage: Passage, number: int, tensor: TensorFactors, agreed: Axes, me
 
 
 def _holding(tensor: TensorFactors, mapping: Sequence[Sequence[int]], axis: AxisRef, factor: int) -> int:
-    """The dimension of which another factor has an axis."""
+    """The dimension of the other factor that has an axis; the own dimension if no other factor has it."""
     for f, state in tensor.factors.items():
         if f != factor and any(used.name == axis.name for used in (*state.axes, *state.overflow)):
             return _dim_of(mapping, f)

@@ -30,7 +30,7 @@ _CLEARED = "\r\x1b[2K"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where planning is.
+    """A report of the progress of planning.
 
     Attributes:
         name: Of the function.

@@ -16,6 +16,7 @@ from shardy_py.passes.export.canonicalization.rewriting import erase
 from shardy_py.passes.export.canonicalize import COLLECTIVES, Canonicalize
 from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
 from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
+from shardy_py.plan.collectives import trips_text
 from shardy_py.plan.movements import MOVING_OPS, Movement, format_bytes, movement_of
 from shardy_py.plan.trips import with_trips
 from shardy_py.plan.values import location_of, name_of, typed
@@ -93,10 +94,9 @@ class Reshard:
             value: Text in place of the value's name.
         """
         steps = ", ".join(map(str, self.collectives))
-        trips = "  each trip" if self.trips is None else f" x{self.trips}" if self.trips != 1 else ""
         where = self.location.rpartition("/")[2]
         head = f"{value or self.value} {self.change}: {steps}".lstrip()
-        return "  ".join(part for part in (head, format_bytes(self.bytes_per_device) + trips, where, self.reason) if part)
+        return "  ".join(part for part in (head, format_bytes(self.bytes_per_device) + trips_text(self.trips), where, self.reason) if part)
 
 
 @dataclass(eq=False, slots=True)

@@ -1,4 +1,4 @@
-"""The duration of each step of planning."""
+"""The durations of the steps of planning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes of dimensions that are alike: those of layers that are written out one after the other.
+"""Classes of corresponding dimensions in layers that are unrolled.
 
 A class is known by its strategies, by the ops that it is in, and by the names of arguments there, numbers left out. Farther is not looked:
 the first layer and the last have other surroundings than those between them.

@@ -44,7 +44,7 @@ def costliest(branches: Sequence[Branch], chosen: Sequence[int]) -> Branch:
 
 
 def counted(conds: Conds, chosen: Sequence[int]) -> Iterator[Branch]:
-    """The branches that count under an assignment, those inside of others too."""
+    """The costliest branch of every cond under an assignment, nested conds included."""
     for branches in conds:
         branch = costliest(branches, chosen)
         yield branch

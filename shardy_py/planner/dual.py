@@ -171,7 +171,7 @@ class Messages:
         return Bound(bound, beliefs, self._decode(costs))
 
     def excess(self, beliefs: Array) -> tuple[Array, Array]:
-        """How much columns and entries cost more than the least ones of their node or edge, after the messages' reparametrization.
+        """The excess cost of columns and entries over the least ones of their node or edge, after reparametrization by the messages.
 
         Args:
             beliefs: Per column, the marginal of the last pass.

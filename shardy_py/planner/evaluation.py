@@ -52,7 +52,7 @@ class EntryIndex:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """How a group of classes reaches a table.
+    """The part of a group of classes that a table depends on.
 
     Attributes:
         table: The number of the table.
@@ -160,7 +160,7 @@ class State:
 
     @property
     def forbidden(self) -> int:
-        """How many tables forbid the assignment."""
+        """The number of tables that forbid the assignment."""
         return int((self.entries < 0).sum())
 
     @property

@@ -153,7 +153,7 @@ class _Column:
             yield int(self.numbers[a, b]), (self.key, int(a), int(b))
 
     def renumbered(self, numbers: Array) -> Array:
-        """Per entry, the new number of its move, by old ones; -1, the last of them, where there is none."""
+        """The new number of the move of each entry; -1, which indexes the last of `numbers`, where there is none."""
         return numbers[self.numbers][self.own, self.other]
 
 
@@ -488,7 +488,7 @@ class _Builder:
                 self.drafts[key].at_hand.append(_Column(results.key, numbers, results.own, results.makes))
 
     def merge_moves(self) -> tuple[Array, Array]:
-        """Makes moves that the same entries need and have at hand one, as those of layers that are sharded alike.
+        """Merges moves that the same entries need, or have at hand, such as those of layers that are sharded alike.
 
         Returns:
             Per move, its new number; and the costs of the new ones.
@@ -574,7 +574,7 @@ def _stacked(columns: Sequence[Array], height: int) -> Array:
 
 
 def _read(table: int, reads: Reads) -> Read:
-    """Where an op reads a value in another layout than its own."""
+    """The entries in which an op reads a value in another layout than its own."""
     targets = {layout: n for n, layout in enumerate(reads.targets)}
     own = np.array([targets.get(layout, -1) for layout in reads.domain])
     return Read(table, reads.own, reads.targets, np.where(own[reads.own] == reads.read, -1, reads.read))

@@ -178,7 +178,7 @@ def _manual_seconds(program: Program, runs: Sequence[Run], machine: Machine) -> 
         if transfer.step is not None and _is_manual(transfer.step):
             each = transfer.on_accelerator
             levels = levels_of(axes_of(each, machine.sizes), machine.links, machine.sizes)
-            total += collective_seconds(each.kind, each.operand_bytes, levels) * (1 if each.trips is None else each.trips)
+            total += collective_seconds(each.kind, each.operand_bytes, levels) * each.runs
     return total
 
 

@@ -90,7 +90,7 @@ class Pairwise:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where the entries of all tables lie."""
+        """The positions of the entries of all tables in flat arrays."""
         first, second = self.edges[:, 0], self.edges[:, 1]
         edge, local = ragged(self.sizes[first] * self.sizes[second])
         width = self.sizes[second][edge]

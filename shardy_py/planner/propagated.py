@@ -99,7 +99,7 @@ class Trials:
 
     @property
     def has_room(self) -> bool:
-        """Whether there may be one more trial."""
+        """Whether trials and time are left."""
         return len(self.outcomes) < TRIALS and self.has_time()
 
     def outcome(self, trial: Trial) -> Outcome:

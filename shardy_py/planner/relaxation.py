@@ -111,7 +111,7 @@ class Program:
 
     @property
     def choices(self) -> int:
-        """How many columns are choices, all but the moves."""
+        """The number of columns that are choices; the others are moves."""
         return int(self.starts[-1])
 
     def one_of_each(self) -> Any:

@@ -254,7 +254,7 @@ class Searcher:
         return candidate
 
     def plan_of(self, trial: Trial) -> PlanRecord:
-        """The plan of an assignment as it runs, of a program of its own."""
+        """The plan that runs an assignment, on a copy of the program."""
         if self.propagate is not None:
             return self.propagate(*self.shardings(trial))
         plan = self.replan(self.space.resolution, self.model.assignment(trial.assignment))

@@ -13,7 +13,7 @@ from shardy_py.plan.record import PlanRecord
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variable:
-    """A variable of the function where it may be constrained.
+    """A variable of the function at a place where it may be constrained.
 
     Attributes:
         value: The variable's value.

@@ -15,7 +15,7 @@ TOGETHER = frozenset(("stablehlo.add", "stablehlo.subtract"))
 
 
 def reduced_shares(program: Program) -> dict[Op, float]:
-    """The part of the reduction of each product that is left, where it is put off for as long as nothing else reads the partial sums.
+    """The part of the reduction of each product that is left if it is put off until something else reads the partial sums.
 
     A sum of products is reduced once, and a product of which only sums along dimensions are read is reduced behind them.
 

@@ -260,7 +260,7 @@ class _Joiner:
         self.pins[a] = pins[1] if pins[0] is None else pins[0]
 
     def is_taken(self, pin: Axes, dims: Mapping[Value | int, int]) -> bool:
-        """Whether some of the axes of a pin are those of a pin of another dimension of a value.
+        """Whether an axis of a pin is pinned to another dimension of one of the values.
 
         Args:
             pin: Axes.
@@ -279,7 +279,7 @@ class _Joiner:
             self.join((one, dim), (other, dim))
 
     def made_for(self, one: Value, other: Value | int) -> None:
-        """Joins a constant with what it becomes: it is made as it is read."""
+        """Joins a constant with its reader, which makes it in the layout that it needs."""
         if one.defining_op is not None and one.defining_op.name in CHEAP:
             self.alike(one, other)
 

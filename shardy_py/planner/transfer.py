@@ -1,4 +1,4 @@
-"""An assignment of one search space in another one of the same function."""
+"""Transfers an assignment to another search space of the same function."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardy_py.planner.space import Space, values_of
 
 
 def transferred(assignment: Sequence[int], source: tuple[Program, Space], target: tuple[Program, Space]) -> tuple[int, ...]:
-    """The assignment in which values lie as in another, as far as the space has their layouts; else they are whole.
+    """The assignment that gives values the layouts of another one; values whose layout the space lacks are whole.
 
     Args:
         assignment: Per class of the source, the number of its strategy.

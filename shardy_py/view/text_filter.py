@@ -1,4 +1,4 @@
-"""The choice of values of a plan that are shown."""
+"""Filters of the values of a plan that its text shows."""
 
 from __future__ import annotations
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shardy_py.dialect.grouping import grouped
-from shardy_py.plan.collectives import trips_text
+from shardy_py.plan.collectives import Collective, trips_text
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import typed
-
-if TYPE_CHECKING:
-    from shardy_py.plan.collectives import Collective
-    from shardy_py.plan.reshards import Reshard
 
 _Row = tuple[str, str, str, str, str]
 """Bytes, trips, steps, place, and the value that moves."""
@@ -26,7 +22,7 @@ def reshards(reshards_of_plan: Sequence[Reshard], limit: int | None) -> list[str
         reshards_of_plan: The reshards.
         limit: About three times as many lines as are shown; None for all.
     """
-    moves = [_Move(len(g), g[0].bytes_per_device, g[0].trips, _reshard(g)) for g in equal_reshards(reshards_of_plan)]
+    moves = [_Move(len(g), g[0].call_bytes, g[0].trips is not None, _reshard(g)) for g in equal_reshards(reshards_of_plan)]
     return _moves("reshard", moves, limit)
 
 
@@ -47,30 +43,25 @@ def collectives(collectives_of_plan: Sequence[Collective], limit: int | None) ->
         limit: About three times as many lines as are shown; None for all.
     """
     groups = grouped(collectives_of_plan, lambda c: (c.kind, c.axes, c.dtype, c.shape, c.trips, c.location, c.primitive))
-    moves = [_Move(len(g), g[0].received_bytes, g[0].trips, _collective(g)) for g in groups.values()]
+    moves = [_Move(len(g), g[0].call_bytes, g[0].trips is not None, _collective(g)) for g in groups.values()]
     return _moves("collective", moves, limit)
 
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """Movements that are alike: how many, the bytes and trips of each, and their line."""
+    """Movements that are alike: how many, the bytes of one in a call, whether its trip count is known, and their line."""
 
     count: int
     bytes: int
-    trips: int | None
+    exact: bool
     row: _Row
-
-    @property
-    def total(self) -> int:
-        """Bytes of one movement in a call; an unknown trip count is one."""
-        return self.bytes * (1 if self.trips is None else self.trips)
 
 
 def _moves(what: str, moves: Sequence[_Move], limit: int | None) -> list[str]:
     """A part of the text."""
     if not moves:
         return []
-    ordered = sorted(moves, key=lambda move: -move.count * move.total)
+    ordered = sorted(moves, key=lambda move: -move.count * move.bytes)
     listed = ordered if limit is None else ordered[: max(limit // 3, 1)]
     widths = [min(max(len(move.row[k]) for move in listed), 24) for k in range(4)]
     rows = [move.row for move in listed]
@@ -79,11 +70,11 @@ def _moves(what: str, moves: Sequence[_Move], limit: int | None) -> list[str]:
         columns = [f"{cell:<{width}}" for cell, width in zip(cells, widths[2:]) if width]
         lines.append("  ".join([f"  {size:>{widths[0]}}{trips:<{widths[1]}}", *columns, cells[-1]]).rstrip())
     count = sum(move.count for move in moves)
-    least = "at least " if any(move.trips is None for move in moves) else ""
+    least = "at least " if any(not move.exact for move in moves) else ""
     bring = "which bring" if count > 1 else "which brings"
-    total = format_bytes(sum(move.count * move.total for move in moves))
+    total = format_bytes(sum(move.count * move.bytes for move in moves))
     left = ordered[len(listed) :]
-    more = [f"  ... and {sum(move.count for move in left):,} more {what}s, of {format_bytes(left[0].total)} or less each"] if left else []
+    more = [f"  ... and {sum(move.count for move in left):,} more {what}s, of {format_bytes(left[0].bytes)} or less each"] if left else []
     return [f"{what}s  {count:,}, {bring} {least}{total} to each device in a call", *lines, *more]
 
 

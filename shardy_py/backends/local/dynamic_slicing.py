@@ -111,7 +111,7 @@ def write_window(
     combine: Callable[[Array, Array], Array] | None = None,
     valid: Array | None = None,
 ) -> Array:
-    """This device's part of an operand with a window of the whole written to it, as far as the window lies there.
+    """Writes a window of the global operand to this device's part, as far as the window reaches into it.
 
     Args:
         local: The equation.

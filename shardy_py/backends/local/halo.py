@@ -79,7 +79,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Pieces that are sent by one `ppermute`: at most one from each device, at most one to each.
+    """The pieces that one `ppermute` sends: at most one from each device, at most one to each.
 
     Attributes:
         length: Elements that are sent: the length of the longest piece.

@@ -266,7 +266,7 @@ def _applied(jaxpr: Jaxpr, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _stacked(body: Jaxpr, n_carry: int, small: float) -> list[_Sum]:
-    """Sums that are stacked and have no other use."""
+    """The sums of a scan body that are stacked and have no other use."""
     producers, uses = _producers(body), _uses(body)
     sums = []
     outs: list[Any] = body.outvars

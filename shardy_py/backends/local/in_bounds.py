@@ -49,7 +49,7 @@ def are_in_bounds(indices: Array, bounds: Sequence[int]) -> Array:
 
 
 def _limits(indices: Array, bounds: Sequence[int]) -> Array:
-    """The bounds of the numbers of each index vector, as far as their type reaches; one where all are the same."""
+    """The upper bounds of index vectors, clipped to the range of their type; a scalar if all bounds are equal."""
     most = jnp.iinfo(indices.dtype).max
     limits = np.array([min(bound, most) for bound in bounds], indices.dtype)
     return limits[0] if len(set(bounds)) == 1 else lax.broadcast_in_dim(limits, indices.shape, (indices.ndim - 1,))

@@ -194,7 +194,7 @@ def _wide(indices: Array) -> Array:
 
 
 def _is_first(local: LocalContext, factors: Iterable[int]) -> Array:
-    """Whether this device has the first block of each of some factors, one of which is cut."""
+    """Whether this device has the first block along every one of some factors; at least one is cut."""
     firsts = [lax.eq(local.index(f), np.int32(0)) for f in factors if local.names(f)]
     return functools.reduce(lax.bitwise_and, firsts)
 

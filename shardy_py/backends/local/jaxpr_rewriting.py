@@ -144,7 +144,7 @@ def copy_equations(jaxpr: Jaxpr, like: JaxprEqn, operands: Sequence[Atom]) -> Re
 
 
 def sub_jaxpr(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], arguments: Sequence[Var], results: Sequence[Atom]) -> Jaxpr:
-    """A jaxpr of some equations of another one."""
+    """The jaxpr of some of the equations of another jaxpr."""
     return jaxpr.replace(constvars=[], invars=list(arguments), outvars=list(results), eqns=list(eqns), debug_info=_unnamed(jaxpr))
 
 

@@ -144,7 +144,7 @@ class Factors:
         return len(self.sizes) - 1
 
     def matching(self, shape: Sequence[int], factors: Iterable[int]) -> list[int]:
-        """The factors of a tensor: one of these for each dimension of its size, and a further one for a dimension of another size."""
+        """The factors of a tensor: the given ones for dimensions of their size, new ones for dimensions of another size."""
         return [f if n == self.sizes[f] else self.new(n, whole=True) for n, f in zip(shape, factors)]
 
 

@@ -103,7 +103,7 @@ def settled_layout(value: ShardedValue) -> Layout:
 
 
 def _const_layouts(interpreter: Interpreter, consts: Sequence[ShardedValue], variables: Sequence[Any], scope: Scope | None) -> list[Layout]:
-    """The layouts of constants of a loop: those they have in front of it.
+    """The layouts of a loop's constants, which stay as they are in front of the loop.
 
     A constant that can be computed in any layout, such as an attention mask, gets the smallest one from which all layouts that the dry
     run requested are free; replicated, every device would hold it for the global batch.

@@ -120,7 +120,7 @@ def _added(parts: Any, dim: int) -> Any:
 
 
 def _scatter(x: Any, names: tuple[str, ...], dim: int, k: int) -> Any:
-    """This device's part of the sum, in float32: every device receives its part from every other one."""
+    """Scatters a sum, in float32: every device receives its part of each operand, and adds them up."""
     parts = lax.reshape(x, (*x.shape[:dim], k, x.shape[dim] // k, *x.shape[dim + 1 :]))
     return _added(as_bits(parts, lambda y: lax.all_to_all(y, names, dim, dim, tiled=True), "cpu"), dim)
 

@@ -120,7 +120,7 @@ def _free(planned: Layout | None, rank: int, left: Mesh) -> Layout:
 
 
 def _within(manual: Sequence[Axes], free: Layout, shape: Sequence[int], mesh: Mesh) -> tuple[Layout, Layout]:
-    """The layouts of a whole value and of one of its blocks, as far as pieces of blocks are blocks of the value.
+    """The layouts of a value and of one of its blocks, trimmed to axes along which pieces of blocks are blocks of the value.
 
     Args:
         manual: The axes that each dimension is cut into blocks over.

@@ -37,7 +37,7 @@ def scatter_by_axis(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[st
 
 
 def _runs(axes: Any, spelling: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Consecutive axes that are parts of one of the user's axes."""
+    """Splits axes into runs of consecutive parts of the same axis of the user's mesh."""
     named = axes if isinstance(axes, tuple | list) else (axes,)
     return [tuple(run) for _, run in itertools.groupby(named, lambda axis: spelling.get(axis, axis).partition(":")[0])]
 

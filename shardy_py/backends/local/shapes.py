@@ -25,7 +25,7 @@ def broadcast_in_dim(equation: Equation) -> LocalRule | None:
 
 
 def leading(equation: Equation) -> LocalRule:
-    """The dimensions that operand and result have in common pass through; those behind them, which only one has, are whole."""
+    """The leading dimensions that operand and result share pass through; further ones, which only one of them has, are whole."""
     (shape,), (out,) = equation.shapes, equation.result_shapes
     longer = max(shape, out, key=len)
     common = min(len(shape), len(out))

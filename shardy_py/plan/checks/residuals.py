@@ -1,4 +1,4 @@
-"""Residuals of scans that are most of the memory of a call."""
+"""Finds scans whose residuals are most of the memory of a call."""
 
 from __future__ import annotations
 

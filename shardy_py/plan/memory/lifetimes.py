@@ -150,7 +150,7 @@ class Lifetimes:
 
 
 def local_peaks(series: Sequence[int]) -> list[int]:
-    """The first steps of plateaus that are higher than what is before and after them.
+    """The first step of each plateau that is higher than the steps before and after it.
 
     Args:
         series: Bytes at each step.

@@ -1,4 +1,4 @@
-"""Equations of a jaxpr as code, one table entry for each primitive that has arguments of its own."""
+"""Writes equations of a jaxpr as code; the table has an entry for each primitive with arguments of its own."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Call:
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Layers of one name: how they are written and run.
+    """A kind of layer: the code that is written for it, and the arguments that it takes.
 
     Args:
         name: The name in descriptions.

@@ -18,7 +18,7 @@ _RESERVED = frozenset({"name", "parent", "scope", "setup", "params", "batch_stat
 
 @dataclass(frozen=True)
 class Step:
-    """One node that is written and run.
+    """One node of the graph, as a call in the generated code.
 
     Args:
         id: The node's id in the graph.

@@ -87,7 +87,7 @@ def balanced_path(level: Level, bound: float, start: int, end: int) -> list[Segm
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Stages of one width that follow the same number of machines.
+    """Candidate stages on the same machines: one number of machines in front of them, and one width.
 
     Attributes:
         before: Machines in front of them.

@@ -111,7 +111,7 @@ class _Pool:
         return thin([self.cuts[i] for i in np.flatnonzero(_between(self._before, float(self._work.sum()), bound, machines))], limit)
 
     def near(self, downsets: Sequence[int], bound: float, machines: int, limit: int) -> list[int]:
-        """The same of cuts that lie near given ones, which come first."""
+        """As `near`, with the cuts that fit between bounds; the given ones come first."""
         cuts = near(self.graph, downsets, limit)
         chosen = _between(self.work(cuts), float(self._work.sum()), bound, machines)
         return [cut for i, cut in enumerate(cuts) if chosen[i] or i < len(downsets)]
@@ -174,7 +174,7 @@ def thin(downsets: Sequence[int], limit: int) -> list[int]:
 
 
 def order_cuts(graph: ProfileGraph) -> list[list[int]]:
-    """Chains of closed sets, one chain for each topological order that is tried.
+    """Chains of closed sets, one for each topological order of a short list.
 
     The first takes whichever ready node leaves the fewest bytes to send; then branch by branch, level by level from the front,
     and level by level from the back.

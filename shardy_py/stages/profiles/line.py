@@ -112,7 +112,7 @@ class _LineFlattener(Flattener[_Position]):
         return any(isinstance(x, Var) and x in self.weights for x in xs)
 
     def row(self, x: Atom, step: int, origin: _Position) -> Atom:
-        """Rows of parameters are parameters of a layer, which nobody has to compute."""
+        """A row of stacked parameters is a parameter of one layer: nothing computes it."""
         if not isinstance(x, Var) or x not in self.weights or x in self.slices:
             return super().row(x, step, origin)
         row = Var(jax.make_jaxpr(row_of(step))(struct_of(x)).jaxpr.outvars[0].aval)

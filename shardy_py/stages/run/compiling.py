@@ -26,7 +26,7 @@ on the cores that JAX needs for starting a program on all of them at once; see d
 
 
 class Compiling:
-    """A program that is to be compiled.
+    """A program with everything its compilation needs: mesh, shardings, types.
 
     Args:
         program: The program.

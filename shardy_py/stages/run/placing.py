@@ -174,7 +174,7 @@ def meshes_of(shapes: Sequence[tuple[int, ...]], names: tuple[str, ...]) -> list
 
 
 def _devices(count: int) -> list[Any] | None:
-    """`count` devices, of this process if it has enough; None if there are too few."""
+    """The first `count` devices of this process, or of all processes if it has fewer; None if there are too few."""
     enough = [devices for devices in (jax.local_devices(), jax.devices()) if len(devices) >= count]
     return enough[0][:count] if enough else None
 

@@ -171,7 +171,7 @@ class _Search:
         )
 
     def assigned(self, count: int | None, cuts: Sequence[int] | None = None) -> Assignment:
-        """The stages of so many; at their marks where there are some."""
+        """The assignment of equations to `count` stages, cut at the marks of the user where there are any."""
         return assign(self.traced.halves, count, self.options.hardware, stage_names(self.options), cuts)
 
     def by_propagation(self) -> Iterator[_Priced]:

@@ -96,7 +96,7 @@ def stages_reading(programs: Iterable[Program]) -> dict[Var, set[int]]:
 
 
 def parts_of_parameters(split: Split, parameters: Iterable[Var]) -> dict[Var, Var]:
-    """Slices of parameters, such as the rows of stacked ones, of parameters that microbatches read by slices alone.
+    """Slices of parameters that microbatches read only in slices, such as the rows of stacked parameters.
 
     Args:
         split: The step.

@@ -1,4 +1,4 @@
-"""Equations that may be recomputed instead of keeping their results, and the time of that."""
+"""Equations whose results may be recomputed instead of kept, and the time it takes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def is_cheap(eqn: JaxprEqn) -> bool:
 
 
 def bound(nodes: Iterable[Node]) -> list[tuple[Var, Var]]:
-    """Pairs of values of which the second must be recomputed where the first is.
+    """Pairs of values: wherever the first is recomputed, the second must be recomputed too.
 
     The derivative of a maximum asks which operand is equal to it. Another program rounds differently: a recomputed operand
     is not equal to the maximum of the original, and the derivative would be lost.
@@ -154,7 +154,7 @@ def _dimensions(eqn: JaxprEqn, operand: int) -> list[int | None]:
 
 
 def _same_place(before: tuple[int, ...], after: tuple[int, ...]) -> list[int | None]:
-    """Dimensions that begin where a dimension of the result begins: their shards are its shards."""
+    """For each dimension of the operand of a reshape, the dimension of the result that begins at the same place, or None."""
     starts: dict[int, int] = {}
     place = 1
     for d, size in enumerate(after):

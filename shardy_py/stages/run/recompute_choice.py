@@ -51,7 +51,7 @@ class RecomputeChoice:
             self._network.edge(vertex, self.values[operand], FORBIDDEN)
 
     def bind(self, v: Var, other: Var) -> None:
-        """Says that one value must be recomputed where another is, which is free or can be recomputed itself."""
+        """Requires a value to be recomputed wherever another one is; that one is free, or can be recomputed itself."""
         self._network.edge(self.equations.get(v, self.values[v]), self.equations.get(other, self._sink), FORBIDDEN)
 
     def cheapest(self, read: Iterable[Var]) -> frozenset[Var]:

@@ -133,7 +133,7 @@ class StagePlanner:
 
 
 class ProgramPrices:
-    """Seconds of programs as they run; of alike ones computed once.
+    """Modelled seconds of programs, cached for programs that are alike.
 
     Args:
         planner: Has the hardware that seconds are of.

@@ -58,12 +58,7 @@ def _region(graph: Graph, region: Region, fixed: set[int], donated: Set[int]) ->
         elif node.kind is Kind.BRANCH:
             for inner in node.regions:
                 _region(graph, inner, fixed, donated)
-                own = {v for n in inner.nodes for v in n.results}
-                results: set[int] = set()
-                for i, v in enumerate(inner.results):
-                    if v not in own or v in results:
-                        inner.results[i] = _insert_copy(graph, v, inner.nodes)
-                    results.add(inner.results[i])
+                _copy_shared_results(graph, inner)
         elif id(node) in written:
             v = node.operands[0]
             node.operands[0] = copy = _insert_copy(graph, v, nodes)
@@ -77,7 +72,7 @@ _WRITING = frozenset((Kind.LOOP, Kind.BRANCH, Kind.UPDATE, Kind.SCATTER))
 
 
 def _unsafe_updates(region: Region, uses: dict[int, int], fixed: set[int]) -> set[int]:
-    """Updates (their ids) that need a copy of their target, as other readers of it may run later."""
+    """The ids of updates that need a copy of their target, since other readers of it may run later."""
     unsafe: set[int] = set()
     shared: dict[int, list[Node]] = {}
     for node in region.nodes:
@@ -111,14 +106,19 @@ def _count(region: Region, uses: dict[int, int]) -> None:
             _count(inner, uses)
 
 
-def _copy_carries(graph: Graph, body: Region) -> None:
-    """Copies carried values that are read after, or beside, the node that writes the next one."""
+def _copy_shared_results(graph: Graph, body: Region) -> None:
+    """Copies results that are made outside of a body, or returned before in another place: each needs a buffer of its own."""
     own = {v for n in body.nodes for v in n.results}
     results: set[int] = set()
     for i, v in enumerate(body.results):
         if v not in own or v in results:
             body.results[i] = _insert_copy(graph, v, body.nodes)
         results.add(body.results[i])
+
+
+def _copy_carries(graph: Graph, body: Region) -> None:
+    """Copies carried values that are read after, or beside, the node that writes the next one."""
+    _copy_shared_results(graph, body)
     _copy_overwritten(graph, body, list(zip(body.arguments, body.results)))
 
 

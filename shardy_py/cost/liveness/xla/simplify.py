@@ -256,7 +256,7 @@ def _thin_loop(loop: Node, needed: set[int]) -> None:
 
 
 def _one_counter(loop: Node, needed: set[int]) -> None:
-    """Computes all counters of a loop from one of them, except those that are read after it."""
+    """Computes the counters of a loop from one of them, except counters that are read after the loop."""
     condition, body = loop.regions
     makers = {v: n for n in body.nodes for v in n.results}
     counters = [i for i, v in enumerate(body.results) if _counts(makers.get(v), body.arguments[i], makers)]

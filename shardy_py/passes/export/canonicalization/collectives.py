@@ -11,7 +11,7 @@ from shardy_py.passes.export.canonicalization.rewriting import Pattern, erase, i
 
 
 def _per_dim(op: Op) -> list[tuple[AxisRef, ...]]:
-    """The axes of a collective that has a list of them for each dimension."""
+    """The axes of a collective per dimension."""
     return [axes.axes for axes in op.attributes[AXES_OF[op.name]].lists]
 
 

@@ -1,4 +1,4 @@
-"""Name of an op -> how it is converted."""
+"""The conversions of ops, by name."""
 
 from __future__ import annotations
 

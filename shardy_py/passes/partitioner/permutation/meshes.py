@@ -36,7 +36,7 @@ class MeshNames:
         self.symbols = SymbolNames(program)
 
     def name(self, mesh: Mesh, wish: str) -> str:
-        """The name of the last mesh of the program that is the same, else of one that is added."""
+        """The name of the last equal mesh of the program; where there is none, the mesh is added."""
         for name, other in reversed(self.program.meshes.items()):
             if other is mesh:
                 return name

@@ -35,7 +35,7 @@ SAME = frozenset(f"stablehlo.{name}" for name in ("broadcast_in_dim", "reshape",
 
 
 def folded(op: Op, operands: Sequence[Number | None]) -> Number | None:
-    """The number that all elements of an op's result are; None where it is unknown.
+    """The number that all elements of an op's result equal; None where it is unknown.
 
     Args:
         op: Has one result.

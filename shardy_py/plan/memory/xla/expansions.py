@@ -214,7 +214,7 @@ def _reduce(reader: XlaReader, op: Op, region: Region) -> None:
 
 
 def _broadcast(reader: XlaReader, op: Op, region: Region) -> None:
-    """Nothing where only dimensions of one element are added."""
+    """A view where only dimensions of one element are added, else a node."""
     if op.operands[0].type.size != op.result.type.size:
         region.nodes.append(reader.node(op))
         return

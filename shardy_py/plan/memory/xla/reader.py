@@ -125,7 +125,7 @@ class XlaReader(Reader):
         return Kind.LIBRARY if by_library and math.prod(self.local_shape(x)) >= LIBRARY_ELEMENTS else Kind.REDUCE
 
     def emit(self, op: Op, region: Region, kind: Kind, operands: Sequence[int], size: int, key: Any = "", array_type: Any = None) -> int:
-        """Appends a node that is one step of an op; returns its result.
+        """Appends a node for one step of an op, and returns its result.
 
         Args:
             op: The op.
