@@ -12,6 +12,7 @@ from shardy_py.api.options import Options
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.frontends.context import is_extended_dtype
 from shardy_py.frontends.jaxpr import Imported, from_jaxpr
+from shardy_py.frontends.primitives.avals import physical_shape
 from shardy_py.ir import Value
 from shardy_py.passes.import_.sharding_group_import import GROUP
 from shardy_py.passes.pipelines import PlanPipeline
@@ -72,8 +73,6 @@ def physical_sharding(sharding: TensorSharding | None, aval: Any) -> TensorShard
     """The sharding of the array that holds a value; PRNG keys have further dimensions, replicated."""
     if sharding is None or not is_extended_dtype(aval.dtype):
         return sharding
-    from shardy_py.frontends.primitives.avals import physical_shape
-
     extra = len(physical_shape(aval)) - sharding.rank
     return sharding.with_dims((*sharding.dims, *(DimensionSharding(),) * extra))
 

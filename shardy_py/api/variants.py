@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from shardy_py.api.meshes import MESH_NAME
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.recomputed import recomputed
+from shardy_py.dialect.format import short_location
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.specs import extended, sharding_text
 from shardy_py.plan.checks.thresholds import NOTABLE
@@ -46,7 +47,7 @@ class TracedVariants:
         variant = recomputed(self.traced.jaxpr)
         if variant is not None:
             first, *others = variant.places
-            more = "".join(f" and that at {place.rpartition('/')[2]}" for place in others)
+            more = "".join(f" and that at {short_location(place)}" for place in others)
             plan = self.plan_of(dataclasses.replace(self.traced, jaxpr=variant.jaxpr))
             yield Variant(f"jax.checkpoint around its body{more}", plan, first, of_residuals=True)
 

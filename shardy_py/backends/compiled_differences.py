@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from shardy_py.backends.compiled_text import CompiledCollective
+from shardy_py.dialect.format import short_location
 from shardy_py.ir.types import element_bits
 from shardy_py.plan.collectives import Collective
 
@@ -32,14 +33,14 @@ def differences(predicted: Iterable[Collective], compiled: Iterable[CompiledColl
     for c in predicted:
         if c.group_size > 1:
             group = 0 if c.kind == "collective_permute" else c.group_size
-            where = " ".join(part for part in (c.location.rpartition("/")[2], c.value, c.primitive) if part)
+            where = " ".join(part for part in (short_location(c.location), c.value, c.primitive) if part)
             planned.setdefault((c.kind, group, wire_bytes(c, platform), c.trips), []).append(where)
     actual: dict[_Key, list[str]] = {}
     for op in compiled:
         if op.kind == "collective_permute" or op.group_size > 1:
             group = 0 if op.kind == "collective_permute" else op.group_size
             for piece in op.pieces:
-                where = " ".join(part for part in (op.location.rpartition("/")[2], op.op_name) if part)
+                where = " ".join(part for part in (short_location(op.location), op.op_name) if part)
                 actual.setdefault((op.kind, group, piece, op.trips), []).append(where)
     lines: list[tuple[int, str]] = []
     for key in dict.fromkeys((*planned, *actual)):

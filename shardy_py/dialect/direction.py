@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from shardy_py.errors import ParseError
+
 
 class PropagationDirection(IntEnum):
     """None, forward (operands to results), backward (results to operands), or both; `|` and `&` combine them."""
@@ -34,8 +36,6 @@ class PropagationDirection(IntEnum):
         Raises:
             ParseError: There is no such direction.
         """
-        from shardy_py.errors import ParseError
-
         try:
             return cls[text.strip().upper()]
         except KeyError:

@@ -58,6 +58,16 @@ def sizes_text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
+def short_location(location: str) -> str:
+    """A `file:line` without directories.
+
+    Example:
+        >>> short_location("/home/me/train.py:12")
+        'train.py:12'
+    """
+    return location.rpartition("/")[2]
+
+
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
     """Rows of cells as lines with aligned columns; columns without text are left out.
 

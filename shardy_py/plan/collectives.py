@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardy_py.cost.collectives import KINDS as KINDS
 from shardy_py.cost.collectives import received_bytes as received_bytes
-from shardy_py.dialect.format import aligned
+from shardy_py.dialect.format import aligned, short_location
 from shardy_py.plan.movements import format_bytes
 
 
@@ -149,6 +149,6 @@ def _cells(c: Collective) -> tuple[str, ...]:
         f"{c.kind}({','.join(c.axes)})",
         " ".join(part for part in (c.value, c.operand) if part),
         format_bytes(c.received_bytes) + trips_text(c.trips),
-        c.location.rpartition("/")[2],
+        short_location(c.location),
         c.primitive,
     )

@@ -10,7 +10,7 @@ from typing import Any
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.links import AxisLinks, Level, levels_of
 from shardy_py.dialect import Mesh
-from shardy_py.dialect.format import aligned, printable, sizes_text
+from shardy_py.dialect.format import aligned, printable, short_location, sizes_text
 from shardy_py.dialect.grouping import grouped
 from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.collectives import Collective
@@ -416,7 +416,7 @@ def _share(share: Share, timed: bool) -> tuple[str, ...]:
 
 def _where(location: str) -> str:
     """A location without its directories; a module unchanged."""
-    return location.rpartition("/")[2] if location.startswith("/") else location
+    return short_location(location) if location.startswith("/") else location
 
 
 def cost_text(cost: CostAnalysis, limit: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from shardy_py.dialect.format import aligned, printable, sizes_text
+from shardy_py.dialect.format import aligned, printable, short_location, sizes_text
 from shardy_py.dialect.grouping import grouped
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.paths import paths_as_one
@@ -364,7 +364,7 @@ def _intermediates(changes: Sequence[ValueChange]) -> list[str]:
     for group in alike_values(changes):
         c = group[0]
         name = c.path if len(group) == 1 else f"{c.path} and {len(group) - 1} more"
-        place = c.location.rpartition("/")[2]
+        place = short_location(c.location)
         rows.append((_SIGNS[c.sign], place, c.primitive, name, _to(c.before, c.after)))
     return _table(rows)
 
@@ -391,7 +391,7 @@ def _reshard_lines(changes: Sequence[ReshardChange]) -> list[str]:
         c = group[0]
         name = c.value if len(group) == 1 else f"{c.value} and {len(group) - 1} more"
         sizes = [format_bytes(size) for size, text in ((c.bytes_before, c.before), (c.bytes_after, c.after)) if text]
-        place = c.location.rpartition("/")[2]
+        place = short_location(c.location)
         moved = " -> ".join(dict.fromkeys(sizes))
         head = f"  {_SIGNS[c.sign]} {name} {c.before or c.after}"
         lines.append("  ".join(part for part in (head, moved, place, c.reason) if part))

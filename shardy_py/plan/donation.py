@@ -8,7 +8,7 @@ out for JAX to make the same ones.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +18,7 @@ from shardy_py.ir.pieces import local_shape
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import origins
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.pairing import Buffer, Pair, fits, pairs, same_end
+from shardy_py.plan.pairing import Buffer, fits, pairs, same_end
 from shardy_py.plan.path_parts import names_of
 from shardy_py.plan.values import PlannedValue, typed
 
@@ -109,21 +109,27 @@ def donations(
         parameter += used[buffer.index]
         if slot is None:
             continue
-        kind, reason, fix = _verdict(buffer, value, paired.get(buffer.index), outs, outputs, takers, used[buffer.index], off)
-        output = paired[buffer.index].output if kind == "aliased" else None
-        aliased = None if output is None else outputs[output].path
+        kind: Kind
+        if (pair := paired.get(buffer.index)) is not None:
+            kind, reason, fix = "aliased", pair.reason, ""
+        elif not used[buffer.index]:
+            kind, reason, fix = "unused", "the function does not use it", f"do not donate {value.path}, or drop the argument"
+        elif off:
+            kind, reason, fix = "off", off, "turn the setting off"
+        else:
+            kind, reason, fix = _refusal(buffer, value, outs, outputs, takers)
         donated.append(
             Donated(
                 path=value.path,
                 type=value.type,
                 sharding=value.sharding,
-                aliased=aliased,
+                aliased=None if pair is None else outputs[pair.output].path,
                 reason=reason,
                 bytes_per_device=buffer.bytes,
                 kind=kind,
                 fix=fix,
                 input=buffer.index,
-                output=output,
+                output=None if pair is None else pair.output,
                 slot=slot,
                 local_shape=buffer.shape,
                 parameter=number,
@@ -190,24 +196,19 @@ def _buffers(values: Sequence[PlannedValue], program_values: Sequence[Value], pr
     return buffers
 
 
-def _verdict(
-    buffer: Buffer,
-    value: PlannedValue,
-    pair: Pair | None,
-    outs: Sequence[Buffer],
-    outputs: Sequence[PlannedValue],
-    takers: dict[int, str],
-    used: bool,
-    off: str,
+def _refusal(
+    buffer: Buffer, value: PlannedValue, outs: Sequence[Buffer], outputs: Sequence[PlannedValue], takers: Mapping[int, str]
 ) -> tuple[Kind, str, str]:
-    """Kind, reason, and advice."""
+    """Kind, reason, and advice for an input that no output takes.
+
+    Args:
+        buffer: The input on a device.
+        value: The input.
+        outs: The outputs on a device.
+        outputs: The outputs.
+        takers: Number of an output -> path of the input that it takes.
+    """
     drop = f"do not donate {value.path}"
-    if pair is not None:
-        return "aliased", pair.reason, ""
-    if not used:
-        return "unused", "the function does not use it", f"{drop}, or drop the argument"
-    if off:
-        return "off", off, "turn the setting off"
     fitting = [out for out in outs if fits(buffer, out)]
     alike = [out for out in outs if outputs[out.index].shape == value.shape and not fits(buffer, out) and out.index not in takers]
     if fitting and not alike:
@@ -216,17 +217,13 @@ def _verdict(
         return "taken", f"no output of its size is left: {shown}{more}", drop
     if not alike:
         return "shape", f"no output has the shape {typed(value.type, None)}", drop
-    alike.sort(key=lambda out: (out.dtype != buffer.dtype, -_agreement(out.names, buffer.names), out.index))
+    alike.sort(key=lambda out: (out.dtype != buffer.dtype, -len(same_end(out.names, buffer.names)), out.index))
     out = outputs[alike[0].index]
     sizes = f"{format_bytes(buffer.bytes)} and {format_bytes(alike[0].bytes)} per device"
     both = f"it is {typed(value.type, value.sharding)}, {out.path} is {typed(out.type, out.sharding)}: {sizes}"
     if out.dtype != value.dtype:
         return "dtype", f"the element types differ: {both}", f"return {out.path} as {value.dtype}, or {drop}"
     return "sharding", f"the shardings differ: {both}", f"give {out.path} the sharding of {value.path} in out_shardings, or {drop}"
-
-
-def _agreement(a: tuple[str, ...], b: tuple[str, ...]) -> int:
-    return next((n for n, (x, y) in enumerate(zip(reversed(a), reversed(b))) if x != y), min(len(a), len(b)))
 
 
 def refusals(donated: Sequence[Donated], location: str = "") -> tuple[Finding, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.dialect import OpShardingRule
-from shardy_py.dialect.format import printable
+from shardy_py.dialect.format import printable, short_location
 from shardy_py.dialect.grouping import grouped
 from shardy_py.dialect.rule import factor_symbol
 from shardy_py.errors import ShardyError
@@ -290,7 +290,7 @@ def explanation_text(explanation: Explanation, *, full: bool = False, width: int
 
 
 def _head(explanation: Explanation) -> str:
-    origin = ", ".join(part for part in (explanation.primitive, _short(explanation.location)) if part)
+    origin = ", ".join(part for part in (explanation.primitive, short_location(explanation.location)) if part)
     question = f"{explanation.asked} is " if explanation.asked else ""
     return f"{question}{explanation.target}{f' ({origin})' if origin else ''}: {explanation.sharding}"
 
@@ -358,7 +358,7 @@ def _row(chain: Sequence[Reason], position: int, full: bool) -> tuple[str, ...]:
 def _how(reason: Reason, full: bool = False) -> tuple[str, str, str]:
     """The cause of a reason, its location, and rule and priorities."""
     ranks = [f"user priority {reason.user_priority}"] if reason.user_priority else []
-    where = _short(reason.location)
+    where = short_location(reason.location)
     if not reason.needs:
         return reason.annotation or "annotation", where, ", ".join(ranks)
     if full and reason.op_priority >= 0:
@@ -451,14 +451,10 @@ def _sources(head: str, sources: Sequence[Source], width: int) -> list[str]:
 
 
 def _end(reason: Reason) -> str:
-    place = f" at {_short(reason.location)}" if reason.location else ""
+    place = f" at {short_location(reason.location)}" if reason.location else ""
     if reason.cause == "planner":
         return reason.annotation
     return f"{reason.annotation or 'annotation'}{place}" if place else f"{reason.annotation or 'annotation'} of {reason.value}"
-
-
-def _short(location: str) -> str:
-    return location.rpartition("/")[2]
 
 
 def _indented(lines: Sequence[str]) -> list[str]:
@@ -482,7 +478,7 @@ def reason_text(reason: Reason) -> str:
 
 def source_text(source: Source) -> str:
     """Renders an annotation as a phrase."""
-    where = f" at {_short(source.location)}" if source.location else f" of {source.value}"
+    where = f" at {short_location(source.location)}" if source.location else f" of {source.value}"
     return f"{source.annotation}{where}"
 
 

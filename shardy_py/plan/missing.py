@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 from shardy_py.dialect import AxisRef
 from shardy_py.dialect.axis import num_shards
-from shardy_py.dialect.format import format_axis
+from shardy_py.dialect.format import format_axis, short_location
 from shardy_py.dialect.rule import factor_symbol
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes import dataflow
@@ -23,7 +23,8 @@ from shardy_py.plan.values import PlannedValue
 
 _BEST = ("conflict", "closed", "used", "replicated", "indivisible", "barrier", "blocked")
 """Kinds of obstacles, the most informative first, for several at the same distance."""
-_ENOUGH = 16
+_MAX_STOPS = 16
+"""Obstacles at the same distance that are compared."""
 
 
 class Stop(NamedTuple):
@@ -150,7 +151,7 @@ class _Search:
                             if factor not in factors or (other, d) in visited:
                                 continue
                             if d in dims_with(history.at(other, end), self.axis):
-                                if len(stops) < _ENOUGH:
+                                if len(stops) < _MAX_STOPS:
                                     stops.append(self.stop(neighbours, i, j, factor))
                             elif neighbours.directions[factor]:
                                 visited.add((other, d))
@@ -162,10 +163,10 @@ class _Search:
         return None
 
     def stop(self, neighbours: Neighbours, target: int, source: int, factor: int) -> Stop:
-        how = self.explainer.plan.propagation
-        strategies = ("basic", "aggressive") if how.strategy == "basic-then-aggressive" else (cast(FactorStrategy, how.strategy),)
+        options = self.explainer.plan.propagation
+        strategies = ("basic", "aggressive") if options.strategy == "basic-then-aggressive" else (cast(FactorStrategy, options.strategy),)
         shardings = [self.history.at(h, self.history.end) for h in neighbours.holders]
-        end = Fixpoint(shardings, self.explainer.meshes, strategies, how.conservative)
+        end = Fixpoint(shardings, self.explainer.meshes, strategies, options.conservative)
         blocker = obstacle(Passage(neighbours, target, source, factor, self.axis), end)
         return Stop(neighbours, target, source, factor, blocker)
 
@@ -178,7 +179,7 @@ class _Search:
         source_dim = next(d for d, dim in enumerate(mappings[stop.source]) if stop.factor in dim)
         through, where = self.explainer.through(neighbours)
         here = self.name(target, target_dim)
-        place = f" at {where.rpartition('/')[2]}" if where else ""
+        place = f" at {short_location(where)}" if where else ""
         lead = f"{self.name(source, source_dim)} has {self.axis!r}, which {through}{place} would bring to {here}"
         kind, why, fix, winner = self.in_words(stop, target, target_dim)
         far = "" if target is self.holder and target_dim == self.dim else f"; {self.name(self.holder, self.dim)} would get it from there"
@@ -284,7 +285,7 @@ class _Search:
         source_dim = dims_with(self.history.at(source, self.history.end), self.axis)[0]
         where = self.explainer.locate(op)
         through = title(op) if op is not None else "the return of the function"
-        place = f" at {where.rpartition('/')[2]}" if where else ""
+        place = f" at {short_location(where)}" if where else ""
         nearest = f"the nearest that has it is {self.name(source, source_dim)}"
         parts = {
             "value": self.explainer.name(here),

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
-from shardy_py.dialect.format import format_axis
+from shardy_py.dialect.format import format_axis, short_location
 from shardy_py.ir import Block, Op, Program, Type, Value
 from shardy_py.passes.clone import clone_program, dissolve
 from shardy_py.passes.collection import no_collection
@@ -94,7 +94,7 @@ class Reshard:
             value: Text in place of the value's name.
         """
         steps = ", ".join(map(str, self.collectives))
-        where = self.location.rpartition("/")[2]
+        where = short_location(self.location)
         head = f"{value or self.value} {self.change}: {steps}".lstrip()
         return "  ".join(part for part in (head, format_bytes(self.bytes_per_device) + trips_text(self.trips), where, self.reason) if part)
 

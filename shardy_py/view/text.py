@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardy_py.dialect.format import sizes_text
+from shardy_py.dialect.format import short_location, sizes_text
 from shardy_py.dialect.grouping import grouped
 from shardy_py.errors import ShardyError
 from shardy_py.ir.jax_calls import CALLS
@@ -111,7 +111,7 @@ def _by_module(plan: PlanRecord, values: Sequence[PlannedValue], depth: int | No
     ordered = sorted(groups.items(), key=lambda entry: (first[entry[0][0]], entry[0][1]))
     entries: list[tuple[list[str], Node]] = []
     for (module, (file, line)), rows in ordered:
-        labels = [*(f"{name}/" for name in module.split("/") if name), f"{file.rpartition('/')[2]}:{line}" if file else "(no source line)"]
+        labels = [*(f"{name}/" for name in module.split("/") if name), f"{short_location(file)}:{line}" if file else "(no source line)"]
         for (primitive, _), equal in rows.items():
             entries.append(([*labels, primitive], replace(equal[0], times=len(equal))))
     nodes = tree_of(entries, depth, lambda label: label.endswith("/"))
@@ -166,7 +166,7 @@ def findings_lines(findings: Sequence[Finding], limit: int | None, width: int) -
 
 def _finding(group: Alike, width: int) -> list[str]:
     finding = group.first
-    where = ", ".join(part for part in (group.path, finding.location.rpartition("/")[2]) if part)
+    where = ", ".join(part for part in (group.path, short_location(finding.location)) if part)
     text = f"{finding.severity}: {finding.kind}: {finding.message}" + (f" [{where}]" if where else "")
     lines = textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     if finding.fix:

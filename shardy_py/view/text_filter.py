@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from shardy_py.dialect.format import short_location
 from shardy_py.plan.patterns import check_length, names_path
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue
@@ -73,7 +74,7 @@ class Filter:
 
     def _any(self, path: str, name: str, module: str, location: str) -> bool:
         assert self._matches is not None
-        return any(text and self._matches(text) for text in (path, name, module, location.rpartition("/")[2], location))
+        return any(text and self._matches(text) for text in (path, name, module, short_location(location), location))
 
 
 def _numbered(path: str) -> re.Pattern[str]:

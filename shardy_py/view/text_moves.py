@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from shardy_py.dialect.format import short_location
 from shardy_py.dialect.grouping import grouped
 from shardy_py.plan.collectives import Collective, trips_text
 from shardy_py.plan.movements import format_bytes
@@ -82,7 +83,7 @@ def _collective(group: Sequence[Collective]) -> _Row:
     c = group[0]
     steps = f"{c.kind}({','.join(c.axes)})"
     what = " of ".join(part for part in (c.operand, c.value) if part) + (f" and {len(group) - 1} more" if len(group) > 1 else "")
-    return format_bytes(c.received_bytes), trips_text(c.trips), steps, c.location.rpartition("/")[2], f"{what}  {c.primitive}"
+    return format_bytes(c.received_bytes), trips_text(c.trips), steps, short_location(c.location), f"{what}  {c.primitive}"
 
 
 def _reshard(group: Sequence[Reshard]) -> _Row:
@@ -94,4 +95,4 @@ def _reshard(group: Sequence[Reshard]) -> _Row:
     else:
         move = f"{typed(r.type, r.source)} -> {target[target.find('[') :]}"
     steps = ", ".join(map(str, r.collectives))
-    return format_bytes(r.bytes_per_device), trips_text(r.trips), steps, r.location.rpartition("/")[2], f"{value} {move}  {reason}"
+    return format_bytes(r.bytes_per_device), trips_text(r.trips), steps, short_location(r.location), f"{value} {move}  {reason}"

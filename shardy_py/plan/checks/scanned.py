@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardy_py.dialect import DimensionSharding, TensorSharding
-from shardy_py.dialect.format import format_axis
+from shardy_py.dialect.format import format_axis, short_location
 from shardy_py.ir import Op, Value
 from shardy_py.passes.dataflow import WHILE
 from shardy_py.plan.checks.context import CheckContext
@@ -44,7 +44,7 @@ def cut_along_scan(context: CheckContext) -> Iterator[Finding]:
         reported.add(outside)
         axes = ", ".join(repr(format_axis(axis)) for axis in cut.axes)
         where = location_of(context.plan.program, loop)
-        line, text = where.rpartition("/")[2], typed(source.type, source.sharding)
+        line, text = short_location(where), typed(source.type, source.sharding)
         message = (
             f"{text} is cut over {axes} along dimension {d}, along which the scan at {line} runs: a step needs a slice that other devices"
             f" have, and all of it is gathered, {format_bytes(size)} to each device"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shardy_py.dialect.format import short_location
 from shardy_py.ir.pieces import local_shape
 from shardy_py.plan.checks.thresholds import GRAVE
 from shardy_py.plan.donation import donatable
@@ -58,7 +59,7 @@ def relief(plan: PlanRecord, memory: MemoryAnalysis) -> Relief:
 
 
 def _scans(variant: Variant) -> str:
-    where = variant.location.rpartition("/")[2]
+    where = short_location(variant.location)
     return f"the scan at {where}" if where else "scans"
 
 

@@ -6,7 +6,7 @@ import functools
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from shardy_py.dialect.format import aligned, printable
+from shardy_py.dialect.format import aligned, printable, short_location
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory.models import model
 from shardy_py.plan.movements import format_bytes
@@ -89,7 +89,7 @@ class PeakBuffer:
     location: str = ""
 
     def __str__(self) -> str:
-        parts = (format_bytes(self.bytes), self.role, self.path, self.type, self.primitive, self.location.rpartition("/")[2])
+        parts = (format_bytes(self.bytes), self.role, self.path, self.type, self.primitive, short_location(self.location))
         return printable("  ".join(filter(None, parts)))
 
 
@@ -229,7 +229,7 @@ def summary_rows(memory: MemoryAnalysis) -> list[tuple[str, str]]:
     rows.append(("temporaries", format_bytes(memory.temp_size_in_bytes)))
     rows.append(("peak", format_bytes(memory.peak_memory_in_bytes)))
     if memory.peak is not None and memory.temp_size_in_bytes:
-        where = memory.peak.location.rpartition("/")[2]
+        where = short_location(memory.peak.location)
         rows.append(("  at", ", ".join(filter(None, (memory.peak.primitive, where, f"step {memory.peak_step} of {len(memory.steps)}")))))
     room = memory.headroom_in_bytes
     if room is not None:
@@ -249,7 +249,7 @@ def contributor_rows(memory: MemoryAnalysis, limit: int) -> list[tuple[str, ...]
 
 def _row(part: Contributor) -> tuple[str, ...]:
     many = f" x{part.count}" if part.count > 1 else ""
-    return format_bytes(part.bytes), part.role, part.title + many, part.location.rpartition("/")[2]
+    return format_bytes(part.bytes), part.role, part.title + many, short_location(part.location)
 
 
 def memory_text(memory: MemoryAnalysis, limit: int) -> str:

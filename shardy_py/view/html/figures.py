@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardy_py.dialect.format import short_location
 from shardy_py.plan import costing
 from shardy_py.plan.cost_analysis import count_text, seconds_text
 from shardy_py.plan.memory import analysis as memory_analysis
@@ -70,13 +71,13 @@ def span_text(low: float, high: float) -> str:
 def _memory(memory: MemoryAnalysis, numbers: Mapping[str, int]) -> dict[str, Any]:
     at, heights = thinned(memory.series)
     peak = memory.peak
-    text = "" if peak is None else " at ".join(part for part in (peak.primitive, peak.location.rpartition("/")[2]) if part)
+    text = "" if peak is None else " at ".join(part for part in (peak.primitive, short_location(peak.location)) if part)
     top = [
         [
             -1 if part.role == "temporary" else numbers.get(part.name, -1),
             part.title + (f" × {part.count}" if part.count > 1 else ""),
             part.bytes,
-            part.location.rpartition("/")[2] if part.role == "temporary" else part.role,
+            short_location(part.location) if part.role == "temporary" else part.role,
         ]
         for part in memory.contributors[:LISTED]
     ]
