@@ -21,6 +21,7 @@ from shardy_py.dialect.format import printable
 from shardy_py.files import write_file
 from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import Program
+from shardy_py.ir.verifier import DIALECTS
 from shardy_py.passes.base import Pass
 from shardy_py.passes.run_pipeline import run_pipeline
 from shardy_py.passes.table import PASSES
@@ -67,11 +68,8 @@ def run_passes(module_text: str, pipeline: str = "", *, verify_each: bool = Fals
 
 def _warn_of_unknown_ops(program: Program) -> None:
     for name in dict.fromkeys(op.name for op in program.walk()):
-        if not is_registered(name) and name.partition(".")[0] not in _DIALECTS:
+        if not is_registered(name) and name.partition(".")[0] not in DIALECTS:
             warnings.warn(UnknownOpWarning(f"op '{name}' is not known: it is kept and nothing propagates through it"), stacklevel=3)
-
-
-_DIALECTS = frozenset(("chlo", "func", "mhlo", "sdy", "stablehlo"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

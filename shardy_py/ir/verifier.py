@@ -190,7 +190,7 @@ class _Verifier:
         ops = block.ops
         last = len(ops) - 1
         parent = block.parent
-        if last < 0 or not (ops[last].name.endswith(".return") or ops[last].name.partition(".")[0] not in _DIALECTS):
+        if last < 0 or not (ops[last].name.endswith(".return") or ops[last].name.partition(".")[0] not in DIALECTS):
             self.report("block with no terminator", ops[last] if ops else parent if isinstance(parent, Op) else None)
         for at, op in enumerate(ops):
             if op.block is not block:
@@ -379,8 +379,8 @@ def _entries(attribute: Any) -> list[str]:
     return list(split_entries(text[1:])) if text.startswith("[") else [text]
 
 
-_DIALECTS = frozenset(("chlo", "func", "mhlo", "sdy", "stablehlo"))
-"""Dialects whose ops are known, so that those that end a block are; MLIR takes an op of another one there."""
+DIALECTS = frozenset(("chlo", "func", "mhlo", "sdy", "stablehlo"))
+"""Dialects whose ops are known. MLIR accepts an op of any other dialect as the end of a block."""
 
 _OWN_SHARDING = frozenset(("sdy.data_flow_edge", "sdy.reshard", "sdy.sharding_constraint"))
 """Ops whose sharding is an attribute of their own; a message about it does not say `result`."""

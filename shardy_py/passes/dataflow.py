@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.ir import Block, Function, Op, Value
+from shardy_py.ir.op_checks import COMPUTATIONS as COMPUTATIONS
 
 EDGE = "sdy.data_flow_edge"
 FUNC_EDGE = "sdy.func_data_flow_edge"
@@ -20,7 +21,6 @@ CASE = "stablehlo.case"
 NAMED_COMPUTATION = "sdy.named_computation"
 MANUAL_COMPUTATION = "sdy.manual_computation"
 DATA_FLOW_OPS = frozenset((WHILE, CASE, "stablehlo.optimization_barrier", NAMED_COMPUTATION, MANUAL_COMPUTATION))
-COMPUTATIONS = frozenset((NAMED_COMPUTATION, MANUAL_COMPUTATION))
 """Ops whose block arguments own edges of their own."""
 
 

@@ -21,11 +21,11 @@ from shardy_py.plan.history import CONSTRAINING, GROUP, PRIORITY, PROPAGATE, His
 from shardy_py.plan.neighbours import Neighbourhood, Neighbours
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, location_of
+from shardy_py.rules.traits import CONSTRAINTS
 
 CHOICE = "the planner's choice"
 """The source of shardings of arguments and results that a planner chose, where values inside follow by propagation."""
 
-_CONSTRAINTS = frozenset(("sdy.sharding_constraint", "sdy.reshard"))
 _TYPE_ORIGINS = {
     "sharding_constraint": "with_sharding_constraint",
     "sdy_sharding_constraint": "with_sharding_constraint",
@@ -90,7 +90,7 @@ class Explainer:
         where = self.locate(op)
         if op is None or op.name == dataflow.MANUAL_COMPUTATION:
             return f"{side} of shard_map", where
-        if op.name in _CONSTRAINTS:
+        if op.name in CONSTRAINTS:
             return _constraint_text(op), where
         return f"the sharding that {title(op)} states", where
 
@@ -286,7 +286,7 @@ def title(op: Op) -> str:
         return str(op.attributes.get("name") or op.primitive or op.name)
     if op.name == dataflow.MANUAL_COMPUTATION:
         return "shard_map"
-    return _constraint_text(op) if op.name in _CONSTRAINTS else op.primitive or op.name
+    return _constraint_text(op) if op.name in CONSTRAINTS else op.primitive or op.name
 
 
 @Analysis

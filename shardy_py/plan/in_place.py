@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 
 from shardy_py.ir import Op, Value
+from shardy_py.partition.policies import FORWARDING
+from shardy_py.passes.dataflow import CASE, COMPUTATIONS, EDGE, WHILE
 from shardy_py.rules.traits import is_elementwise
 
 VALUES_AT_MOST = 512
@@ -14,18 +16,7 @@ VALUES_AT_MOST = 512
 FARTHER = 8
 """Ops beyond the nearest argument within which others are searched."""
 
-FORWARDING = frozenset(
-    (
-        "sdy.data_flow_edge",
-        "sdy.propagation_barrier",
-        "sdy.reshard",
-        "sdy.sharding_constraint",
-        "stablehlo.optimization_barrier",
-    )
-)
-"""Ops whose results are their operands."""
-
-BODIES = frozenset(("sdy.manual_computation", "sdy.named_computation", "stablehlo.case", "stablehlo.if", "stablehlo.while"))
+BODIES = COMPUTATIONS | {CASE, "stablehlo.if", WHILE}
 """Ops whose results are those of their (last) body, or of one of their bodies."""
 
 UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
@@ -71,10 +62,10 @@ def _before(value: Value) -> Iterator[tuple[Value, int]]:
     k = value.index
     if op is None:
         yield from _into_body(value)
-    elif op.name in FORWARDING:
+    elif op.name in FORWARDING or op.name == EDGE:
         yield op.operands[k], 0
     elif op.name in BODIES:
-        loop = op.name == "stablehlo.while"
+        loop = op.name == WHILE
         for body in list(op.regions)[1:] if loop else op.regions:
             yield body.terminator.operands[k], 0
         if loop:
@@ -93,5 +84,5 @@ def _into_body(argument: Value) -> Iterator[tuple[Value, int]]:
     if not isinstance(parent, Op) or parent.name not in BODIES or argument.index >= len(parent.operands):
         return
     yield parent.operands[argument.index], 0
-    if parent.name == "stablehlo.while":
+    if parent.name == WHILE:
         yield list(parent.regions)[1].terminator.operands[argument.index], 0

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardy_py.dialect import PropagationDirection
+from shardy_py.ir.op_checks import TERMINATORS as TERMINATORS
 from shardy_py.rules import chlo
 
 if TYPE_CHECKING:
     from shardy_py.ir.core import Op
-
-TERMINATORS = frozenset(("func.return", "sdy.return", "stablehlo.return"))
 
 CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 

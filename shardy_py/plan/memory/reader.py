@@ -11,14 +11,10 @@ from shardy_py.cost.liveness.kinds import kind_of
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Type, Value
 from shardy_py.ir.pieces import local_bytes, local_shape
-from shardy_py.passes.dataflow import COMPUTATIONS, MANUAL_COMPUTATION, get_sharding
-from shardy_py.plan.in_place import FORWARDING
+from shardy_py.passes.dataflow import COMPUTATIONS, EDGE, FUNC_EDGE, MANUAL_COMPUTATION, get_sharding
 from shardy_py.rules.traits import CONSTANTS
 
-_SAME = frozenset((*FORWARDING, "sdy.func_data_flow_edge", "sdy.replicated_to_unreduced")) - {
-    "stablehlo.optimization_barrier",
-    "sdy.reshard",
-}
+_SAME = frozenset((EDGE, FUNC_EDGE, "sdy.propagation_barrier", "sdy.replicated_to_unreduced", "sdy.sharding_constraint"))
 """Ops whose result lies where their operand lies."""
 
 
