@@ -139,7 +139,7 @@ class FactorBuilder:
         )
 
 
-def identity_rule(shape: Shape, operands: int = 1, results: int = 1) -> OpShardingRule:
+def identity_rule(shape: Shape, operands: int = 1) -> OpShardingRule:
     """The rule of an op whose tensors all have `shape` and are sharded alike, such as a data-flow edge.
 
     Example:
@@ -147,4 +147,4 @@ def identity_rule(shape: Shape, operands: int = 1, results: int = 1) -> OpShardi
         '#sdy.op_sharding_rule<([i, j])->([i, j]) {i=8, j=4}>'
     """
     mapping = tuple([(dim,) for dim in range(len(shape))])
-    return OpShardingRule(tuple(shape), (mapping,) * operands, (mapping,) * results)
+    return OpShardingRule(tuple(shape), (mapping,) * operands, (mapping,))

@@ -43,4 +43,4 @@ def test_each_side_can_have_its_own_factor() -> None:
 def test_equal_rules_are_one_object() -> None:
     shape = (4, 8)
     assert pointwise(Signature((shape,), (shape,))) is identity_rule(shape)
-    assert identity_rule(shape, 2, 1) is pointwise(Signature((shape, shape), (shape,)))
+    assert identity_rule(shape, 2) is pointwise(Signature((shape, shape), (shape,)))

@@ -10,7 +10,7 @@ from shardy_py.cli.progress import progress
 from shardy_py.cli.quantity import quantity
 from shardy_py.cli.report import dumped
 from shardy_py.cli.stages.tables import paint_bubbles, partition_data
-from shardy_py.cli.stages.values import counts, graph_of, quantities
+from shardy_py.cli.stages.values import counts, graph_of
 from shardy_py.files import write_file
 
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     from shardy_py.stages import partition, write_graph
 
     machines = counts(options.machines, "--machines")
-    bandwidths = quantities(options.bandwidths, "--bandwidths")
+    bandwidths = [quantity(part, "--bandwidths") for part in options.bandwidths.split(",")]
     memory = None if options.memory is None else quantity(options.memory, "--memory")
     graph = graph_of(options.graph)
     with progress(f"dividing {options.graph}"):

@@ -7,15 +7,9 @@ from pathlib import Path
 
 from shardy_py.cli.errors import CommandError
 from shardy_py.cli.progress import progress
-from shardy_py.cli.quantity import quantity
 from shardy_py.errors import ShardyError
 from shardy_py.stages.profiles.graph import ProfileGraph
 from shardy_py.stages.profiles.graph_text import read_graph
-
-
-def quantities(text: str, option: str) -> list[float]:
-    """Several of them, with commas between."""
-    return [quantity(part, option) for part in text.split(",")]
 
 
 def counts(text: str, option: str) -> list[int]:

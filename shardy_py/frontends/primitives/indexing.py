@@ -30,16 +30,13 @@ def _gather(b: Builder) -> Template:
     """Out-of-bounds indices that clip or are promised not to occur need no more than the op."""
     if b.params["mode"].name == "FILL_OR_DROP":
         raise Unsupported
-    return b.build((_gather_op(b, 0, 1),))
-
-
-def _gather_op(b: Builder, x: int, indices: int) -> int:
     if 0 in b.out_type.shape:
-        return b.constant(b.out_type.shape, b.out_type.dtype, 0)
+        return b.build((b.constant(b.out_type.shape, b.out_type.dtype, 0),))
     dnums = b.params["dimension_numbers"]
     extra = b.element_shape(b.out_avals[0])
     rank = len(b.out_avals[0].shape)
-    return b.op(
+    x, indices = b.operands
+    gathered = b.op(
         "stablehlo.gather",
         (x, indices),
         b.out_type,
@@ -51,6 +48,7 @@ def _gather_op(b: Builder, x: int, indices: int) -> int:
         index_vector_dim=b.type(indices).rank - 1,
         slice_sizes=(*ints(b.params["slice_sizes"]), *extra),
     )
+    return b.build((gathered,))
 
 
 def _scatter(b: Builder) -> Template:

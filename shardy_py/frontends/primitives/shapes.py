@@ -64,12 +64,13 @@ def _stack(b: Builder) -> Template:
     return b.build((_concatenate_tree(b, expanded, axis),))
 
 
-def _slice_of(b: Builder, x: int, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]) -> int:
+def _slice_of(b: Builder, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]) -> int:
+    """A slice of the first operand."""
     shape = tuple(-(-(limit - start) // stride) for start, limit, stride in zip(starts, limits, strides))
     return b.op(
         "stablehlo.slice",
-        (x,),
-        TensorType(shape, b.type(x).dtype),
+        (0,),
+        TensorType(shape, b.type(0).dtype),
         start_indices=ints(starts),
         limit_indices=ints(limits),
         strides=ints(strides),
@@ -81,7 +82,7 @@ def _slice(b: Builder) -> Template:
     strides = ints(b.params["strides"] or (1,) * len(starts))
     extra = b.element_shape(b.out_avals[0])
     ones = (1,) * len(extra)
-    return b.build((_slice_of(b, 0, (*starts, *(0 for _ in extra)), (*limits, *extra), (*strides, *ones)),))
+    return b.build((_slice_of(b, (*starts, *(0 for _ in extra)), (*limits, *extra), (*strides, *ones)),))
 
 
 def _split(b: Builder) -> Template:
@@ -90,7 +91,7 @@ def _split(b: Builder) -> Template:
     for size in ints(b.params["sizes"]):
         starts = tuple(start if d == axis else 0 for d in range(len(shape)))
         limits = tuple(start + size if d == axis else n for d, n in enumerate(shape))
-        outs.append(_slice_of(b, 0, starts, limits, (1,) * len(shape)))
+        outs.append(_slice_of(b, starts, limits, (1,) * len(shape)))
         start += size
     return b.build(outs)
 
@@ -101,7 +102,7 @@ def _unstack(b: Builder) -> Template:
     for i, out in enumerate(b.out_types):
         starts = tuple(i if d == axis else 0 for d in range(len(shape)))
         limits = tuple(i + 1 if d == axis else n for d, n in enumerate(shape))
-        outs.append(b.op("stablehlo.reshape", (_slice_of(b, 0, starts, limits, (1,) * len(shape)),), out))
+        outs.append(b.op("stablehlo.reshape", (_slice_of(b, starts, limits, (1,) * len(shape)),), out))
     return b.build(outs)
 
 

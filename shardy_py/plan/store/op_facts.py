@@ -289,15 +289,9 @@ def _gather(op: Op) -> None:
     sizes = _sizes(op, "slice_sizes", operand.type.rank)
     _require(all(n <= of for n, of in zip(sizes, _shape(operand))), "a slice is larger than its operand")
     left = [n for d, n in enumerate(sizes) if not any(d in dims for dims in dropped)]
-    _windows_among(op, op.result, "offset_dims", left, batch)
-
-
-def _windows_among(op: Op, value: Value, name: str, windows: Sequence[int], batch: Sequence[int]) -> None:
-    """Checks that a value has the sizes of windows in the dimensions of an attribute, and those of batches in the others."""
-    dims = _dims(op, name, value.type.rank, len(windows))
-    shape = _shape(value)
-    fits = [shape[d] for d in dims] == list(windows) and [n for d, n in enumerate(shape) if d not in dims] == list(batch)
-    _require(fits, f"{value.type} has not the sizes of slices and batches of indices")
+    dims, shape = _dims(op, "offset_dims", op.result.type.rank, len(left)), _shape(op.result)
+    fits = [shape[d] for d in dims] == left and [n for d, n in enumerate(shape) if d not in dims] == batch
+    _require(fits, f"{op.result.type} has not the sizes of slices and batches of indices")
 
 
 def _scatter(op: Op) -> None:

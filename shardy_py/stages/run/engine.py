@@ -197,13 +197,7 @@ class Engine:
         for (_, s), step in self.steps.items():
             step.shared = [self._at(s, shared[s][v]) for v in step.shared_of]
         count = self.schedule.microbatches
-        stores: list[list[list[Any]]] = []
-        for s, slots in enumerate(self.slots):
-            rows = [[None] * len(slots) for _ in range(count)]
-            for v in self.each[s]:
-                for row, value in zip(rows, each[s][v]):
-                    row[slots[v]] = self._at(s, value)
-            stores.append(rows)
+        stores = self._stores(each)
         stacked: dict[Var, list[Any]] = {}
         in_flight, stashed = [0] * self.meshes, [0] * self.meshes
         most_in_flight, most_stashed = [0] * self.meshes, [0] * self.meshes
@@ -244,6 +238,17 @@ class Engine:
         spent, spent_cpu = time.perf_counter() - begin - waited, time.thread_time() - begin_cpu - waited_cpu
         self.statistics = Statistics(tuple(most_in_flight), tuple(most_stashed), len(self.order), spent, spent_cpu)
         return stacked
+
+    def _stores(self, each: Sequence[Mapping[Var, Sequence[Any]]]) -> list[list[list[Any]]]:
+        """The slots of every stage and microbatch, with the inputs that differ between microbatches."""
+        stores: list[list[list[Any]]] = []
+        for s, slots in enumerate(self.slots):
+            rows = [[None] * len(slots) for _ in range(self.schedule.microbatches)]
+            for v in self.each[s]:
+                for row, value in zip(rows, each[s][v]):
+                    row[slots[v]] = self._at(s, value)
+            stores.append(rows)
+        return stores
 
     def totals_of(self, stage: int) -> list[Var]:
         """The sums that a stage makes."""

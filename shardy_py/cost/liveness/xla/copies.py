@@ -22,16 +22,15 @@ def insert_copies(graph: Graph) -> None:
     results: list[int] = []
     for r, v in enumerate(graph.main.results):
         if v in distinct or (v in fixed and donated.get(v) != r):
-            v = _insert_copy(graph, v, graph.main.nodes)
+            v = _append_copy(graph, v, graph.main.nodes)
         distinct.add(v)
         results.append(v)
     graph.main.results = results
 
 
-def _insert_copy(graph: Graph, v: int, nodes: list[Node], at: int | None = None) -> int:
+def _append_copy(graph: Graph, v: int, nodes: list[Node]) -> int:
     copy = graph.copy(v)
-    node = Node(Kind.COPY, [v], [copy], label="copy")
-    nodes.insert(len(nodes) if at is None else at, node)
+    nodes.append(Node(Kind.COPY, [v], [copy], label="copy"))
     return copy
 
 
@@ -50,7 +49,7 @@ def _region(graph: Graph, region: Region, fixed: set[int], donated: Set[int]) ->
             for i, v in enumerate(node.operands):
                 readers = uses[v]
                 if v in fixed or v in literal or v in carried or readers > node.operands.count(v):
-                    node.operands[i] = _insert_copy(graph, v, nodes)
+                    node.operands[i] = _append_copy(graph, v, nodes)
                 else:
                     carried.add(v)
             _region(graph, node.regions[1], fixed, donated)
@@ -61,7 +60,7 @@ def _region(graph: Graph, region: Region, fixed: set[int], donated: Set[int]) ->
                 _copy_shared_results(graph, inner)
         elif id(node) in written:
             v = node.operands[0]
-            node.operands[0] = copy = _insert_copy(graph, v, nodes)
+            node.operands[0] = copy = _append_copy(graph, v, nodes)
             node.shares = tuple(copy if s == v else s for s in node.shares)
         nodes.append(node)
     region.nodes = nodes
@@ -112,7 +111,7 @@ def _copy_shared_results(graph: Graph, body: Region) -> None:
     results: set[int] = set()
     for i, v in enumerate(body.results):
         if v not in own or v in results:
-            body.results[i] = _insert_copy(graph, v, body.nodes)
+            body.results[i] = _append_copy(graph, v, body.nodes)
         results.add(body.results[i])
 
 
@@ -140,7 +139,7 @@ def _copy_overwritten(graph: Graph, region: Region, pairs: list[tuple[int, int]]
         in_place = argument in maker.shares or len(others[argument]) == len(readers[argument])
         if not readers[argument] or (in_place and id(maker) in ordered):
             continue
-        copy = _insert_copy(graph, argument, first)
+        copy = _append_copy(graph, argument, first)
         for u in readers[argument]:
             _replace(u, argument, copy)
     region.nodes[:0] = first

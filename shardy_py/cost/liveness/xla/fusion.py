@@ -180,15 +180,10 @@ def _mark_shares(type_ids: Sequence[int], nodes: Iterable[Node]) -> None:
 
 def _absorbed(region: Region, shapes: Sequence[Any]) -> tuple[set[int], dict[int, set[int]]]:
     """Results of nodes that all readers compute; and value -> readers (their ids) that compute it again, of nodes that stay."""
-    readers: dict[int, list[Node]] = {}
+    readers = _readers(region)
+    maker = {v: node for node in region.nodes for v in node.results}
     outside = set(region.results)
-    maker: dict[int, Node] = {}
     for node in region.nodes:
-        for v in node.results:
-            maker[v] = node
-        operands = node.operands
-        for v in operands if len(operands) < 2 else set(operands):
-            readers.setdefault(v, []).append(node)
         for inner in node.regions:
             _read_inside(inner, outside)
     varying = _repeating(region)
@@ -286,6 +281,16 @@ def _rank(shapes: Sequence[Any], v: int) -> int:
 def _reader_in_library(user: Node, in_library: Mapping[int, str]) -> str | None:
     """The name under which `LIBRARY_FUSIONS` has a reader that is part of a library's reduction; None of another."""
     return "" if user.kind is Kind.LIBRARY else in_library.get(user.results[0])
+
+
+def _readers(region: Region) -> dict[int, list[Node]]:
+    """Value -> the nodes of a region that read it as an operand, each once."""
+    readers: dict[int, list[Node]] = {}
+    for node in region.nodes:
+        operands = node.operands
+        for v in operands if len(operands) < 2 else set(operands):
+            readers.setdefault(v, []).append(node)
+    return readers
 
 
 def _read_inside(region: Region, values: set[int]) -> None:
