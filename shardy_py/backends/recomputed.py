@@ -84,8 +84,8 @@ def _first_pair(jaxpr: Jaxpr) -> _Pair | None:
     scans = [eqn for eqn in scans if not open_jaxpr(eqn.params["jaxpr"]).constvars]
     for i, forward in enumerate(scans):
         for backward in scans[i + 1 :]:
-            turned = backward.params["reverse"] != forward.params["reverse"]
-            if not turned or backward.params["length"] != forward.params["length"]:
+            is_opposite = backward.params["reverse"] != forward.params["reverse"]
+            if not is_opposite or backward.params["length"] != forward.params["length"]:
                 continue
             read = {v for v in _parts(backward, backward.invars).slices if isinstance(v, Var) and uses[v] == 1}
             _, carried = scan_counts(forward)
@@ -97,25 +97,26 @@ def _first_pair(jaxpr: Jaxpr) -> _Pair | None:
 
 
 def _without_residuals(jaxpr: Jaxpr, pair: _Pair) -> Jaxpr:
-    """The jaxpr with a forward scan that stacks up the carries that residuals are made of, and a backward scan that makes these of them."""
+    """Rewrites a pair of scans: the forward scan stacks its carries in place of residuals, and the backward scan recomputes these."""
     forward, backward = pair.forward, pair.backward
-    body, later = open_jaxpr(forward.params["jaxpr"]), open_jaxpr(backward.params["jaxpr"])
-    remade, used = partial_eval.dce_jaxpr(body, [k in pair.residuals for k in range(len(body.outvars))], instantiate=False)
+    forward_body, backward_body = open_jaxpr(forward.params["jaxpr"]), open_jaxpr(backward.params["jaxpr"])
+    is_residual = [k in pair.residuals for k in range(len(forward_body.outvars))]
+    recomputation, used = partial_eval.dce_jaxpr(forward_body, is_residual, instantiate=False)
     needed = _parts(forward, used)
-    kept = [k for k in range(len(body.outvars)) if k not in pair.residuals]
+    kept = [k for k, of_backward in enumerate(is_residual) if not of_backward]
     forward_residuals = [forward.outvars[k] for k in sorted(pair.residuals)]
-    read = [
+    residual_of_slice = [
         forward_residuals.index(v) if isinstance(v, Var) and v in forward_residuals else None
         for v in _parts(backward, backward.invars).slices
     ]
     sources: list[Any] = []  # of the residuals: constants, stacks of carries, slices
 
-    def first(eqn: JaxprEqn) -> Rewritten:
+    def stack_carries(eqn: JaxprEqn) -> Rewritten:
         def run(*operands: Any) -> list[Any]:
             consts, carry, slices = _parts(eqn, operands)
 
             def step(*values: Any) -> list[Any]:
-                results = jaxpr_as_fun(ClosedJaxpr(body, ()))(*consts, *values)
+                results = jaxpr_as_fun(ClosedJaxpr(forward_body, ()))(*consts, *values)
                 return [*(results[k] for k in kept), *compress(values, needed.carry)]
 
             return scan(eqn, step, [*carry, *slices], len(carry))
@@ -130,10 +131,10 @@ def _without_residuals(jaxpr: Jaxpr, pair: _Pair) -> Jaxpr:
         rest = dict(zip(kept, results))
         return eqns, [rest.get(k, v) for k, v in enumerate(eqn.outvars)]
 
-    def second(eqn: JaxprEqn) -> Rewritten:
+    def recompute_residuals(eqn: JaxprEqn) -> Rewritten:
         own = _parts(eqn, eqn.invars)
-        scanned = [v for v, number in zip(own.slices, read, strict=True) if number is None]
-        groups = [own.consts, own.carry, scanned, *sources]
+        other_slices = [v for v, number in zip(own.slices, residual_of_slice, strict=True) if number is None]
+        groups = [own.consts, own.carry, other_slices, *sources]
 
         def run(*operands: Any) -> list[Any]:
             values = iter(operands)
@@ -142,14 +143,17 @@ def _without_residuals(jaxpr: Jaxpr, pair: _Pair) -> Jaxpr:
             def step(*values: Any) -> list[Any]:
                 now, values = values[: len(carry)], values[len(carry) :]
                 rest = iter(values[: len(slices)])
-                residuals = jaxpr_as_fun(ClosedJaxpr(remade, ()))(*before, *values[len(slices) :])
-                return jaxpr_as_fun(ClosedJaxpr(later, ()))(*consts, *now, *(next(rest) if k is None else residuals[k] for k in read))
+                residuals = jaxpr_as_fun(ClosedJaxpr(recomputation, ()))(*before, *values[len(slices) :])
+                scanned = (next(rest) if k is None else residuals[k] for k in residual_of_slice)
+                return jaxpr_as_fun(ClosedJaxpr(backward_body, ()))(*consts, *now, *scanned)
 
             return scan(eqn, step, [*carry, *slices, *stacks, *stacked], len(carry))
 
         return retraced(run, eqn, {}, list(chain.from_iterable(groups)))
 
     def replace(eqn: JaxprEqn) -> Rewritten | None:
-        return first(eqn) if eqn.outvars == forward.outvars else second(eqn) if eqn.outvars == backward.outvars else None
+        if eqn.outvars == forward.outvars:
+            return stack_carries(eqn)
+        return recompute_residuals(eqn) if eqn.outvars == backward.outvars else None
 
     return rewrite(jaxpr, replace)

@@ -122,20 +122,12 @@ def gather(equation: Equation) -> LocalRule | None:
             return local.bind(x, i, slice_sizes=lengths, **({"indices_are_sorted": False} if _any_padded(local) else {}))
         valid = are_in_bounds(i, bounds) if fills else None
         i = clamped_indices(i, bounds)
-        owned: list[Array] = []
-        columns = []
-        for at, d in enumerate(numbers.start_index_map):
-            column = lax.index_in_dim(i, at, -1, keepdims=False)
-            if d in cut:
-                column = _from(column, affine(local.index(cut[d]), local.block(cut[d])))
-                owned.append(_lies_in(column, local.block(cut[d])))
-            columns.append(column)
-        i = _side_by_side(columns)
+        i, is_own = _own_indices(local, i, cut)
         clip = lax.GatherScatterMode.CLIP
         (y,) = local.bind(x, i, slice_sizes=lengths, mode=clip, fill_value=None, indices_are_sorted=False, unique_indices=False)
         nothing = lax.full(y.shape, zero_of_sums(y.dtype), y.dtype)
         spread = functools.partial(lax.broadcast_in_dim, shape=y.shape, broadcast_dimensions=batch_out)
-        y = lax.select(spread(functools.reduce(lax.bitwise_and, owned)), y, nothing)
+        y = lax.select(spread(is_own), y, nothing)
         if valid is None:
             return [y]
         fill = lax.full(y.shape, _fill_value(params["fill_value"], y.dtype), y.dtype)
@@ -149,6 +141,25 @@ def gather(equation: Equation) -> LocalRule | None:
         linear=() if fills or not jnp.issubdtype(dtype, jnp.inexact) else ((0,),),
         weight=0.02 / max(1, math.prod(shape[d] for d in indexed)),
     )
+
+
+def _own_indices(local: LocalContext, i: Array, cut: Mapping[int, int]) -> tuple[Array, Array]:
+    """Indices of a gather into this device's part of the operand, and whether each index vector lies in it.
+
+    Args:
+        local: The equation.
+        i: Indices into the whole operand.
+        cut: The dimensions that are cut, at least one, each with its factor.
+    """
+    owned: list[Array] = []
+    columns = []
+    for at, d in enumerate(local.params["dimension_numbers"].start_index_map):
+        column = lax.index_in_dim(i, at, -1, keepdims=False)
+        if d in cut:
+            column = _from(column, affine(local.index(cut[d]), local.block(cut[d])))
+            owned.append(_lies_in(column, local.block(cut[d])))
+        columns.append(column)
+    return _side_by_side(columns), functools.reduce(lax.bitwise_and, owned)
 
 
 def _is_summable(dtype: Any) -> bool:
