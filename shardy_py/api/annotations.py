@@ -78,7 +78,7 @@ def _constrained(value: Any, spec: Any, path: str, priority: int | None) -> Any:
     context = jax.sharding.get_abstract_mesh()
     if context is not None and context.manual_axes:
         return _inside_manual(value, sharding, context, leaf)
-    mesh = view.user_mesh if isinstance(view.user_mesh, Mesh) and not view.explicit else view.twin
+    mesh = view.user_mesh if isinstance(view.user_mesh, Mesh) and not view.explicit else view.auto_mesh
     if view.explicit and isinstance(view.user_mesh, Mesh) and (context is None or context.empty):
         mesh = _auto(view)
     return constrain(value, sharding, NamedShardings(mesh, open_dims=True)(sharding, aval.ndim))

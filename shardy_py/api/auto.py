@@ -28,8 +28,8 @@ from shardy_py.api.options import Options
 from shardy_py.api.peers import report_failures, tell_end
 from shardy_py.api.planning import Planned, make_plan
 from shardy_py.api.request import JitKeywords, PlanRequest, Settings, request
-from shardy_py.api.running import Entry, check_buffers, make_entry
-from shardy_py.api.signature import Arguments, Layout
+from shardy_py.api.running import CompiledCall, check_buffers, compiled_call
+from shardy_py.api.signature import Arguments, ArgumentSlots
 from shardy_py.api.specs import mesh_of
 from shardy_py.api.tracing import TracedCall, trace
 from shardy_py.api.trees import location_of
@@ -114,7 +114,7 @@ class Traced:
         explicit = {"lowering_platforms": lowering_platforms and tuple(lowering_platforms), "_private_parameters": _private_parameters}
         options = {name: value for name, value in explicit.items() if value is not None}
         planned = self._planned_here if lowering_platforms is None else self._planned
-        entry = make_entry(planned, abstract=lowering_platforms is not None, in_order=_private_parameters is not None)
+        entry = compiled_call(planned, abstract=lowering_platforms is not None, in_order=_private_parameters is not None)
         return entry.lower(**options)
 
     def per_device(self) -> tuple[ClosedJaxpr, ...] | None:
@@ -169,9 +169,9 @@ class AutoSharded(Generic[P, R]):
         self._arguments = Arguments(
             fun, decoration.static_argnums, decoration.static_argnames, decoration.donate_argnums, decoration.donate_argnames
         )
-        self._entries: dict[tuple[Any, ...], Entry] = {}
-        self._alike: dict[tuple[Any, ...], list[Entry]] = {}
-        self._last: Entry | None = None
+        self._entries: dict[tuple[Any, ...], CompiledCall] = {}
+        self._alike: dict[tuple[Any, ...], list[CompiledCall]] = {}
+        self._last: CompiledCall | None = None
         self._shapes: ShapeSearch | None = None
         self._keyed_hits = 0
         self._misses = 0
@@ -193,16 +193,18 @@ class AutoSharded(Generic[P, R]):
                 attempt = (last, error)
         return self._slow(args, kwargs, attempt)
 
-    def _is_for_here(self, entry: Entry) -> bool:
+    def _is_for_here(self, entry: CompiledCall) -> bool:
         """Whether an entry is for the mesh of `jax.set_mesh`, if that decides."""
         return self._decoration.mesh is not None or entry.planned.traced.request.view is view_of(None)
 
-    def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[Entry, Exception] | None) -> Any:
+    def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[CompiledCall, Exception] | None) -> Any:
         if nnx_modules.present(args, kwargs):
             return nnx_modules.call(self._settings, self._run, args, kwargs)
         return self._run(self._settings, args, kwargs, attempt)
 
-    def _run(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[Entry, Exception] | None) -> Any:
+    def _run(
+        self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[CompiledCall, Exception] | None
+    ) -> Any:
         settings, view = self._on_mesh(settings, args, kwargs, runs=True)
         with report_failures(view, location_of(settings.fun)):
             return self._run_on(view, settings, args, kwargs, attempt)
@@ -225,7 +227,12 @@ class AutoSharded(Generic[P, R]):
         return dataclasses.replace(settings, shapes=self._shapes, spent=spent), view_of(named(self._shapes.best))
 
     def _run_on(
-        self, view: MeshView, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[Entry, Exception] | None
+        self,
+        view: MeshView,
+        settings: Settings,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        attempt: tuple[CompiledCall, Exception] | None,
     ) -> Any:
         if _is_manual(view, getattr(settings.fun, "__name__", "the function")):
             # Inside a shard_map over this mesh only the axes that it leaves over can be sharded.
@@ -256,11 +263,11 @@ class AutoSharded(Generic[P, R]):
         self._remember(entry, layout)  # only now: where a first call fails, the next one is a first call again
         return result
 
-    def _new_entry(self, plan_request: PlanRequest) -> Entry:
+    def _new_entry(self, plan_request: PlanRequest) -> CompiledCall:
         self.plan_count += 1
-        return make_entry(make_plan(trace(plan_request), runs=not is_tracing()))
+        return compiled_call(make_plan(trace(plan_request), runs=not is_tracing()))
 
-    def _remember(self, entry: Entry, layout: Layout) -> None:
+    def _remember(self, entry: CompiledCall, layout: ArgumentSlots) -> None:
         """Lets the next call try this entry first; not while signatures alternate, for a wrong try costs more than a key."""
         if not entry.is_cacheable or layout.keywords or entry.closed_over:
             return
@@ -273,7 +280,7 @@ class AutoSharded(Generic[P, R]):
         if self._keyed_hits >= _HITS_BEFORE_FAST:
             self._misses, self._keyed_hits, self._last = 0, 0, entry
 
-    _last_keyed: Entry | None = None
+    _last_keyed: CompiledCall | None = None
 
     @api_boundary
     def trace(self, *args: Any, **kwargs: Any) -> Traced:

@@ -143,13 +143,13 @@ class Constrained:
         return [_variable(site, scopes) for site in sites(self.source)]
 
 
-def constrained(closed: ClosedJaxpr, shardings: Mapping[int, TensorSharding], twin: AbstractMesh) -> Constrained:
+def constrained(closed: ClosedJaxpr, shardings: Mapping[int, TensorSharding], auto_mesh: AbstractMesh) -> Constrained:
     """A jaxpr with constraints at some of its sites.
 
     Args:
         closed: The jaxpr.
         shardings: By number of a site.
-        twin: The mesh, all axes Auto.
+        auto_mesh: The mesh, all axes Auto.
     """
     pins = Pins()
     for number, site in enumerate(sites(closed.jaxpr)):
@@ -162,8 +162,8 @@ def constrained(closed: ClosedJaxpr, shardings: Mapping[int, TensorSharding], tw
                 inside.variables[site.variable] = sharding
             else:
                 inside.operands[site.reader] = sharding
-    with traced_on(twin):
-        copied = Copier(NamedShardings(twin), lambda eqn, scope: None).copy(closed.jaxpr, pins, None)
+    with traced_on(auto_mesh):
+        copied = Copier(NamedShardings(auto_mesh), lambda eqn, scope: None).copy(closed.jaxpr, pins, None)
     return Constrained(closed.jaxpr, copied, ClosedJaxpr(copied.jaxpr, closed.consts))
 
 
@@ -261,6 +261,6 @@ def as_plan_constrains(traced: TracedCall) -> TracedCall:
                 why="constraints of a planner are of values in the order of computation, and another one is in this place",
                 fix="plan anew with planner=sp.Planner(...), or pass plan.input_shardings, which leaves values inside to propagation",
             )
-    copy = constrained(closed, {each.number: each.sharding for each in plan.search.constraints}, request.view.twin)
+    copy = constrained(closed, {each.number: each.sharding for each in plan.search.constraints}, request.view.auto_mesh)
     settings = replace(request.settings, in_shardings=None)  # the shardings of this call's leaves have been taken from it
     return replace(traced, jaxpr=copy.closed, request=replace(request, settings=settings))

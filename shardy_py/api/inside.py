@@ -7,16 +7,16 @@ from typing import Any
 import jax
 
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.partitioning import Partitioning
+from shardy_py.api.partitioning import RegionBuilder
 from shardy_py.api.planning import make_plan
 from shardy_py.api.request import Settings, request
-from shardy_py.api.signature import Layout
+from shardy_py.api.signature import ArgumentSlots
 from shardy_py.api.tracing import trace
 from shardy_py.backends.shard_map import fits_inside
 from shardy_py.frontends.mesh_context import no_mesh
 
 
-def run_inside(settings: Settings, view: MeshView, layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_inside(settings: Settings, view: MeshView, layout: ArgumentSlots, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs the function; unless under `lowering="jit"` in a region over the axes that are left, where the plan uses only those.
 
     Args:
@@ -38,7 +38,7 @@ def run_inside(settings: Settings, view: MeshView, layout: Layout, args: tuple[A
     if not fits_inside(planned.imported, context, inputs, outputs):
         return settings.fun(*args, **kwargs)
     by_planner = planned.region is not None and planned.region.by_planner
-    partitioning = Partitioning(planned.imported, planned.traced, context, by_planner=by_planner)
+    partitioning = RegionBuilder(planned.imported, planned.traced, context, by_planner=by_planner)
     if not partitioning.is_run(plan):
         return settings.fun(*args, **kwargs)
     results = partitioning.calling(plan, None)(*jax.tree.leaves(layout.dynamic_arguments(slots)))

@@ -13,7 +13,7 @@ from shardy_py.api.meshes import view_of
 from shardy_py.api.peers import report_failures
 from shardy_py.api.planning import make_plan
 from shardy_py.api.request import Settings, request
-from shardy_py.api.signature import Layout
+from shardy_py.api.signature import ArgumentSlots
 from shardy_py.api.tracing import trace
 from shardy_py.api.trees import location_of
 from shardy_py.plan.progress import observed
@@ -39,7 +39,7 @@ def check_devices(devices: int, planner: Planner | None) -> None:
         )
 
 
-def searched_shapes(devices: int, settings: Settings, layout: Layout, slots: Sequence[Any], *, runs: bool = False) -> ShapeSearch:
+def searched_shapes(devices: int, settings: Settings, layout: ArgumentSlots, slots: Sequence[Any], *, runs: bool = False) -> ShapeSearch:
     """The steps of all shapes: each is searched in its share of the time, and what others have left of theirs.
 
     The plan of the best shape, made afterwards, has a share too.
@@ -60,7 +60,9 @@ def searched_shapes(devices: int, settings: Settings, layout: Layout, slots: Seq
         return _searched(candidates, settings, layout, slots, runs)
 
 
-def _searched(candidates: Sequence[tuple[int, ...]], settings: Settings, layout: Layout, slots: Sequence[Any], runs: bool) -> ShapeSearch:
+def _searched(
+    candidates: Sequence[tuple[int, ...]], settings: Settings, layout: ArgumentSlots, slots: Sequence[Any], runs: bool
+) -> ShapeSearch:
     assert settings.planner is not None
     failures: list[PlannerInfeasible] = []
     steps: dict[tuple[int, ...], tuple[float, float] | None] = {}

@@ -1,7 +1,7 @@
 """Meshes of users, converted to the one form that planning uses.
 
 Planning sees axis names and sizes only; the devices come back when shardings are handed to JAX. All tracing happens under the
-*Auto twin* of the mesh (same axes, every axis of type Auto), whatever its own axis types are.
+*Auto mesh* of a mesh (same axes, every axis of type Auto), whatever its own axis types are.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class MeshView:
     Attributes:
         user_mesh: The mesh that shardings in a plan refer to: the user's `Mesh`, or an `AbstractMesh`.
         dialect_mesh: The mesh of the dialect: names and sizes.
-        twin: The abstract mesh with the same axes, all of type Auto.
+        auto_mesh: The abstract mesh with the same axes, all of type Auto.
         explicit: Whether some axis of the user's mesh is of type Explicit.
     """
 
     user_mesh: JaxMesh | AbstractMesh
     dialect_mesh: Mesh
-    twin: AbstractMesh
+    auto_mesh: AbstractMesh
     explicit: bool
     from_mapping: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
         """Axis name to size."""
-        return dict(zip(self.twin.axis_names, self.twin.axis_sizes))
+        return dict(zip(self.auto_mesh.axis_names, self.auto_mesh.axis_sizes))
 
     def describe(self) -> str:
         """`data=4, model=2`."""
@@ -65,7 +65,7 @@ class MeshView:
         """
         if isinstance(self.user_mesh, JaxMesh) or (not self.from_mapping and is_tracing()):
             return self.user_mesh
-        need = math.prod(self.twin.axis_sizes)
+        need = math.prod(self.auto_mesh.axis_sizes)
         if not self.from_mapping:
             raise MeshError(
                 "an AbstractMesh can be planned for, not run on",
@@ -74,26 +74,26 @@ class MeshView:
                 fix="pass jax.make_mesh(...) or a mapping of axis names to sizes; `.plan(...)`, `.eval_shape(...)` and "
                 '`.trace(...).lower(lowering_platforms=("tpu",))` work as they are',
             )
-        return _first_devices(self.twin, need)
+        return _first_devices(self.auto_mesh, need)
 
     @property
     def expected(self) -> JaxMesh | AbstractMesh:
         """The mesh with the devices that a call will run on, as far as that is known without starting any."""
-        need = math.prod(self.twin.axis_sizes)
+        need = math.prod(self.auto_mesh.axis_sizes)
         devices_known = self.from_mapping and devices_started() and len(jax.devices()) >= need
-        return _first_devices(self.twin, need) if devices_known else self.user_mesh
+        return _first_devices(self.auto_mesh, need) if devices_known else self.user_mesh
 
     @property
     def auto(self) -> MeshView:
         """The same mesh with all axes of type Auto."""
         if not self.explicit:
             return self
-        return dataclasses.replace(self, user_mesh=self.user_mesh.update(axis_types=self.twin.axis_types), explicit=False)
+        return dataclasses.replace(self, user_mesh=self.user_mesh.update(axis_types=self.auto_mesh.axis_types), explicit=False)
 
     def context(self) -> AbstractContextManager[object]:
-        """A context like `jax.set_mesh`; under a trace, with the Auto twin."""
+        """A context like `jax.set_mesh`; under a trace, with the Auto mesh."""
         mesh = self.runnable()
-        return jax.set_mesh(mesh) if isinstance(mesh, JaxMesh) and not is_tracing() else traced_on(self.twin)
+        return jax.set_mesh(mesh) if isinstance(mesh, JaxMesh) and not is_tracing() else traced_on(self.auto_mesh)
 
     def holding(self, arrays: Iterable[object]) -> MeshView:
         """The view for these arguments: a mapping names no devices and no axis types, so that those of the arguments' mesh count."""
@@ -114,17 +114,17 @@ class MeshView:
 
 
 @functools.lru_cache(maxsize=64)
-def _first_devices(twin: AbstractMesh, need: int) -> JaxMesh:
+def _first_devices(auto_mesh: AbstractMesh, need: int) -> JaxMesh:
     devices = jax.devices()
     if len(devices) < need:
-        sizes = ", ".join(f"{n}={s}" for n, s in zip(twin.axis_names, twin.axis_sizes))
+        sizes = ", ".join(f"{n}={s}" for n, s in zip(auto_mesh.axis_names, auto_mesh.axis_sizes))
         raise MeshError(
             f"the mesh needs {need} devices and there are {len(devices)}",
             where=f"mesh with {sizes}",
             why="running a function needs a device for every position of the mesh; planning needs none",
             fix="make the mesh smaller, or set jax_num_cpu_devices before JAX starts to try it on CPU",
         )
-    return jax.make_mesh(twin.axis_sizes, twin.axis_names, axis_types=twin.axis_types, devices=devices[:need])
+    return jax.make_mesh(auto_mesh.axis_sizes, auto_mesh.axis_names, axis_types=auto_mesh.axis_types, devices=devices[:need])
 
 
 def view_of(mesh: AnyMesh | None, user: str = "auto_shard") -> MeshView:
@@ -202,8 +202,10 @@ def _view(mesh: JaxMesh | AbstractMesh) -> MeshView:
     names = tuple(str(name) for name in mesh.axis_names)
     _check_axis_names(names)
     core = Mesh(tuple(zip(names, sizes)))
-    twin = mesh.update(axis_types=(AxisType.Auto,) * len(names))
-    return MeshView(mesh, core, twin.abstract_mesh if isinstance(twin, JaxMesh) else twin, AxisType.Explicit in mesh.axis_types)
+    auto_mesh = mesh.update(axis_types=(AxisType.Auto,) * len(names))
+    return MeshView(
+        mesh, core, auto_mesh.abstract_mesh if isinstance(auto_mesh, JaxMesh) else auto_mesh, AxisType.Explicit in mesh.axis_types
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -214,8 +216,8 @@ def _mapping_view(items: tuple[tuple[str, int], ...]) -> MeshView:
         )
     names, sizes = tuple(name for name, _ in items), tuple(size for _, size in items)
     _check_axis_names(names)
-    twin = _twin(names, sizes)
-    return MeshView(twin, Mesh(items), twin, False, from_mapping=True)
+    auto_mesh = _auto_mesh(names, sizes)
+    return MeshView(auto_mesh, Mesh(items), auto_mesh, False, from_mapping=True)
 
 
 def _check_axis_names(names: Iterable[str]) -> None:
@@ -234,7 +236,7 @@ def _ascii_name(name: str) -> str:
     return "".join(c for c in name if c.isascii() and (c.isalnum() or c == "_")) or "data"
 
 
-def _twin(names: tuple[str, ...], sizes: tuple[int, ...]) -> AbstractMesh:
+def _auto_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> AbstractMesh:
     return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 
 
@@ -272,7 +274,7 @@ def check_planned_devices(mesh: JaxMesh) -> None:
 
 def same_axes(view: MeshView, mesh: JaxMesh | AbstractMesh) -> bool:
     """Whether a mesh has the view's axes, sizes and, where both have them, device order."""
-    if tuple(mesh.axis_names) != view.twin.axis_names or tuple(mesh.shape[n] for n in mesh.axis_names) != view.twin.axis_sizes:
+    if tuple(mesh.axis_names) != view.auto_mesh.axis_names or tuple(mesh.shape[n] for n in mesh.axis_names) != view.auto_mesh.axis_sizes:
         return False
     if isinstance(mesh, JaxMesh) and isinstance(view.user_mesh, JaxMesh):
         return mesh.devices.tolist() == view.user_mesh.devices.tolist() if mesh.devices is not view.user_mesh.devices else True

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh
 from shardy_py.api.lowering import obstacle
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.options import Options
-from shardy_py.api.propagating import decided, propagated
+from shardy_py.api.propagating import decided, import_and_propagate
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.jit import pinned
 from shardy_py.backends.partitioned_call import Shardings, partitioned_call
@@ -37,7 +37,7 @@ _LOGGER = logging.getLogger("shardy_py")
 Run = Callable[..., Sequence[Any]]
 
 
-class Partitioning:
+class RegionBuilder:
     """Makes the region of a plan when it is first asked for.
 
     Args:
@@ -80,7 +80,7 @@ class Partitioning:
             with plan.timings.step("partition"):
                 platform, (_, used) = options.platform_of(view.user_mesh), self.needed
                 self._partitioned = partitioned(
-                    self.closed, self.imported, view.twin, ins, outs, platform, view.user_mesh, self.context, used, self.by_planner
+                    self.closed, self.imported, view.auto_mesh, ins, outs, platform, view.user_mesh, self.context, used, self.by_planner
                 )
         return self._partitioned
 
@@ -161,7 +161,7 @@ def calling(
     # What is remembered of programs outlives the function: it must not hold large arrays, nor values of an outer trace.
     light = not any(isinstance(c, Tracer) or getattr(c, "nbytes", 0) > _LIGHT for c in consts)
     find = (lambda: planned) if light else _Weakly(planned)
-    partition = Partitions(request.view, request.settings.options, mesh, find, request.settings.lowering, context)
+    partition = DerivedRegions(request.view, request.settings.options, mesh, find, request.settings.lowering, context)
 
     def run(*leaves: Any) -> list[Any]:
         operands = [x for x, u in zip((*consts, *leaves), planned.used, strict=True) if u]
@@ -215,7 +215,7 @@ class _Derived:
 
 
 @dataclass(frozen=True, eq=False)
-class Partitions:
+class DerivedRegions:
     """Plans and partitions the programs that a decorated function is transformed to, as the function itself; see `Partition`.
 
     Attributes:
@@ -264,7 +264,7 @@ class Partitions:
 
         @functools.cache
         def region() -> Partitioned:
-            return partitioned(closed, imported, view.twin, ins, outs, platform, view.user_mesh, self.context)
+            return partitioned(closed, imported, view.auto_mesh, ins, outs, platform, view.user_mesh, self.context)
 
         why = obstacle(region) if self.lowering == "auto" else None
         if why is None and self.lowering != "jit":
@@ -273,8 +273,10 @@ class Partitions:
             _LOGGER.log(logging.INFO if why.severity == "info" else logging.WARNING, "of what a transformation made: %s", why.message)
         if self.context is not None:
             return jaxpr
-        inner = Partitions(view, self.options, self.devices, lambda: None)
-        return pinned(closed, imported, view.twin, lambda copy: propagated(copy, view, self.options, ins, outs), platform, inner).jaxpr
+        inner = DerivedRegions(view, self.options, self.devices, lambda: None)
+        return pinned(
+            closed, imported, view.auto_mesh, lambda copy: import_and_propagate(copy, view, self.options, ins, outs), platform, inner
+        ).jaxpr
 
     def _plan(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> _Derived:
         key = (jaxpr, in_shardings, out_shardings)
@@ -292,7 +294,7 @@ class Partitions:
 
     def _propagated(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> Imported:
         with no_collection():
-            return propagated(jaxpr, self.view, self.options, in_shardings, out_shardings)
+            return import_and_propagate(jaxpr, self.view, self.options, in_shardings, out_shardings)
 
 
 _DERIVED_AT_MOST = 256

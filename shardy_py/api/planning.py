@@ -16,9 +16,9 @@ from shardy_py.api.constraining import as_plan_constrains, constrained
 from shardy_py.api.logical_axes import apply_axis_names
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.name_rules import Annotated, apply_to_results, unused_rules
-from shardy_py.api.partitioning import Partitioning
+from shardy_py.api.partitioning import RegionBuilder
 from shardy_py.api.placing import placed_arguments
-from shardy_py.api.propagating import decided, physical_sharding, propagated
+from shardy_py.api.propagating import decided, import_and_propagate, physical_sharding
 from shardy_py.api.request import leaf_shardings
 from shardy_py.api.searching import searched
 from shardy_py.api.specs import call_specs, to_fitting_sharding
@@ -108,10 +108,10 @@ class Planned:
     plan: Plan
     imported: Imported
     traced: TracedCall
-    partitioning: Partitioning | None = None
+    partitioning: RegionBuilder | None = None
 
     @property
-    def region(self) -> Partitioning | None:
+    def region(self) -> RegionBuilder | None:
         """The partitioning, if the plan runs as a region."""
         return None if self.plan.active_partitioner is None else self.partitioning
 
@@ -236,7 +236,7 @@ class _Planning:
         with self.timings.step("describe"):
             self.results = described_results(traced)
         names = [leaf.path for leaf in request.leaves]
-        self.imported = propagated(
+        self.imported = import_and_propagate(
             traced.jaxpr,
             request.view,
             request.settings.options,
@@ -260,13 +260,13 @@ class _Planning:
             return Planned(self.plan(search), self.imported, self.traced, None)
         if search is not None and settings.planner is not None:
             return self.search_result(self.region(search), search)
-        partitioning = Partitioning(self.imported, self.traced)
+        partitioning = RegionBuilder(self.imported, self.traced)
         return Planned(self.plan(search, partitioning), self.imported, self.traced, partitioning)
 
     def search_result(self, region: PlanRecord, search: Search) -> Planned:
         """A plan of `region` as the result of a search."""
         assert isinstance(region, Plan)
-        assert isinstance(region.partitioner, Partitioning)
+        assert isinstance(region.partitioner, RegionBuilder)
         return Planned(replace(region, search=search), self.imported, self.traced, region.partitioner)
 
     def region(self, search: Search | None) -> Plan:
@@ -279,11 +279,11 @@ class _Planning:
         """
         planner = self.traced.request.settings.planner
         assert planner is not None
-        regions = [self.plan(search, Partitioning(self.imported, self.traced, by_planner=by_planner)) for by_planner in (True, False)]
+        regions = [self.plan(search, RegionBuilder(self.imported, self.traced, by_planner=by_planner)) for by_planner in (True, False)]
         regions.sort(key=lambda each: objective(each, planner))
         return next((each for each in regions if fits(each, planner)), regions[0])
 
-    def plan(self, search: Search | None, partitioning: Partitioning | None = None) -> Plan:
+    def plan(self, search: Search | None, partitioning: RegionBuilder | None = None) -> Plan:
         """The plan itself."""
         traced, imported, results = self.traced, self.imported, self.results
         request = traced.request
@@ -412,13 +412,13 @@ class PropagatedSeeds:
 
     def variables(self) -> Sequence[Variable | None]:
         """The variables that may be constrained, in the plan's own program."""
-        return constrained(self.closed, {}, self.planning.traced.request.view.twin).variables(self.planning.imported.scope)
+        return constrained(self.closed, {}, self.planning.traced.request.view.auto_mesh).variables(self.planning.imported.scope)
 
     def plan(self, pins: Mapping[int, TensorSharding], *, results: bool = True) -> tuple[PlanRecord, Sequence[Variable | None]]:
         """See `planner.seeds.Seeds`."""
         traced = self.planning.traced
         request = traced.request
-        copy = constrained(self.closed, pins, request.view.twin)
+        copy = constrained(self.closed, pins, request.view.auto_mesh)
         seeded = _seeded(traced, "jit", self.inputs, self.outputs if results else traced.out_specs)
         planned = make_plan(replace(seeded, jaxpr=copy.closed))
         return planned.plan, copy.variables(planned.imported.scope)

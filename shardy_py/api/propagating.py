@@ -20,7 +20,7 @@ from shardy_py.passes.propagation.log import Step
 from shardy_py.plan.timings import Timings
 
 
-def propagated(
+def import_and_propagate(
     jaxpr: ClosedJaxpr,
     view: MeshView,
     options: Options,

@@ -17,7 +17,7 @@ from shardy_py.api.logical_axes import LogicalRule, apply_axis_names, axis_names
 from shardy_py.api.meshes import MeshView, same_axes
 from shardy_py.api.name_rules import OWN, Annotated, apply_rules, refines
 from shardy_py.api.options import Options
-from shardy_py.api.signature import Layout, abstract, configuration, static_key
+from shardy_py.api.signature import ArgumentSlots, abstract, configuration, static_key
 from shardy_py.api.specs import (
     as_planned,
     broadcast_specs,
@@ -108,7 +108,7 @@ class PlanRequest:
 
     settings: Settings
     view: MeshView
-    layout: Layout
+    layout: ArgumentSlots
     slots: tuple[Any, ...]
     in_tree: Any
     leaves: tuple[Leaf, ...]
@@ -152,7 +152,7 @@ class PlanRequest:
         return getattr(fun, "__name__", type(fun).__name__)
 
 
-def request(settings: Settings, view: MeshView, layout: Layout, slots: Sequence[Any], *, runs: bool = False) -> PlanRequest:
+def request(settings: Settings, view: MeshView, layout: ArgumentSlots, slots: Sequence[Any], *, runs: bool = False) -> PlanRequest:
     """Describes a call.
 
     Args:
@@ -235,7 +235,7 @@ def leaf_shardings(request: PlanRequest, in_shardings: Any, source: str) -> tupl
 
 
 def _specs(
-    in_shardings: Any, layout: Layout, labels: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], location: str
+    in_shardings: Any, layout: ArgumentSlots, labels: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], location: str
 ) -> list[object]:
     if isinstance(in_shardings, PlanRecord):
         in_shardings = as_planned(in_shardings.inputs, "in_shardings")
@@ -257,7 +257,9 @@ def _specs(
     return broadcast_specs(specs, args, "in_shardings", root, location) + named
 
 
-def _by_parameter(specs: Any, layout: Layout, labels: list[str], kwargs: dict[str, Any], location: str) -> tuple[Any, dict[str, Any]]:
+def _by_parameter(
+    specs: Any, layout: ArgumentSlots, labels: list[str], kwargs: dict[str, Any], location: str
+) -> tuple[Any, dict[str, Any]]:
     """Splits in_shardings into a tuple for the positional arguments and a mapping for the others.
 
     A tuple stands for the parameters in the order of the signature, however they are passed; those with a default may be missing from the
@@ -289,7 +291,7 @@ def _merged(
     own = getattr(value, "sharding", None) if isinstance(value, jax.ShapeDtypeStruct) or _is_committed(value) else None
     if isinstance(value, Tracer) and annotation is None:
         own = explicit_sharding(value)
-    if isinstance(own, SingleDeviceSharding) and isinstance(value, jax.Array) and math.prod(view.twin.axis_sizes) > 1 and not moves:
+    if isinstance(own, SingleDeviceSharding) and isinstance(value, jax.Array) and math.prod(view.auto_mesh.axis_sizes) > 1 and not moves:
         raise SpecError(
             "the argument is committed to a single device",
             where=f"{leaf}, argument of {location}",

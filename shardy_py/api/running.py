@@ -1,4 +1,4 @@
-"""Entry: one signature of an `AutoSharded` function, planned, pinned and jitted."""
+"""CompiledCall: one signature of an `AutoSharded` function, planned, pinned and jitted."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from shardy_py.api.dispatch import Dispatch, direct, dispatched
 from shardy_py.api.errors import DeletedBufferError, DonationError, DonationWarning, NotAvailableError, OrderedEffectError
 from shardy_py.api.gate import AgreedStage, gated
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.partitioning import Partitions, calling
+from shardy_py.api.partitioning import DerivedRegions, calling
 from shardy_py.api.placing import Placing
 from shardy_py.api.planning import Planned
-from shardy_py.api.propagating import decided, propagated
+from shardy_py.api.propagating import decided, import_and_propagate
 from shardy_py.api.reporting import report
-from shardy_py.api.signature import Layout, configuration
+from shardy_py.api.signature import ArgumentSlots, configuration
 from shardy_py.api.tangents import Tangents, is_differentiated_here
 from shardy_py.api.trees import argument_paths, location_of
 from shardy_py.backends.donation import Guard
@@ -73,7 +73,7 @@ class BufferErrors:
         )
 
 
-def check_buffers(layout: Layout, slots: Sequence[Any], fun: Callable[..., Any]) -> None:
+def check_buffers(layout: ArgumentSlots, slots: Sequence[Any], fun: Callable[..., Any]) -> None:
     """Raises where arguments may not be passed: their buffers were deleted, or are donated twice.
 
     Args:
@@ -90,7 +90,7 @@ def check_buffers(layout: Layout, slots: Sequence[Any], fun: Callable[..., Any])
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class CompiledCall:
     """A planned and jitted signature.
 
     Attributes:
@@ -111,7 +111,7 @@ class Entry:
     dispatch: Dispatch
     placing: Placing
     tangents: tuple[Tangents, Tangents] | None
-    layout: Layout
+    layout: ArgumentSlots
     guard: Guard
     errors: BufferErrors
     is_cacheable: bool
@@ -210,7 +210,7 @@ class Entry:
         return lowered if agreement is None else AgreedStage(lowered, agreement)
 
 
-def make_entry(planned: Planned, *, abstract: bool = False, in_order: bool = False) -> Entry:
+def compiled_call(planned: Planned, *, abstract: bool = False, in_order: bool = False) -> CompiledCall:
     """Pins a plan and jits it.
 
     Args:
@@ -260,7 +260,7 @@ def make_entry(planned: Planned, *, abstract: bool = False, in_order: bool = Fal
     dispatch = direct(jitted) if abstract else dispatched(jitted, mesh, agreement, traced.callback_errors)
     placing = Placing(request, mesh, in_shardings)
     tangents = None if view.explicit or devices is None else (Tangents(in_shardings), Tangents(out_shardings))
-    return Entry(planned, pins, jitted, dispatch, placing, tangents, layout, guard, errors, not traced.closes_over_tracers)
+    return CompiledCall(planned, pins, jitted, dispatch, placing, tangents, layout, guard, errors, not traced.closes_over_tracers)
 
 
 def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., Sequence[Any]]]:
@@ -270,16 +270,16 @@ def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., 
     closed = ClosedJaxpr(planned.imported.scope.jaxpr, planned.traced.jaxpr.consts)
 
     def import_copy(copy: ClosedJaxpr) -> Imported:
-        return propagated(copy, view, request.settings.options, *sides, plan.timings)
+        return import_and_propagate(copy, view, request.settings.options, *sides, plan.timings)
 
     with plan.timings.step("pin"), no_collection():
         platform = request.settings.options.platform_of(view.user_mesh)
-        partition = Partitions(view, request.settings.options, None, lambda: None)
+        partition = DerivedRegions(view, request.settings.options, None, lambda: None)
         if jit_program_of(plan).follows_plan:
             grows = bool(plan.log) and only_grows(plan.log)
-            program = pinned(closed, planned.imported, view.twin, import_copy, platform, partition, grows)
+            program = pinned(closed, planned.imported, view.auto_mesh, import_copy, platform, partition, grows)
         else:
-            program = left_to_xla(closed, planned.imported, view.twin, platform, partition)
+            program = left_to_xla(closed, planned.imported, view.auto_mesh, platform, partition)
     whole = hoisted(closed)
     needed = used_part(whole, (True,) * len(whole.out_avals))
     return program, calling(planned.traced, plan, closed.consts, needed, lambda: with_inputs(program.jaxpr, needed[1]), mesh)
@@ -299,11 +299,11 @@ def _warn_of_refused(donated: Sequence[Donated], location: str) -> None:
 
 
 def _refuse_ordered(jaxpr: ClosedJaxpr, view: MeshView, location: str) -> None:
-    if math.prod(view.twin.axis_sizes) == 1:
+    if math.prod(view.auto_mesh.axis_sizes) == 1:
         return
     for eqn in ordered_effects(jaxpr.jaxpr):
         raise OrderedEffectError(
-            f"{eqn.primitive.name} is ordered and the mesh has {math.prod(view.twin.axis_sizes)} devices",
+            f"{eqn.primitive.name} is ordered and the mesh has {math.prod(view.auto_mesh.axis_sizes)} devices",
             where=f"{summarize(eqn.source_info)}, in {location}",
             why="JAX keeps the order of effects on a single device only",
             fix="pass ordered=False, or run it outside the sharded function",

@@ -20,7 +20,7 @@ from shardy_py.api.trees import location_of, parameter_names
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArgumentSlots:
     """The slots of a call.
 
     Attributes:
@@ -91,7 +91,7 @@ class Arguments:
         self.static = self._resolved("static", _numbers(static_argnums), _names(static_argnames))
         self.donated = self._resolved("donate", _numbers(donate_argnums), _names(donate_argnames))
         self._refuse_both()
-        self._layouts: dict[tuple[int, tuple[str, ...]], Layout] = {}
+        self._layouts: dict[tuple[int, tuple[str, ...]], ArgumentSlots] = {}
 
     def _refuse_both(self) -> None:
         """Raises where an argument is both static and donated."""
@@ -132,7 +132,7 @@ class Arguments:
             numbers = tuple(i for i, p in enumerate(positional) if p.name in names)
         return frozenset(numbers or ()), frozenset(names or ())
 
-    def layout(self, positional: int, keywords: Iterable[str]) -> Layout:
+    def layout(self, positional: int, keywords: Iterable[str]) -> ArgumentSlots:
         """The layout of a call with so many positional and these keyword arguments.
 
         Raises:
@@ -145,7 +145,7 @@ class Arguments:
             labels = (*parameter_names(self.fun, positional), *key[1])
             static, donated = self._slots(self.static, *key), self._slots(self.donated, *key)
             self._refuse([labels[i] for i in donated if i in static])
-            layout = self._layouts[key] = Layout(positional, key[1], labels, static, donated, self._dynamic_parameters())
+            layout = self._layouts[key] = ArgumentSlots(positional, key[1], labels, static, donated, self._dynamic_parameters())
         return layout
 
     def _check(self, positional: int, keywords: tuple[str, ...]) -> None:
@@ -190,7 +190,7 @@ def _names(argnames: str | Iterable[str] | None) -> tuple[str, ...] | None:
     return None if argnames is None else (argnames,) if isinstance(argnames, str) else tuple(argnames)
 
 
-def static_key(layout: Layout, slots: Sequence[Any], fun: Callable[..., Any]) -> tuple[Any, ...]:
+def static_key(layout: ArgumentSlots, slots: Sequence[Any], fun: Callable[..., Any]) -> tuple[Any, ...]:
     """The static arguments, as a key.
 
     Raises:

@@ -187,7 +187,7 @@ def _from_partition_spec(spec: PartitionSpec, view: MeshView, rank: int) -> Tens
             if name not in view.sizes:
                 raise _unknown_axis(str(name), view)
         dims.append(DimensionSharding(tuple(AxisRef(name) for name in names), True))
-    return TensorSharding(MESH_NAME, tuple(dims), (), tuple(AxisRef(name) for name in view.twin.axis_names if name in spec.unreduced))
+    return TensorSharding(MESH_NAME, tuple(dims), (), tuple(AxisRef(name) for name in view.auto_mesh.axis_names if name in spec.unreduced))
 
 
 def _from_tensor_sharding(spec: TensorSharding, view: MeshView, shape: tuple[int, ...]) -> TensorSharding:

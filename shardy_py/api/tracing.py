@@ -1,4 +1,4 @@
-"""Tracing a call to a jaxpr, under the Auto twin of the mesh."""
+"""Tracing a call to a jaxpr, under the mesh with all axes Auto."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TracedCall:
 def trace(request: PlanRequest) -> TracedCall:
     """As `jax.make_jaxpr`, of the call's function on its types.
 
-    The mesh context of the trace is the Auto twin, so that the jaxpr can be replayed in any context, and `jax.shard_map` or
+    The mesh context of the trace is the Auto mesh, so that the jaxpr can be replayed in any context, and `jax.shard_map` or
     constraints without a mesh find one.
     """
     layout = request.layout
@@ -99,12 +99,12 @@ def trace(request: PlanRequest) -> TracedCall:
     args, kwargs = layout.dynamic_arguments(request.slots)
     with no_collection(), planning(request.view):
         try:
-            with traced_on(request.view.twin):
+            with traced_on(request.view.auto_mesh):
                 jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
         except ValueError as error:
             if "context mesh" not in str(error).lower():
                 raise
-            # A shard_map over a mesh object that is not quite the twin; without a context mesh there is nothing to disagree with.
+            # A shard_map over a mesh object that is not quite the Auto mesh; without a context mesh there is nothing to disagree with.
             with no_mesh():
                 jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
     jaxpr, callback_errors = watched(jaxpr)

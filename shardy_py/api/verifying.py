@@ -17,10 +17,10 @@ from jax.sharding import Mesh as JaxMesh
 from shardy_py.api.agreement import covering
 from shardy_py.api.errors import ArgumentTypeError, MeshError
 from shardy_py.api.meshes import MESH_NAME
-from shardy_py.api.partitioning import Partitioning
+from shardy_py.api.partitioning import RegionBuilder
 from shardy_py.api.planning import Planned, described_results, result_leaves
-from shardy_py.api.running import make_entry
-from shardy_py.api.signature import Layout
+from shardy_py.api.running import compiled_call
+from shardy_py.api.signature import ArgumentSlots
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
 from shardy_py.api.verification import RunComparison, Verification
@@ -71,7 +71,7 @@ def verify(planned: Planned, slots: Sequence[Any], options: Request) -> Verifica
     if idle is not None:
         return Verification(request.name, request.location, request.view.describe(), RunComparison(()), None, idle)
     inputs = _inputs(planned, slots)
-    results = [fetched_or_error(x) for x in jax.tree.leaves(make_entry(planned)(slots))]
+    results = [fetched_or_error(x) for x in jax.tree.leaves(compiled_call(planned)(slots))]
     with covering():  # the processes of the mesh have agreed on the whole
         run, beside = _runs(planned, inputs, results, mesh, options)
     return Verification(request.name, request.location, request.view.describe(), run, beside)
@@ -237,7 +237,7 @@ def planned_run(planned: Planned) -> Run:
         outputs = [_value("output", i, v, s, plan.mesh) for i, (v, s) in enumerate(zip(closed.jaxpr.outvars, out_shardings))]
         structs = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars)  # pyright: ignore[reportAttributeAccessIssue]
         results = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.outvars]  # pyright: ignore[reportAttributeAccessIssue]
-        layout = Layout(len(structs), (), tuple(v.path for v in inputs), (), ())
+        layout = ArgumentSlots(len(structs), (), tuple(v.path for v in inputs), (), ())
         in_tree = jax.tree.structure((structs, {}))
         shardings = tuple(v.sharding for v in inputs)
         types = tuple((s.shape, s.dtype, False) for s in structs)
@@ -256,11 +256,11 @@ def planned_run(planned: Planned) -> Run:
         imported = Imported(planned.imported.program, replace(flat.scope, jaxpr=closed.jaxpr), [])
         call = TracedCall(part, closed, Leaves.of(results), (None,) * len(results), (None,) * len(results))
         by_planner = planned.region is not None and planned.region.by_planner
-        partitioning = None if plan.active_partitioner is None else Partitioning(imported, call, by_planner=by_planner)
+        partitioning = None if plan.active_partitioner is None else RegionBuilder(imported, call, by_planner=by_planner)
         part_plan = Planned(
             replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), partitioner=partitioning), imported, call, partitioning
         )
-        entry = make_entry(part_plan)
+        entry = compiled_call(part_plan)
         return lambda xs: entry(_everywhere(xs, [named(v.sharding, len(v.shape)) for v in inputs]))
 
     return run

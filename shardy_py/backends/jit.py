@@ -49,7 +49,7 @@ class Pinned:
 def pinned(
     closed: ClosedJaxpr,
     planned: Imported,
-    twin: AbstractMesh,
+    auto_mesh: AbstractMesh,
     propagate: Callable[[ClosedJaxpr], Imported],
     platform: str,
     partition: Partition,
@@ -60,17 +60,17 @@ def pinned(
     Args:
         closed: The jaxpr that was planned.
         planned: Its program after propagation.
-        twin: The mesh, all axes Auto.
+        auto_mesh: The mesh, all axes Auto.
         propagate: Propagates a copy whose inputs and outputs are as planned.
         platform: The platform that is compiled for.
         partition: Partitions equations that XLA may get wrong.
         only_grows: Whether the propagation of the plan only added axes (`passes.propagation.log.only_grows`).
     """
-    target = Target(NamedShardings(twin), planned.program.meshes, platform, partition, keeps_plan=True)
+    target = Target(NamedShardings(auto_mesh), planned.program.meshes, platform, partition, keeps_plan=True)
     annotations: set[str] = set()
 
     def replace(eqn: JaxprEqn, scope: Scope | None) -> Replacement | None:
-        replacement = _annotation(eqn, scope, twin, _ANNOTATIONS)
+        replacement = _annotation(eqn, scope, auto_mesh, _ANNOTATIONS)
         if replacement is None:
             return workaround(eqn, scope, target)
         annotations.add(eqn.primitive.name)
@@ -80,7 +80,7 @@ def pinned(
     pins = Pins()
     pin_conflicts(planned.scope, pins, planned.program.meshes)
     for per_region in PER_REGION:
-        copied = _copied(copier, closed, pins, planned, twin)
+        copied = _copied(copier, closed, pins, planned, auto_mesh)
         copy = ClosedJaxpr(copied.jaxpr, closed.consts)
         if only_grows and annotations <= _KEPT and not pins.count():
             return Pinned(copy, 0, True)
@@ -88,28 +88,30 @@ def pinned(
         if not _pin_differences(planned.scope, rerun.scope, copied, pins, per_region):
             return Pinned(copy, pins.count(), True)
     logging.info("the propagation of the pinned program of %d constraints may still differ from the plan", pins.count())
-    return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, twin).jaxpr, closed.consts), pins.count(), False)
+    return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, auto_mesh).jaxpr, closed.consts), pins.count(), False)
 
 
-def left_to_xla(closed: ClosedJaxpr, planned: Imported, twin: AbstractMesh, platform: str, partition: Partition) -> Pinned:
+def left_to_xla(closed: ClosedJaxpr, planned: Imported, auto_mesh: AbstractMesh, platform: str, partition: Partition) -> Pinned:
     """The copy of a traced jaxpr that holds only what the user annotated to the plan, and ops that XLA may partition wrongly.
 
     Args:
         closed: The jaxpr that was planned.
         planned: Its program after propagation.
-        twin: The mesh, all axes Auto.
+        auto_mesh: The mesh, all axes Auto.
         platform: The platform that is compiled for.
         partition: Partitions equations that XLA may get wrong.
     """
-    target = Target(NamedShardings(twin), planned.program.meshes, platform, partition, keeps_plan=False)
-    copier = Copier(target.named, lambda eqn, scope: _annotation(eqn, scope, twin, _ANNOTATIONS_ALONE) or workaround(eqn, scope, target))
+    target = Target(NamedShardings(auto_mesh), planned.program.meshes, platform, partition, keeps_plan=False)
+    copier = Copier(
+        target.named, lambda eqn, scope: _annotation(eqn, scope, auto_mesh, _ANNOTATIONS_ALONE) or workaround(eqn, scope, target)
+    )
     pins = Pins()
     pin_mispartitioned(planned.scope, pins, planned.program.meshes)
-    return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, twin).jaxpr, closed.consts), pins.count(), False)
+    return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, auto_mesh).jaxpr, closed.consts), pins.count(), False)
 
 
-def _copied(copier: Copier, closed: ClosedJaxpr, pins: Pins, planned: Imported, twin: AbstractMesh) -> Copied:
-    with traced_on(twin):
+def _copied(copier: Copier, closed: ClosedJaxpr, pins: Pins, planned: Imported, auto_mesh: AbstractMesh) -> Copied:
+    with traced_on(auto_mesh):
         return copier.copy(closed.jaxpr, pins, planned.scope)
 
 
@@ -187,37 +189,37 @@ def _differs(v: Any, plan: Scope, run: Scope, pins: Pins) -> bool:
     return not target.is_equivalent(actual)
 
 
-def _annotation(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh, annotations: Mapping[str, _Annotation]) -> Replacement | None:
+def _annotation(eqn: JaxprEqn, scope: Scope | None, auto_mesh: AbstractMesh, annotations: Mapping[str, _Annotation]) -> Replacement | None:
     """The replacement of an annotation in the copy."""
     own = annotations.get(eqn.primitive.name)
-    return None if own is None else own(eqn, scope, twin)
+    return None if own is None else own(eqn, scope, auto_mesh)
 
 
-def _same(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:
+def _same(eqn: JaxprEqn, scope: Scope | None, auto_mesh: AbstractMesh) -> Replacement:
     return lambda *xs: list(xs)
 
 
-def _as_planned(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:
+def _as_planned(eqn: JaxprEqn, scope: Scope | None, auto_mesh: AbstractMesh) -> Replacement:
     """The planned shardings of the values of a group or a barrier, which nothing else constrains."""
     if scope is None or any(v not in scope.env for v in eqn.outvars):
-        return _same(eqn, scope, twin)
-    named = NamedShardings(twin)
+        return _same(eqn, scope, auto_mesh)
+    named = NamedShardings(auto_mesh)
     params = [constraint_params(named(scope.env[v].sharding, cast(Any, v).aval.ndim)) for v in eqn.outvars]
     return lambda *xs: [jax.lax.sharding_constraint_p.bind(x, **p) for x, p in zip(xs, params, strict=True)]
 
 
-def _constraint(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:
+def _constraint(eqn: JaxprEqn, scope: Scope | None, auto_mesh: AbstractMesh) -> Replacement:
     """JAX's constraint, to the planned sharding: the open dimensions of the user's have been decided."""
     v: Any = eqn.outvars[0]
     planned = None if scope is None else scope.env[v].sharding
     sharding = eqn.params["sharding"] if planned is None else planned
-    params = constraint_params(NamedShardings(twin)(sharding, v.aval.ndim))
+    params = constraint_params(NamedShardings(auto_mesh)(sharding, v.aval.ndim))
     return lambda x: [jax.lax.sharding_constraint_p.bind(x, **params)]
 
 
-def _ruled_call(eqn: JaxprEqn, scope: Scope | None, twin: AbstractMesh) -> Replacement:
+def _ruled_call(eqn: JaxprEqn, scope: Scope | None, auto_mesh: AbstractMesh) -> Replacement:
     """The function itself, between constraints on its operands and results."""
-    named = NamedShardings(twin)
+    named = NamedShardings(auto_mesh)
 
     def constrained(x: Any, v: Any) -> Any:
         if scope is None or isinstance(v, Literal) or v not in scope.env or not x.ndim:

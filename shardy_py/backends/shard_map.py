@@ -95,17 +95,17 @@ class Layouts:
     """Planned shardings as layouts of a region.
 
     Args:
-        twin: The plan's mesh, all axes Auto.
+        auto_mesh: The plan's mesh, all axes Auto.
         shardings: All shardings of the plan.
         manual: Axes that are manual already where the region stands.
     """
 
-    def __init__(self, twin: AbstractMesh, shardings: Sequence[TensorSharding], manual: Collection[str] = ()) -> None:
+    def __init__(self, auto_mesh: AbstractMesh, shardings: Sequence[TensorSharding], manual: Collection[str] = ()) -> None:
         cuts = cuts_of(axis for sharding in shardings for dim in sharding.dims for axis in dim.axes)
-        cuts = cuts if manual else _prime_cuts(twin, cuts or {})  # a mesh inside of another region has to be that region's
-        mesh, self.parts = refine(twin, cuts) if cuts else (twin, None)
+        cuts = cuts if manual else _prime_cuts(auto_mesh, cuts or {})  # a mesh inside of another region has to be that region's
+        mesh, self.parts = refine(auto_mesh, cuts) if cuts else (auto_mesh, None)
         assert isinstance(mesh, AbstractMesh)
-        self.twin = mesh
+        self.auto_mesh = mesh
         self.mesh = Mesh(tuple((name, size) for name, size in zip(mesh.axis_names, mesh.axis_sizes) if name not in manual))
         self._layouts: dict[tuple[TensorSharding | None, int], Layout] = {}
 
@@ -136,7 +136,7 @@ class Layouts:
 def partitioned(
     closed: ClosedJaxpr,
     planned: Imported,
-    twin: AbstractMesh,
+    auto_mesh: AbstractMesh,
     inputs: Sequence[TensorSharding | None],
     outputs: Sequence[TensorSharding | None],
     platform: str,
@@ -150,18 +150,18 @@ def partitioned(
     Args:
         closed: The planned jaxpr.
         planned: Its program after propagation.
-        twin: The mesh, all axes Auto.
+        auto_mesh: The mesh, all axes Auto.
         inputs: The planned shardings of the arguments.
         outputs: The planned shardings of the results.
         platform: The platform that is compiled for.
-        mesh: The mesh of shardings that users see; by default the twin.
+        mesh: The mesh of shardings that users see; by default the auto mesh.
         context: The mesh as the `shard_map` around has it, some axes of which are manual; None outside of any. See `fits_inside`.
         used: Which constants and arguments a result or an effect depends on; the region reads no other. None is all.
         by_planner: Whether equations run along the axes that a planner's model runs them along, and not by the fewest bytes.
     """
     manual = () if context is None else context.manual_axes
-    layouts = Layouts(twin, [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)], manual)
-    sharding_handler = inspect_sharding(NamedShardings(twin if mesh is None else mesh))
+    layouts = Layouts(auto_mesh, [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)], manual)
+    sharding_handler = inspect_sharding(NamedShardings(auto_mesh if mesh is None else mesh))
     handlers = {**HANDLERS, **regions.handlers(layouts.rename), "inspect_sharding": sharding_handler}
     analysis = JaxprAnalysis(LOCAL_RULES, handlers, layouts.mesh, RUNS_WHOLE)
     run = LocalRun.of(closed.jaxpr, planned.scope, layouts, inputs, outputs, used)
@@ -171,7 +171,7 @@ def partitioned(
         walks.append(interpreter)
         run(interpreter, [None] * len(run.variables))
 
-    choice = _foreseen(layouts, platform, analysis, dry_run, by_planner)
+    choice = _cheapest_choice(layouts, platform, analysis, dry_run, by_planner)
     movements = MovementRecorder()
     region_context = RegionContext(layouts.mesh, platform, movements=movements)
     interpreter = Interpreter(region_context, layouts, analysis, choice.before, choice.start, choice.ranks, choice.last)
@@ -182,7 +182,7 @@ def partitioned(
 
     traced = region(
         local,
-        layouts.twin if context is None else context,
+        layouts.auto_mesh if context is None else context,
         layouts.mesh.axis_names,
         [v.aval for v in run.variables],
         [v.aval for v in closed.jaxpr.outvars],
@@ -193,7 +193,7 @@ def partitioned(
         walk.release()
     traced, moved = _optimized(traced, layouts, platform, movements)
     whole = _with_consts(traced, len(run.constants), closed.consts)
-    return Partitioned(whole, layouts.twin, layouts.spelling, platform, tuple(dict.fromkeys(interpreter.findings)), moved)
+    return Partitioned(whole, layouts.auto_mesh, layouts.spelling, platform, tuple(dict.fromkeys(interpreter.findings)), moved)
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,15 +344,17 @@ class Choice:
     last: Interpreter
 
 
-STEPS = 100
+IMPROVEMENT_BUDGET = 100
 """Equations to be looked at for improving a choice afterwards: with 100 small programs send up to two thirds less than with none. 300 would
 spare 0.01 % more of what a set of small programs sends, and cost 1 % of the time to compile one."""
 
-PASSES = 3
+FEEDBACK_ROUNDS = 3
 """Number of times that layouts are chosen, each with the layouts that the last choice wanted of each value."""
 
 
-def _foreseen(layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Callable[[Interpreter], Any], by_planner: bool) -> Choice:
+def _cheapest_choice(
+    layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Callable[[Interpreter], Any], by_planner: bool
+) -> Choice:
     """The cheapest of several dry runs, as the walk to repeat: its predecessor and its initial hint.
 
     By a planner's choices there is one walk.
@@ -373,11 +375,11 @@ def _foreseen(layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Cal
         return Choice(None, LayoutHint.PLANNER, {}, walk(None, LayoutHint.PLANNER, {}))
     for start in (LayoutHint.PLAN, LayoutHint.FORWARD):
         before: Interpreter | None = None
-        for _ in range(PASSES):
-            told = (start,) if before is None else before.layout_feedback
-            interpreter = after.get(told)
+        for _ in range(FEEDBACK_ROUNDS):
+            feedback = (start,) if before is None else before.layout_feedback
+            interpreter = after.get(feedback)
             if interpreter is None:
-                interpreter = after[told] = walk(before, start, {})
+                interpreter = after[feedback] = walk(before, start, {})
             if best is None or interpreter.region.cost < best.last.region.cost:
                 best = Choice(before, start, {}, interpreter)
             if not interpreter.region.spent or (before is not None and before.region.cost == interpreter.region.cost):
@@ -386,7 +388,7 @@ def _foreseen(layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Cal
         if best is not None and not best.last.region.spent:
             break
     assert best is not None
-    return _improved_choice(best, walk, STEPS // max(sum(map(len, best.last.values.values())), 1))
+    return _improved_choice(best, walk, IMPROVEMENT_BUDGET // max(sum(map(len, best.last.values.values())), 1))
 
 
 def _improved_choice(

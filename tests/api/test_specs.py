@@ -58,7 +58,7 @@ def test_views():
     view = view_of(mesh)
     assert view.explicit
     assert view.runnable() is mesh
-    assert view.twin.axis_types == (AxisType.Auto,) * 2
+    assert view.auto_mesh.axis_types == (AxisType.Auto,) * 2
     assert view_of({"x": 4}).runnable().devices.size == 4
 
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.api import running
-from shardy_py.api.running import make_entry
+from shardy_py.api.running import compiled_call
 from shardy_py.backends import jit
 from shardy_py.plan import jit_program
 from tests.random_programs import load, program_of_seed
@@ -32,7 +32,7 @@ def run_plans(monkeypatch):
 
 
 def entry(step, *args):
-    return make_entry(step.trace(*args)._planned)
+    return compiled_call(step.trace(*args)._planned)
 
 
 A = np.arange(64, dtype=np.float32).reshape(8, 8)
@@ -48,12 +48,12 @@ def test_nothing_to_pin(mesh):
 def test_copies_that_are_not_propagated_anew_need_no_pins(seed, monkeypatch, run_plans):
     skipped, constraints = [], []
 
-    def compared(closed, planned, twin, propagate, platform, partition, only_grows=False):
+    def compared(closed, planned, auto_mesh, propagate, platform, partition, only_grows=False):
         runs = []
-        quick = jit.pinned(closed, planned, twin, lambda copy: runs.append(copy) or propagate(copy), platform, partition, only_grows)
+        quick = jit.pinned(closed, planned, auto_mesh, lambda copy: runs.append(copy) or propagate(copy), platform, partition, only_grows)
         if not runs:
             skipped.append(seed)
-            anew = jit.pinned(closed, planned, twin, propagate, platform, partition)
+            anew = jit.pinned(closed, planned, auto_mesh, propagate, platform, partition)
             constraints.append((anew.constraints, anew.exact))
         return quick
 
@@ -67,7 +67,7 @@ def test_copies_that_are_not_propagated_anew_need_no_pins(seed, monkeypatch, run
 
 
 def test_plans_without_conflicts_are_propagated_once(mesh, monkeypatch):
-    monkeypatch.setattr(running, "propagated", None)
+    monkeypatch.setattr(running, "import_and_propagate", None)
     step = sp.auto_shard(lambda a, b: jnp.tanh(a @ b).sum(), mesh=mesh, in_shardings=(P("x"), P(None, "y")), lowering="jit")
     assert entry(step, A, A).pinned.exact
 

@@ -147,7 +147,7 @@ class TracedStep:
     Attributes:
         whole: The step on the whole batch; on one microbatch where there is one only.
         micro: The step on one microbatch.
-        halves: Its two parts.
+        split_step: The step, cut into the part of a microbatch and the update.
         out_tree: Structure of the result.
         is_loss: Whether the function is a loss, of which the pipeline takes the gradient.
         others: The inputs that are no part of the batch.
@@ -155,7 +155,7 @@ class TracedStep:
 
     whole: Flat
     micro: Flat
-    halves: Split
+    split_step: Split
     out_tree: Any
     is_loss: bool
     others: tuple[Var, ...]
@@ -172,7 +172,7 @@ def build(options: Options, signature: Signature) -> StagedStep:
     places = None if inner_first is None else Places(inner_first, len(inner_first) * options.virtual)
     context = trace_mesh(places) if places is not None else jax.sharding.AbstractMesh((), ())
     traced = trace_step(options, signature, context)
-    assigned = assign(traced.halves, options.num_stages, options.hardware, stage_names(options))
+    assigned = assign(traced.split_step, options.num_stages, options.hardware, stage_names(options))
     if places is None:
         places = Places(submeshes(options.mesh, options.axis, _per_mesh(assigned.stages, options.virtual)), assigned.stages)
     return staged(options, signature, traced, assigned, places)
@@ -195,9 +195,9 @@ def trace_step(options: Options, signature: Signature, context: Any) -> TracedSt
         PipelineError: It depends on its batch in a way that microbatches do not reproduce.
     """
     whole, micro, out_tree, is_loss = _traced(options, signature, context)
-    halves = split(whole, micro, signature.batch, options.num_microbatches, options.local_statistics)
+    split_step = split(whole, micro, signature.batch, options.num_microbatches, options.local_statistics)
     others = tuple(v for v, is_batch in zip(micro.invars, signature.batch) if not is_batch)
-    return TracedStep(micro if options.num_microbatches == 1 else whole, micro, halves, out_tree, is_loss, others)
+    return TracedStep(micro if options.num_microbatches == 1 else whole, micro, split_step, out_tree, is_loss, others)
 
 
 def staged(
@@ -216,37 +216,37 @@ def staged(
     Raises:
         PipelineError: It cannot be run as asked.
     """
-    halves, micro, others = traced.halves, traced.micro, traced.others
-    order = _schedule(options, halves, assigned, places)
+    split_step, micro, others = traced.split_step, traced.micro, traced.others
+    order = _schedule(options, split_step, assigned, places)
     split_stages = {stage for stage, _ in order.split_backwards}
     splits = [s in split_stages for s in range(assigned.stages)]
-    plan = _shard(options, signature, halves, places) if places.is_sharded and propagate else None
-    placed = reduce_sends(halves, assigned, places, options.hardware, options.num_microbatches)
-    halves, assigned = placed.split, placed.assigned
+    plan = _shard(options, signature, split_step, places) if places.is_sharded and propagate else None
+    placed = reduce_sends(split_step, assigned, places, options.hardware, options.num_microbatches)
+    split_step, assigned = placed.split, placed.assigned
     places.specs.update({copy: places.specs[v] for copy, v in placed.copies.items() if v in places.specs})
-    parts = parts_of_parameters(halves, [v for v in others if len(assigned.uses.get(v, ())) > 1])
-    programs = stage_programs(halves, assigned, splits, parts)
-    updates, update, results = updating(traced, halves, programs, parts)
-    cut = part_programs(halves, parts, updates.owner, [v for program in programs.values() for v in program.inputs if v in parts])
-    keys = _keys(halves, micro, signature)
+    parts = parts_of_parameters(split_step, [v for v in others if len(assigned.uses.get(v, ())) > 1])
+    programs = stage_programs(split_step, assigned, splits, parts)
+    updates, update, results = updating(traced, split_step, programs, parts)
+    cut = part_programs(split_step, parts, updates.owner, [v for program in programs.values() for v in program.inputs if v in parts])
+    keys = _keys(split_step, micro, signature)
     recomputed: set[Var] = set()
-    for s, handover in enumerate(_handovers(halves, assigned, programs)):
+    for s, handover in enumerate(_handovers(split_step, assigned, programs)):
         recomputed |= rematerialized(handover, options.hardware, Layout(places.specs, dict(places.mesh(s).shape)))
-    programs = stage_programs(halves, assigned, splits, parts, recomputed)
+    programs = stage_programs(split_step, assigned, splits, parts, recomputed)
     return StagedStep(
-        options, signature, halves, assigned, updates, order, places, programs, update, cut, results, traced.out_tree, keys, plan,
+        options, signature, split_step, assigned, updates, order, places, programs, update, cut, results, traced.out_tree, keys, plan,
         traced.is_loss,
     )  # fmt: skip
 
 
 def updating(
-    traced: TracedStep, halves: Split, programs: Mapping[tuple[str, int], Program], parts: Mapping[Var, Var]
+    traced: TracedStep, split_step: Split, programs: Mapping[tuple[str, int], Program], parts: Mapping[Var, Var]
 ) -> tuple[Updates, list[Program], tuple[Any, ...]]:
     """The part that runs once: its rounds and stages, its programs, and the results of the step.
 
     Args:
         traced: The step.
-        halves: Its two parts.
+        split_step: The step, cut into the part of a microbatch and the update.
         programs: Programs of the stages.
         parts: Slices of parameters that stages are given instead of the parameters.
     """
@@ -255,9 +255,9 @@ def updating(
     for (_, s), program in programs.items():
         for v in program.inputs:
             used.setdefault(parts.get(v, v), set()).add(s)
-    updates = place_updates(halves.update, located, {v: sorted(s) for v, s in used.items()}, traced.others)
+    updates = place_updates(split_step.update, located, {v: sorted(s) for v, s in used.items()}, traced.others)
     results = tuple(w if isinstance(w, Literal) else v for v, w in zip(traced.micro.outvars, traced.whole.outvars))
-    return updates, update_programs(halves, updates, [v for v in results if isinstance(v, Var)]), results
+    return updates, update_programs(split_step, updates, [v for v in results if isinstance(v, Var)]), results
 
 
 def _meshes_needed(options: Options) -> int | None:
@@ -273,12 +273,12 @@ def _per_mesh(stages: int, virtual: int) -> int:
     return stages // virtual
 
 
-def _schedule(options: Options, halves: Split, assigned: Assignment, places: Places) -> Schedule:
+def _schedule(options: Options, split_step: Split, assigned: Assignment, places: Places) -> Schedule:
     meshes = _per_mesh(assigned.stages, options.virtual)
     if isinstance(options.schedule, str):
         times: dict[str, Any] = {}
         if is_automatic(options.schedule):
-            apart = stage_programs(halves, assigned, [True] * assigned.stages)
+            apart = stage_programs(split_step, assigned, [True] * assigned.stages)
             times = stage_times(apart, places, options.hardware)
         return schedule(options.schedule, meshes, options.num_microbatches, options.virtual, **times)
     custom = options.schedule
@@ -347,34 +347,36 @@ def _is_loss(flat: Flat, result: Leaves) -> bool:
     return not any(node.backward for node in flat.nodes)
 
 
-def _keys(halves: Split, micro: Flat, signature: Signature) -> tuple[Var, ...]:
+def _keys(split_step: Split, micro: Flat, signature: Signature) -> tuple[Var, ...]:
     """Inputs that seed the random numbers of microbatches: of a key type, or wrapped as one."""
-    wrapped = {v for node in halves.micro.nodes if node.eqn.primitive.name == "random_wrap" for v in node.eqn.invars if isinstance(v, Var)}
-    candidates = [*(v for v, b in zip(micro.invars, signature.batch) if not b), *halves.micro.consts]
+    wrapped = {
+        v for node in split_step.micro.nodes if node.eqn.primitive.name == "random_wrap" for v in node.eqn.invars if isinstance(v, Var)
+    }
+    candidates = [*(v for v, b in zip(micro.invars, signature.batch) if not b), *split_step.micro.consts]
     return tuple(v for v in candidates if is_extended_dtype(dtype_of(v)) or v in wrapped)
 
 
-def _handovers(halves: Split, assigned: Assignment, programs: dict[tuple[str, int], Program]) -> list[Handover]:
+def _handovers(split_step: Split, assigned: Assignment, programs: dict[tuple[str, int], Program]) -> list[Handover]:
     """The handover between the passes of every stage."""
-    free = {v for node, s in zip(halves.micro.nodes, assigned.stage) if s is None for v in node.eqn.outvars}
+    free = {v for node, s in zip(split_step.micro.nodes, assigned.stage) if s is None for v in node.eqn.outvars}
     moving = {v for program in programs.values() for v in program.outputs}
-    moving.update(v for v in halves.micro.invars if halves.kinds[v] is Kind.EXAMPLES)
+    moving.update(v for v in split_step.micro.invars if split_step.kinds[v] is Kind.EXAMPLES)
     return handovers(programs, free.__contains__, lambda v: v not in moving)
 
 
-def _shard(options: Options, signature: Signature, halves: Split, places: Places) -> Any:
+def _shard(options: Options, signature: Signature, split_step: Split, places: Places) -> Any:
     """Propagates shardings through one microbatch and the update; fills `places.specs` for all values, so that any cut finds its own."""
-    micro = halves.micro
+    micro = split_step.micro
     batch_of = dict(zip(micro.invars, signature.batch))
-    variables = [v for node in (*micro.nodes, *halves.update) for v in node.eqn.outvars]
+    variables = [v for node in (*micro.nodes, *split_step.update) for v in node.eqn.outvars]
     structs = [struct_of(v) for v in micro.invars]
 
     def function(*arguments: Any) -> list[Any]:
         env: dict[Var, Any] = dict(zip(micro.invars, jax.tree.leaves(arguments)))
         env.update(micro.consts)
-        env.update({v: jax.numpy.zeros(shape_of(v), dtype_of(v)) for v in halves.prologue})
+        env.update({v: jax.numpy.zeros(shape_of(v), dtype_of(v)) for v in split_step.prologue})
         evaluate(micro.nodes, env)
-        evaluate(halves.update, env)
+        evaluate(split_step.update, env)
         return [env[v] for v in variables]
 
     arguments = jax.tree.unflatten(signature.tree, structs)

@@ -105,12 +105,12 @@ class _Search:
         self.traced: TracedStep = trace_step(options, signature, context)
         inputs = zip(self.traced.whole.invars, self.traced.micro.invars, signature.argument, strict=True)
         donated = {v for w, v, argument in inputs if argument in options.donate_argnums}
-        donated |= {self.traced.halves.whole_of.get(v, v) for v in donated}
+        donated |= {self.traced.split_step.whole_of.get(v, v) for v in donated}
         self.stages = StagePlanner(self.planner, donated.__contains__)
         self.prices = ProgramPrices(self.planner)
         self.rows = signature.structs[signature.batch.index(True)].shape[0] // options.num_microbatches
         most = max(PIECES, options.num_stages or 0, len(self.meshes or ()))
-        self.cuts = None if options.partition is not None else pieces(self.traced.halves, most, options.hardware)
+        self.cuts = None if options.partition is not None else pieces(self.traced.split_step, most, options.hardware)
         self.counts = self._counts()
 
     def _counts(self) -> list[int]:
@@ -172,7 +172,7 @@ class _Search:
 
     def assigned(self, count: int | None, cuts: Sequence[int] | None = None) -> Assignment:
         """The assignment of equations to `count` stages, cut at the marks of the user where there are any."""
-        return assign(self.traced.halves, count, self.options.hardware, stage_names(self.options), cuts)
+        return assign(self.traced.split_step, count, self.options.hardware, stage_names(self.options), cuts)
 
     def by_propagation(self) -> Iterator[_Priced]:
         """The pipelines that there are without a planner: stages of equal time on equal meshes, along which the batch lies."""
@@ -189,7 +189,7 @@ class _Search:
         if 1 in self.counts and self.meshes is None and isinstance(self.options.schedule, str):
             options = replace(self.options, num_microbatches=1)
             traced = trace_step(options, self.signature, AbstractMesh((), ()))
-            assigned = assign(traced.halves, 1, options.hardware, stage_names(options))
+            assigned = assign(traced.split_step, 1, options.hardware, stage_names(options))
             places = Places(tuple(meshes_of([(self.devices,)], AXES[:1])), 1, planner=self.stages.planner)
             yield self.planned(
                 "the batch as a whole, planned", staged(options, self.signature, traced, assigned, places, propagate=False), True
@@ -239,11 +239,11 @@ class _Search:
     def pieces(self) -> dict[tuple[int, ...], list[float]]:
         """Shape of a mesh -> seconds of the whole batch in each piece on it."""
         finest = self.assigned(None if self.cuts is None else len(self.cuts) + 1, self.cuts)
-        halves = self.traced.halves
-        programs = stage_programs(halves, finest, [False] * finest.stages)
-        updates = updating(self.traced, halves, programs, {})[1]
+        split_step = self.traced.split_step
+        programs = stage_programs(split_step, finest, [False] * finest.stages)
+        updates = updating(self.traced, split_step, programs, {})[1]
         parts = [[p for p in (*programs.values(), *updates) if p.stage == s] for s in range(finest.stages)]
-        whole, single = ([self.program_of(halves, part, by_batch) for part in parts] for by_batch in (True, False))
+        whole, single = ([self.program_of(split_step, part, by_batch) for part in parts] for by_batch in (True, False))
         if self.meshes is not None:
             largest = max(self.meshes, key=lambda mesh: mesh.size)
             each = whole if self.rows % largest.size == 0 else single
