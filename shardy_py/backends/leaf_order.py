@@ -15,15 +15,15 @@ from shardy_py.errors import ShardyError
 from shardy_py.frontends.leaves import Leaves, Outline
 
 
-def picked(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A fast function that takes the elements at these places from a sequence."""
+def selection(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """A fast function that selects the elements at some places of a sequence."""
     if len(places) > 1:
         return itemgetter(*places)
     return lambda leaves: tuple(leaves[i] for i in places)
 
 
-def undone(order: Sequence[int]) -> list[int]:
-    """The order that puts back what was put in this order."""
+def inverse(order: Sequence[int]) -> list[int]:
+    """The inverse of a permutation."""
     places = [0] * len(order)
     for place, leaf in enumerate(order):
         places[leaf] = place
@@ -116,9 +116,9 @@ class ByLeaf(Inputs):
     def __init__(self, tree: Any, donated: Sequence[int], static_slots: Sequence[int], changed: type[Exception]) -> None:
         super().__init__(tree, static_slots, changed)
         order = (*donated, *sorted(set(range(tree.num_leaves)) - set(donated)))
-        self._donated = picked(order[: len(donated)])
-        self._others = picked(order[len(donated) :])
-        self._undo = picked(undone(order))
+        self._donated = selection(order[: len(donated)])
+        self._others = selection(order[len(donated) :])
+        self._inverse = selection(inverse(order))
 
     def packed(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """See `Inputs`."""
@@ -127,7 +127,7 @@ class ByLeaf(Inputs):
     def unpacked(self, dynamic: Sequence[Any]) -> Sequence[Any]:
         """See `Inputs`."""
         donated, others = dynamic
-        return self._undo((*donated, *others))
+        return self._inverse((*donated, *others))
 
     def arguments(self, leaves: Sequence[Any], statics: Sequence[Any]) -> Sequence[Any]:
         """See `Inputs`."""
@@ -144,8 +144,8 @@ class Outputs:
 
     def __init__(self, outline: Outline, order: Sequence[int] | None) -> None:
         self.tree = outline.tree
-        self._order = None if order is None else picked(order)
-        self._undo = None if order is None else picked(undone(order))
+        self._order = None if order is None else selection(order)
+        self._inverse = None if order is None else selection(inverse(order))
         self._outline = outline if order is None else Outline(outline.tree, tuple(outline.paths[i] for i in order))
 
     def packed(self, leaves: Sequence[Any]) -> Leaves:
@@ -154,7 +154,7 @@ class Outputs:
 
     def unpacked(self, result: Leaves) -> Sequence[Any]:
         """The leaves that were packed."""
-        return result.values if self._undo is None else self._undo(result.values)
+        return result.values if self._inverse is None else self._inverse(result.values)
 
     def restored(self, result: Leaves) -> Any:
         """The user's result."""

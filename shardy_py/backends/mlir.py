@@ -11,12 +11,12 @@ from shardy_py.frontends.mlir import parse_module
 from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE
 from shardy_py.frontends.mlir_text import PROPERTIES, RESOURCES, location_text
 from shardy_py.ir import Block, Function, Op, Program, Type, Value
-from shardy_py.ir.attribute_text import KEPT, attribute_text, entries_text, name_text
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, attribute_text, entries_text, name_text
 from shardy_py.ir.type_text import type_text
 
 _SHARDING = "sdy.sharding"
 _RULE = "sdy.sharding_rule"
-_OWN_MODULE_ATTRIBUTES = frozenset((KEPT, RESOURCES, "sym_name"))
+_OWN_MODULE_ATTRIBUTES = frozenset((MLIR_TEXT_KEY, RESOURCES, "sym_name"))
 
 
 def to_mlir(program: Program, *, locations: bool = False, pretty: bool = True, context: Any = None) -> str:
@@ -86,7 +86,7 @@ class _Writer:
             text = f"sdy.mesh @{name_text(name)} = {mesh.text(short=True)}"
             extra = program.mesh_attributes.get(name)
             self.lines.append(f"{text} {entries_text((k, attribute_text(v)) for k, v in extra.items())}" if extra else text)
-        self.lines += attributes.get(KEPT, ())
+        self.lines += attributes.get(MLIR_TEXT_KEY, ())
         for function in program.functions:
             self.function(function)
         self.lines.append("}")

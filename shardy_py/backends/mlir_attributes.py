@@ -13,10 +13,10 @@ from shardy_py.dialect.collectives import AXES_OF
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir_text import PROPERTIES
 from shardy_py.ir import Op
-from shardy_py.ir.attribute_text import KEPT, AttributeText, attribute_text, name_text
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText, attribute_text, name_text
 from shardy_py.ir.type_text import type_text
 
-_PLACED = frozenset((KEPT, PROPERTIES))
+_PLACED = frozenset((MLIR_TEXT_KEY, PROPERTIES))
 
 Writer = Callable[[Op], list[str]]
 
@@ -28,7 +28,7 @@ def op_entries(op: Op) -> list[str]:
     entries = writer(op) if writer is not None else []
     if not attributes:
         return entries
-    kept = attributes.get(KEPT)
+    kept = attributes.get(MLIR_TEXT_KEY)
     if kept is not None:
         entries.append(kept[1:-1])
     elif writer is None:

@@ -20,7 +20,7 @@ from shardy_py.frontends.mlir_edges import check_edges
 from shardy_py.frontends.mlir_limits import check_text
 from shardy_py.frontends.mlir_text import LocationText, attribute_texts, module_resources, unread_attributes
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
-from shardy_py.ir.attribute_text import KEPT, AttributeText
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText
 from shardy_py.passes.call_graph import MAX_REGIONS
 from shardy_py.passes.collection import no_collection
 
@@ -134,7 +134,7 @@ class _Reader:
                     program.mesh_attributes[name] = others
             elif self.keep:
                 text = AttributeText(op.get_asm(print_generic_op_form=True))
-                program.attributes[KEPT] = (*program.attributes.get(KEPT, ()), text)
+                program.attributes[MLIR_TEXT_KEY] = (*program.attributes.get(MLIR_TEXT_KEY, ()), text)
         if self.has_resources:
             program.attributes |= module_resources(module)
         self.check_collectives(program)
@@ -246,7 +246,7 @@ class _Reader:
             texts, attributes = attribute_texts(view)
             unread = unread_attributes(op.name, texts)
             if unread:
-                op.attributes = {**op.attributes, KEPT: unread}
+                op.attributes = {**op.attributes, MLIR_TEXT_KEY: unread}
             self.has_resources |= any("dense_resource<" in text for text in texts.values())
         else:
             attributes = discardable(view)

@@ -1,6 +1,6 @@
 """Parts of a module without a representation in a `Program`, kept as MLIR's text.
 
-An op keeps the attributes that no pass sets as one text under `ir.attribute_text.KEPT`, so that copies of the op share it; a
+An op keeps the attributes that no pass sets as one text under `ir.attribute_text.MLIR_TEXT_KEY`, so that copies of the op share it; a
 program keeps its top-level ops that are neither function nor mesh there. `MODELLED` says
 which attributes are written from the `Program` instead.
 """

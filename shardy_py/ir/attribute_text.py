@@ -33,7 +33,7 @@ from shardy_py.ir.types import OpaqueType, TensorType, Type
 ELIDED = "dense_resource<__elided__>"
 """Stands for a constant that is too long to read, or whose value is not in this process' memory."""
 
-KEPT = "mlir.kept"
+MLIR_TEXT_KEY = "mlir.kept"
 """Name under which an op that was read from MLIR keeps the attributes that no pass sets, as one text `{a = 1, b = 2}`."""
 
 _MOST_ELEMENTS = 16

@@ -46,24 +46,24 @@ def concatenated(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: 
     whole = first[0]
     runs = tuple((s[2], value.shape[dim]) for s, value in zip(sources, operands, strict=True) if s is not None)
     equation.shapes, equation.dtypes = [whole.shape], [whole.dtype]
-    return interpreter.run_rule(equation, [whole], scope, _form(whole.shape, jnp.dtype(whole.dtype), dim, runs))
+    return interpreter.run_rule(equation, [whole], scope, _local_rule(whole.shape, jnp.dtype(whole.dtype), dim, runs))
 
 
 @functools.lru_cache(maxsize=4096)
-def _form(shape: tuple[int, ...], dtype: Any, dim: int, runs: Runs) -> LocalRule:
+def _local_rule(shape: tuple[int, ...], dtype: Any, dim: int, runs: Runs) -> LocalRule:
     rank = range(len(shape))
 
     def bytes_inside(num_shards: Sequence[int]) -> int:
         if num_shards[dim] == 1:
             return 0
         others = math.prod(-(-n // k) for d, (n, k) in enumerate(zip(shape, num_shards, strict=True)) if d != dim)
-        return picked(shape[dim], runs, num_shards[dim]).cost(others * dtype.itemsize)
+        return exchange_of_runs(shape[dim], runs, num_shards[dim]).cost(others * dtype.itemsize)
 
     def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         (x,) = arrays
         names = local.names(dim)
         if names:
-            return [halo.run(x, dim, names, local, picked(shape[dim], runs, local.num_shards(dim)))]
+            return [halo.run(x, dim, names, local, exchange_of_runs(shape[dim], runs, local.num_shards(dim)))]
         return [lax.concatenate([lax.slice_in_dim(x, start, start + length, axis=dim) for start, length in runs], dim)]
 
     return LocalRule(
@@ -72,7 +72,7 @@ def _form(shape: tuple[int, ...], dtype: Any, dim: int, runs: Runs) -> LocalRule
 
 
 @functools.lru_cache(maxsize=4096)
-def picked(size: int, runs: Runs, num_shards: int) -> halo.Exchange:
+def exchange_of_runs(size: int, runs: Runs, num_shards: int) -> halo.Exchange:
     """The exchange from blocks of a dimension to blocks of a concatenation of its runs.
 
     Args:
@@ -81,7 +81,7 @@ def picked(size: int, runs: Runs, num_shards: int) -> halo.Exchange:
         num_shards: Number of blocks of both.
 
     Example:
-        >>> picked(16, ((15, 1), (0, 15)), 4).received
+        >>> exchange_of_runs(16, ((15, 1), (0, 15)), 4).received
         1
     """
     have = []

@@ -29,7 +29,7 @@ def _from_results(region: Region) -> None:
             _from_results(inner)
     maker: dict[int, Node | None] = dict.fromkeys(region.arguments)
     maker.update((v, n) for n in region.nodes for v in n.results)
-    met: set[int] = set()
+    visited: set[int] = set()
     nodes: list[Node] = []
     arguments: list[int] = []
     effects = [v for n in region.nodes if n.key is None for v in n.results[:1]]
@@ -39,14 +39,14 @@ def _from_results(region: Region) -> None:
         if isinstance(item, Node):
             nodes.append(item)
             continue
-        if item in met or item not in maker:
+        if item in visited or item not in maker:
             continue
         node = maker[item]
         if node is None:
-            met.add(item)
+            visited.add(item)
             arguments.append(item)
             continue
-        met.update(node.results)
+        visited.update(node.results)
         stack.append(node)
         stack.extend(reversed(reads(node)))
     seen = set(map(id, nodes))
@@ -71,7 +71,7 @@ def _number(region: Region, inner_first: bool, numbers: dict[int, int]) -> None:
     regions: list[Region] = []
     maker = {v: n for n in region.nodes for v in n.results}
     arguments = set(region.arguments)
-    met: set[int] = set()
+    visited: set[int] = set()
     stack: list[int | Node] = [*reversed(region.results)]
     for node in region.nodes:
         if node.key is None and node.kind is not Kind.COPY:
@@ -81,13 +81,13 @@ def _number(region: Region, inner_first: bool, numbers: dict[int, int]) -> None:
         if isinstance(item, Node):
             order += item.results
             regions += item.regions
-        elif item not in met:
-            met.add(item)
+        elif item not in visited:
+            visited.add(item)
             node = maker.get(item)
             if node is not None:
-                met.update(node.results)
+                visited.update(node.results)
                 stack.append(node)
-                stack += [v for v in reversed(reads(node)) if v not in met]
+                stack += [v for v in reversed(reads(node)) if v not in visited]
             elif item in arguments:
                 order.append(item)
     if not inner_first:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from shardy_py.ir import Op, Program, Value
-from shardy_py.ir.attribute_text import KEPT, AttributeText
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText
 from shardy_py.passes.base import Pass
 from shardy_py.passes.export.canonicalization.rewriting import insert_before
 from shardy_py.passes.export.canonicalize import Canonicalize
@@ -70,9 +70,9 @@ def _make_explicit(op: Op) -> None:
         index_map: tuple(d for i, d in enumerate(mapped) if i != component),
     }
     op.attributes = {**attributes, **changed}
-    if KEPT in attributes:
-        text = _NUMBERS.sub(lambda match: f"{match[1]}{_numbers(match[2], changed)}{match[3]}", attributes[KEPT], count=1)
-        op.attributes[KEPT] = AttributeText(text)
+    if MLIR_TEXT_KEY in attributes:
+        text = _NUMBERS.sub(lambda match: f"{match[1]}{_numbers(match[2], changed)}{match[3]}", attributes[MLIR_TEXT_KEY], count=1)
+        op.attributes[MLIR_TEXT_KEY] = AttributeText(text)
     op.rule, op.rule_decided = (op.rule, True) if op.rule is not None and op.rule.is_custom else (None, False)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.ir import Op, Program
-from shardy_py.ir.attribute_text import KEPT, AttributeText
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText
 from shardy_py.passes.base import Pass
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.replica_groups import MESH_AXES, replace_meshes
@@ -52,9 +52,9 @@ class LiftInlinedMeshes(Pass):
             return sharding if name == sharding.mesh else sharding.with_mesh(name)
 
         def visit(op: Op) -> None:
-            text = op.attributes.get(KEPT, "")
+            text = op.attributes.get(MLIR_TEXT_KEY, "")
             if MESH_AXES in text:
-                op.attributes = {**op.attributes, KEPT: AttributeText(replace_meshes(text, name_of))}
+                op.attributes = {**op.attributes, MLIR_TEXT_KEY: AttributeText(replace_meshes(text, name_of))}
 
         map_shardings(program, named, visit)
         attributes = program.mesh_attributes

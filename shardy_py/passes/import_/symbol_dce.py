@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from shardy_py.ir import Function, Program
-from shardy_py.ir.attribute_text import KEPT
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY
 from shardy_py.passes.base import Pass
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import functions_by_name, ops_in
@@ -43,7 +43,7 @@ def _mentioned(function: Function, functions: dict[str, Function]) -> list[str]:
             continue
         if op.name in _CALLERS:
             names.append(attributes[_CALLERS[op.name]])
-        text = attributes.get(KEPT)
+        text = attributes.get(MLIR_TEXT_KEY)
         if text is not None and "@" in text:
             names += [quoted or name for quoted, name in _SYMBOL.findall(text)]
     return [name for name in names if name in functions]

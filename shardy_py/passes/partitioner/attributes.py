@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardy_py.ir import Op
-from shardy_py.ir.attribute_text import KEPT, AttributeText, split_entries
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText, split_entries
 
 
 def set_arrays(op: Op, arrays: Mapping[str, Sequence[int]]) -> None:
@@ -29,8 +29,8 @@ def with_kept(attributes: Mapping[str, Any], texts: Mapping[str, str], values: M
         values: Name in the program -> value.
     """
     changed = {**attributes, **(values or {})}
-    kept = attributes.get(KEPT)
+    kept = attributes.get(MLIR_TEXT_KEY)
     if kept is not None:
         entries = {name: text or "unit" for name, _, text in (entry.partition(" = ") for entry in split_entries(kept[1:-1]))}
-        changed[KEPT] = AttributeText(f"{{{', '.join(f'{name} = {text}' for name, text in {**entries, **texts}.items())}}}")
+        changed[MLIR_TEXT_KEY] = AttributeText(f"{{{', '.join(f'{name} = {text}' for name, text in {**entries, **texts}.items())}}}")
     return changed

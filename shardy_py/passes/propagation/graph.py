@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from shardy_py.dialect import OpShardingRule, PropagationDirection, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, TensorType, Value
-from shardy_py.ir.attribute_text import KEPT as KEPT_TEXT
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.passes.propagation.schedule import Directions, everything, schedule
@@ -18,7 +18,7 @@ from shardy_py.rules import context_of, identity_rule, is_elementwise, is_pure, 
 
 Holder = Value | FunctionResult
 EDGES = frozenset({"sdy.data_flow_edge", "sdy.func_data_flow_edge"})
-KEPT = EDGES | {"sdy.sharding_constraint"}
+UNERASABLE_OPS = EDGES | {"sdy.sharding_constraint"}
 """Ops that stay even when nobody uses their result."""
 
 
@@ -148,7 +148,7 @@ class PropagationGraph:
                     node.stages = schedule(rule, early, name == "stablehlo.broadcast_in_dim")
                     node.all_directions = everything(rule)
                     node.waits_for_single_use = early != 0
-        node.removable = name not in KEPT and is_pure(op)
+        node.removable = name not in UNERASABLE_OPS and is_pure(op)
         readers = self._readers
         for holder in node.tensors:
             readers.setdefault(holder, []).append(node)
@@ -160,7 +160,7 @@ class PropagationGraph:
         if not op.operands or not op.results:
             return None
         attributes = op.attributes
-        text = attributes.get(KEPT_TEXT)
+        text = attributes.get(MLIR_TEXT_KEY)
         if text is None and attributes:
             text = tuple(attributes.items())
         types = (*[value.type for value in op.operands], None, *[value.type for value in op.results])

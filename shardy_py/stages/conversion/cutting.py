@@ -60,26 +60,26 @@ def cut(program: Program) -> Cut:
     Raises:
         ConversionError: If a stage needs what a later stage makes.
     """
-    home = _homes(program)
+    stage_of = _stages_of_steps(program)
     count = max(program.num_stages, 1)
-    takes, extra = zip(*(_inputs_of(program, home, stage) for stage in range(count)))
+    takes, extra = zip(*(_inputs_of(program, stage_of, stage) for stage in range(count)))
     order = {step.id: i for i, step in enumerate(program.steps)}
     outputs = {id for values in takes for id in values} | set(program.results)
-    gives = [[s.id for s in program.steps if home.get(s.id) == stage and s.id in outputs] for stage in range(count)]
+    gives = [[s.id for s in program.steps if stage_of.get(s.id) == stage and s.id in outputs] for stage in range(count)]
     names = {id: f"input{i}" for i, id in enumerate(program.inputs)}
     names |= {id: f"out{i}" for i, id in enumerate(id for stage_gives in gives for id in stage_gives)}
     stages = []
     for stage in range(count):
-        own = [step for step in program.steps if home.get(step.id) == stage or step.id in extra[stage]]
+        own = [step for step in program.steps if stage_of.get(step.id) == stage or step.id in extra[stage]]
         inputs = [id for id in program.inputs if id in takes[stage]]
         others = sorted((id for id in takes[stage] if id not in program.inputs), key=lambda id: int(names[id][3:]))
         stages.append(Stage(stage, tuple(sorted(own, key=lambda step: order[step.id])), (*inputs, *others), tuple(gives[stage])))
     return Cut(program, tuple(stages), names, _states(program))
 
 
-def _homes(program: Program) -> dict[str, int]:
+def _stages_of_steps(program: Program) -> dict[str, int]:
     """The stage that makes each value; inputs and states have none."""
-    home: dict[str, int] = {}
+    stage_of: dict[str, int] = {}
     layers = [0] * max(program.num_stages, 1)
     for step in program.steps:
         if step.call.kind.module or step.call.kind.name in ("Add", "Mul", "Concat", "View", "Transpose"):
@@ -87,33 +87,33 @@ def _homes(program: Program) -> dict[str, int]:
     for step in program.steps:
         if step.is_input or step.gives == "state":
             continue
-        home[step.id] = step.stage
+        stage_of[step.id] = step.stage
         if step.call.kind.name == "__getitem__":
             operand = program.by_id[step.operands[0]]
             # Unless nothing else is in the stage, which would be empty then.
             if operand.gives == "parts" and layers[step.stage]:
-                home[step.id] = home[operand.id]
+                stage_of[step.id] = stage_of[operand.id]
         for operand in step.operands:
-            if home.get(operand, 0) > home[step.id]:
+            if stage_of.get(operand, 0) > stage_of[step.id]:
                 raise ConversionError(
-                    f"node {step.id!r} of stage {home[step.id]} needs node {operand!r} of stage {home[operand]}",
+                    f"node {step.id!r} of stage {stage_of[step.id]} needs node {operand!r} of stage {stage_of[operand]}",
                     why="a stage is given values by earlier stages only",
                     fix="give every node a stage that is not below those of its operands",
                 )
-    return home
+    return stage_of
 
 
-def _inputs_of(program: Program, home: Mapping[str, int], stage: int) -> tuple[list[str], set[str]]:
+def _inputs_of(program: Program, stage_of: Mapping[str, int], stage: int) -> tuple[list[str], set[str]]:
     """Ids of the values that a stage is given, and of the steps it computes again."""
     by_id = program.by_id
     repeated: set[str] = set()
     foreign: dict[str, None] = {}
-    waiting = [operand for step in program.steps if home.get(step.id) == stage for operand in step.operands]
+    waiting = [operand for step in program.steps if stage_of.get(step.id) == stage for operand in step.operands]
     for id in waiting:
         if by_id[id].gives == "state":
             repeated.add(id)
             waiting.extend(by_id[id].operands)
-        elif home.get(id) != stage:
+        elif stage_of.get(id) != stage:
             foreign[id] = None
     arrays = {id for id in foreign if by_id[id].gives not in ("size", "shape")}
     for id in list(foreign):

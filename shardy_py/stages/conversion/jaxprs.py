@@ -122,12 +122,12 @@ def _parts(closed: ClosedJaxpr, stages: Sequence[int]) -> list[_Part]:
     empty = sorted(set(range(count)) - set(stages))
     if empty:
         raise ConversionError(f"no equation is in stage {empty[0]}, but some are in stage {count - 1}", fix="number the stages from 0")
-    home = {v: stage for eqn, stage in zip(equations, stages) for v in eqn.outvars}
+    stage_of = {v: stage for eqn, stage in zip(equations, stages) for v in eqn.outvars}
     for i, (eqn, stage) in enumerate(zip(equations, stages)):
-        late = next((v for v in _read(eqn) if home.get(v, 0) > stage), None)
+        late = next((v for v in _read(eqn) if stage_of.get(v, 0) > stage), None)
         if late is not None:
             raise ConversionError(
-                f"equation {i}, {eqn.primitive.name}, of stage {stage} needs a value of stage {home[late]}",
+                f"equation {i}, {eqn.primitive.name}, of stage {stage} needs a value of stage {stage_of[late]}",
                 why="a stage is given values by earlier stages only",
             )
     inputs = {v: i for i, v in enumerate(closed.jaxpr.invars)}
@@ -135,7 +135,7 @@ def _parts(closed: ClosedJaxpr, stages: Sequence[int]) -> list[_Part]:
     for number in range(count):
         read = dict.fromkeys(v for eqn, stage in zip(equations, stages) if stage == number for v in _read(eqn))
         own = sorted((v for v in read if v in inputs), key=lambda v: inputs[v])
-        takes.append((*own, *(v for v in read if v in home and home[v] != number)))
+        takes.append((*own, *(v for v in read if v in stage_of and stage_of[v] != number)))
     outputs = {v for values in takes for v in values} | {v for v in closed.jaxpr.outvars if isinstance(v, Var)}
     return [
         _Part(

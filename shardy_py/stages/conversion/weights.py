@@ -34,19 +34,19 @@ def split_weights(variables: Mapping[str, Any], graph: ProfileGraph) -> tuple[Va
         ({'params': {'a': 1}}, {'params': {'b': 2}})
     """
     stages = cut(read_program(graph)).stages
-    home = {step.name: stage.index for stage in stages for step in stage.steps}
+    stage_of_layer = {step.name: stage.index for stage in stages for step in stage.steps}
     parts: tuple[Variables, ...] = tuple({} for _ in stages)
     for collection, layers in variables.items():
         for part in parts:
             part[collection] = {}
-        fused = len(stages) > 1 and set(layers) <= {f"stage{stage.index}" for stage in stages} and not set(layers) & set(home)
+        fused = len(stages) > 1 and set(layers) <= {f"stage{stage.index}" for stage in stages} and not set(layers) & set(stage_of_layer)
         flat = {name: weights for stage in layers.values() for name, weights in stage.items()} if fused else layers
         for name, weights in flat.items():
-            if name not in home:
+            if name not in stage_of_layer:
                 raise ConversionError(
-                    f"no layer is called {name!r}", where=f"collection {collection!r}", fix=f"known are {', '.join(home)}"
+                    f"no layer is called {name!r}", where=f"collection {collection!r}", fix=f"known are {', '.join(stage_of_layer)}"
                 )
-            parts[home[name]][collection][name] = weights
+            parts[stage_of_layer[name]][collection][name] = weights
     return tuple({collection: layers for collection, layers in part.items() if layers or collection == "params"} for part in parts)
 
 

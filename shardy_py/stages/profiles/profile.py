@@ -124,7 +124,7 @@ class _Grapher:
         self.nodes: list[ProfileNode] = []
         self.edges: list[tuple[str, str]] = []
         # Where a value can be had, by node id.
-        self.home: dict[Var, str] = {}
+        self.node_of: dict[Var, str] = {}
         self.counted: set[Var] = set()
 
     def graph(self, pieces: Sequence[Piece], seconds: Sequence[Seconds]) -> ProfileGraph:
@@ -132,7 +132,7 @@ class _Grapher:
         used = {v for v in self.line.outvars if isinstance(v, Var)}.union(*(piece.inputs for piece in pieces))
         for v, name in self.inputs.items():
             if v in used:
-                self.home[v] = self.add(name, activations=(self.shards.bytes(v),))
+                self.node_of[v] = self.add(name, activations=(self.shards.bytes(v),))
         for piece, alone in zip(pieces, seconds, strict=True):
             share = self.share(piece)
             self.piece(piece, Seconds(alone.forward * share, alone.backward * share))
@@ -145,19 +145,19 @@ class _Grapher:
         return id
 
     def piece(self, piece: Piece, seconds: Seconds) -> None:
-        parameters = [v for v in piece.inputs if v not in self.home and v not in self.counted]
+        parameters = [v for v in piece.inputs if v not in self.node_of and v not in self.counted]
         self.counted.update(parameters)
         sizes = tuple(self.shards.bytes(v) for v in piece.results)
         id = self.add(
             piece.name,
-            *(self.home[v] for v in piece.inputs if v in self.home),
+            *(self.node_of[v] for v in piece.inputs if v in self.node_of),
             forward_ms=seconds.forward * 1e3,
             backward_ms=seconds.backward * 1e3,
             activations=sizes or (0.0,),
             parameter_bytes=math.fsum(self.shards.bytes(v) for v in parameters),
         )
         for k, v in enumerate(piece.results):
-            self.home[v] = id if len(piece.results) == 1 else self.add(f"__getitem__({k})", id, activations=(sizes[k],))
+            self.node_of[v] = id if len(piece.results) == 1 else self.add(f"__getitem__({k})", id, activations=(sizes[k],))
 
     def share(self, piece: Piece) -> float:
         """The part of the work of a piece that each device has."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.errors import DialectError, ShardyError
 from shardy_py.ir import Op, Program, TensorType, Type, Value
-from shardy_py.ir.attribute_text import KEPT
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.walk import place
 
@@ -91,7 +91,7 @@ class World:
             for value in region.arguments:
                 self.tensor(value)
         self.facts[op] = Facts(tuple(map(self.tensor, op.operands)), tuple(map(self.tensor, op.results)))
-        handle = _HANDLE.search(op.attributes.get(KEPT) or str(op.attributes.get("channel_handle", "")))
+        handle = _HANDLE.search(op.attributes.get(MLIR_TEXT_KEY) or str(op.attributes.get("channel_handle", "")))
         if handle is not None:
             self._last_channel = max(self._last_channel, int(handle[1]))
 

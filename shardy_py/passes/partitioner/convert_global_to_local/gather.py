@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.ir import Block, Op, TensorType, Value
-from shardy_py.ir.attribute_text import KEPT, AttributeText
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText
 from shardy_py.passes.partitioner.attributes import with_arrays, with_kept
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter, scalar_body
 from shardy_py.passes.partitioner.convert_global_to_local.offsets import part_offset, spread
@@ -48,7 +48,7 @@ def gather(op: Op, out: Emitter) -> Sequence[Value] | None:
             first = out.compare("EQ", part_offset(out, operand, dim), out.integer(0))
             mask = first if mask is None else _and(out, mask, first)
     changed = with_arrays(attributes, {"slice_sizes": sizes})
-    if "indices_are_sorted = " not in attributes.get(KEPT, ""):
+    if "indices_are_sorted = " not in attributes.get(MLIR_TEXT_KEY, ""):
         changed = with_kept(changed, {"indices_are_sorted": "false"})
     gathered = out.rebuild(changed, (op.operands[0], indices)).result
     return (gathered,) if mask is None else (_masked(out, gathered, mask),)
@@ -101,7 +101,7 @@ def _all(out: Emitter, mask: Value, dim: int) -> Value:
     """Whether a mask holds all along a dimension."""
     true = out.constant("true", TensorType((), "bool"))
     shape = tuple(n for i, n in enumerate(mask.type.shape) if i != dim)
-    attributes = {"dimensions": (dim,), "body": "stablehlo.and", KEPT: AttributeText(f"{{dimensions = array<i64: {dim}>}}")}
+    attributes = {"dimensions": (dim,), "body": "stablehlo.and", MLIR_TEXT_KEY: AttributeText(f"{{dimensions = array<i64: {dim}>}}")}
     body: Block = scalar_body("and", "bool")
     return out.value("reduce", (mask, true), TensorType(shape, "bool"), attributes, (body,))
 

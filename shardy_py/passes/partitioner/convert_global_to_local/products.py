@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardy_py.dialect import AxisRef
 from shardy_py.ir import Op, Value
-from shardy_py.ir.attribute_text import KEPT
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY
 from shardy_py.passes.partitioner.attributes import with_kept
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter
 from shardy_py.passes.partitioner.convert_global_to_local.facts import Tensor
@@ -54,7 +54,7 @@ def convolution(op: Op, out: Emitter) -> Sequence[Value]:
             count //= parts
         values[name] = count
     texts = {name: f"{count} : i64" for name, count in values.items()}
-    own = {name: value for name, value in attributes.items() if "." not in name or name == KEPT}
+    own = {name: value for name, value in attributes.items() if "." not in name or name == MLIR_TEXT_KEY}
     rebuilt = out.rebuild(with_kept(own, texts, values))
     rebuilt.result.sharding = None
     return rebuilt.results

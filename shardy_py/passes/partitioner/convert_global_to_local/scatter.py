@@ -10,7 +10,7 @@ import ml_dtypes
 from shardy_py.dialect import AxisRef
 from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import Op, TensorType, Value, element_bits
-from shardy_py.ir.attribute_text import KEPT
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY
 from shardy_py.passes.partitioner.attributes import with_kept
 from shardy_py.passes.partitioner.convert_global_to_local.devices import emit_device, emit_lookup, shard_table
 from shardy_py.passes.partitioner.convert_global_to_local.emitter import Conversion, Emitter
@@ -34,7 +34,7 @@ def scatter(op: Op, out: Emitter) -> Sequence[Value] | None:
         indices = _local_indices(out, indices, looked_up)
     if not axes and not looked_up:
         return None
-    text = op.attributes.get(KEPT, "")
+    text = op.attributes.get(MLIR_TEXT_KEY, "")
     texts = {name: "false" for name in ("indices_are_sorted", "unique_indices") if f"{name} = " not in text}
     return out.rebuild(with_kept(op.attributes, texts), (*inputs, indices, *op.operands[count + 1 :])).results
 

@@ -35,7 +35,7 @@ def _is_inner(shape: Sequence[int], dim: int) -> bool:
 
 
 def _all_gather(reader: XlaReader, op: Op, region: Region) -> None:
-    """Pieces are laid one behind the other: along an inner dimension, the array is turned before and after."""
+    """Pieces are laid one behind the other: along an inner dimension, the array is transposed before and after."""
     _in_pieces(reader, op, region, reader.local_shape(op.result))
 
 
@@ -45,20 +45,20 @@ def _reduce_scatter(reader: XlaReader, op: Op, region: Region) -> None:
 
 
 def _in_pieces(reader: XlaReader, op: Op, region: Region, whole: Sequence[int]) -> None:
-    """A collective along a dimension of a whole array, turned where that is an inner one."""
+    """A collective along a dimension of a whole array, transposed where that is an inner one."""
     (x,) = _operands(reader, op)
     before, after = reader.local_shape(op.operands[0]), reader.local_shape(op.result)
     along = [d for d, (n, m) in enumerate(zip(before, after)) if n != m]
-    turned = any(_is_inner(whole, d) for d in along)
+    is_transposed = any(_is_inner(whole, d) for d in along)
     size = reader.local_bytes(op.result)
-    if turned:
+    if is_transposed:
         maker = op.operands[0].defining_op
         order = (*along, *(d for d in range(len(whole)) if d not in along))
         # A reshape can give its result in any order; of others a copy is made, even along dimensions of one element.
         free = maker is not None and maker.name == "stablehlo.reshape" and not moves_elements(before, order)
         x = reader.emit(op, region, Kind.VIEW if free else Kind.SHAPE, [x], reader.graph.bytes[x], "turn")
     x = reader.emit(op, region, Kind.COLLECTIVE, [x], size)
-    if turned:
+    if is_transposed:
         x = reader.emit(op, region, Kind.SHAPE, [x], size, "back")
     _finish(reader, op, x)
 
@@ -116,18 +116,20 @@ def _convolution(reader: XlaReader, op: Op, region: Region) -> None:
     )
     plain = tuple(range(op.result.type.rank))
     grouped = a.get("feature_group_count", 1) * a.get("batch_group_count", 1) > 1
-    turned = [x if order == plain else _turned(reader, op, region, x, s, order) for x, s, order in zip((image, kernel), shapes, orders)]
+    transposed = [
+        x if order == plain else _transposed(reader, op, region, x, s, order) for x, s, order in zip((image, kernel), shapes, orders)
+    ]
     if grouped:
         for node in region.nodes[len(region.nodes) - sum(order != plain for order in orders[:2]) :]:
             node.key = (node.key, reader.key(op, []))
     size = reader.local_bytes(op.result)
-    x = reader.emit(op, region, Kind.WHOLE, turned, size)
+    x = reader.emit(op, region, Kind.WHOLE, transposed, size)
     if orders[2] != plain:
         x = reader.emit(op, region, Kind.SHAPE, [x], size, "output")
     _finish(reader, op, x)
 
 
-def _turned(reader: XlaReader, op: Op, region: Region, value: int, shape: Sequence[int], order: Sequence[int]) -> int:
+def _transposed(reader: XlaReader, op: Op, region: Region, value: int, shape: Sequence[int], order: Sequence[int]) -> int:
     """Transposes a value: a copy where elements move, else a view."""
     moves = moves_elements(shape, order)
     array_type = tuple(shape[d] for d in order), "?"
@@ -155,9 +157,9 @@ def _dot(reader: XlaReader, op: Op, region: Region) -> None:
     one = math.prod(shapes[0][d] for d in contracted[0]) == 1 or math.prod(reader.local_shape(op.result)) == 1
     if not all(plain) and not one:  # a matrix, or an array of matrices, can be read either way
         if not plain[0]:
-            lhs = _turned(reader, op, region, lhs, shapes[0], (*batch[0], *free[0], *contracted[0]))
+            lhs = _transposed(reader, op, region, lhs, shapes[0], (*batch[0], *free[0], *contracted[0]))
         if not plain[1]:
-            rhs = _turned(reader, op, region, rhs, shapes[1], (*batch[1], *contracted[1], *free[1]))
+            rhs = _transposed(reader, op, region, rhs, shapes[1], (*batch[1], *contracted[1], *free[1]))
     size = reader.local_bytes(op.result)
     if math.prod(shapes[0][d] for d in contracted[0]) == 1:
         _outer_product(reader, op, region)
@@ -308,7 +310,7 @@ def _transpose(reader: XlaReader, op: Op, region: Region) -> None:
     if matrix and maker is not None and maker.name == "stablehlo.dot_general" and len(maker.result.uses) == 1:
         _finish(reader, op, x)
         return
-    _finish(reader, op, _turned(reader, op, region, x, reader.local_shape(op.operands[0]), op.attributes["permutation"]))
+    _finish(reader, op, _transposed(reader, op, region, x, reader.local_shape(op.operands[0]), op.attributes["permutation"]))
 
 
 def _fft(reader: XlaReader, op: Op, region: Region) -> None:
@@ -421,10 +423,12 @@ def _select_and_scatter(reader: XlaReader, op: Op, region: Region) -> None:
     """`SelectAndScatterExpander`: positions of the selected elements are found by a reduce-window, then scattered to."""
     image, source, unit = _operands(reader, op)
     shape = reader.local_shape(op.operands[0])
-    elements, picked = math.prod(shape), math.prod(reader.local_shape(op.operands[1]))
+    elements, selected_elements = math.prod(shape), math.prod(reader.local_shape(op.operands[1]))
     positions = [reader.emit(op, region, Kind.BROADCAST, [], 4 * elements, d) for d in range(len(shape))]
-    selected = [reader.emit(op, region, Kind.WHOLE, [image, *positions], 4 * picked, f"window {d}") for d in range(len(shape) + 1)]
-    indices = reader.emit(op, region, Kind.SHAPE, selected[1:], 4 * picked * len(shape), "indices")
+    selected = [
+        reader.emit(op, region, Kind.WHOLE, [image, *positions], 4 * selected_elements, f"window {d}") for d in range(len(shape) + 1)
+    ]
+    indices = reader.emit(op, region, Kind.SHAPE, selected[1:], 4 * selected_elements * len(shape), "indices")
     size = reader.local_bytes(op.result)
     zeros = reader.emit(op, region, Kind.BROADCAST, [unit], size, "zeros")
     _finish(reader, op, reader.emit(op, region, Kind.SCATTER, [zeros, indices, source], size))

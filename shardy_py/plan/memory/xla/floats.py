@@ -121,8 +121,8 @@ def _in_library(op: Op) -> bool:
         return False
     if len(contracted) > 1 or len(free[0]) > 1 or len(free[1]) > 1:
         return True
-    turned = any(rank == 2 and v.defining_op is not None and v.defining_op.name == _TRANSPOSE for v, rank in zip(op.operands, ranks))
-    return not turned and tuple(contracted) == (ranks[0] - 1,) and tuple(batch) == tuple(range(len(batch)))
+    is_transposed = any(rank == 2 and v.defining_op is not None and v.defining_op.name == _TRANSPOSE for v, rank in zip(op.operands, ranks))
+    return not is_transposed and tuple(contracted) == (ranks[0] - 1,) and tuple(batch) == tuple(range(len(batch)))
 
 
 def widened(program: Program) -> tuple[Program, Mapping[Value, Value] | None]:
