@@ -75,7 +75,7 @@ def flatten(
         out_shardings: Of its outputs.
         location: Where the jaxpr itself stands; for equations that no line of the user's is known of.
     """
-    row = _Row(closed.jaxpr)
+    row = _Row()
     outs = row.walk(closed.jaxpr, closed.consts, closed.jaxpr.invars, scope, location)
     jaxpr = with_variables(closed.jaxpr, closed.jaxpr.invars, outs, constvars=row.constvars, eqns=row.eqns)
     flat = Scope(jaxpr, row.env, row.children)
@@ -83,7 +83,7 @@ def flatten(
 
 
 class _Row:
-    def __init__(self, top: Jaxpr) -> None:
+    def __init__(self) -> None:
         self.eqns: list[JaxprEqn] = []
         self.locations: list[str] = []
         self.constvars: list[Var] = []

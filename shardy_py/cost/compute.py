@@ -17,6 +17,7 @@ from shardy_py.cost.sizes import LocalSizes
 from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.ir import Op
 from shardy_py.ir.operation import Operation
+from shardy_py.rules.traits import ELEMENTWISE
 
 Shape = Sequence[int]
 Shapes = Sequence[Shape]
@@ -41,20 +42,10 @@ TRANSCENDENTALS = frozenset(
 )
 """Pointwise ops that cost more than one operation per element."""
 
-POINTWISE = frozenset(
-    (
-        *(
-            f"stablehlo.{name}"
-            for name in (
-                "abs add and ceil clamp compare complex convert count_leading_zeros divide floor imag is_finite maximum minimum multiply "
-                "negate not or popcnt real reduce_precision remainder round_nearest_afz round_nearest_even select shift_left "
-                "shift_right_arithmetic shift_right_logical sign subtract xor map"
-            ).split()
-        ),
-        *(f"chlo.{name}" for name in "conj is_inf is_neg_inf is_pos_inf mulhi next_after square".split()),
-    )
-)
-"""Pointwise ops of one operation per element."""
+POINTWISE = frozenset(name for name in ELEMENTWISE - TRANSCENDENTALS if not name.startswith(("sdy.", "stablehlo.uniform_"))) | {
+    "stablehlo.map"
+}
+"""Pointwise ops of one operation per element; there is no formula for quantization."""
 
 
 class Work(NamedTuple):

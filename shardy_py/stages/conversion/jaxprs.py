@@ -101,7 +101,7 @@ def convert_jaxpr(
         count = writer.count
     if constants:
         files |= {"constants.py": _SOURCE, "constants.npz": _stored(constants)}
-    results = [_result(atom, names, jaxpr) for atom in jaxpr.jaxpr.outvars]
+    results = [_result(atom, names) for atom in jaxpr.jaxpr.outvars]
     files[f"{arch}.py"] = _whole(parts, names, [names[v] for v in inputs], results, arch)
     files["__init__.py"] = _init(parts, names, results, arch)
     files = {name: lines.checked(text, name) if isinstance(text, str) else text for name, text in files.items()}
@@ -189,7 +189,7 @@ def _init(parts: Sequence[_Part], names: Mapping[Var, str], results: Sequence[st
     return init_module(arch, sorted(imports), rows, outputs, ("function", "whole"))
 
 
-def _result(atom: Any, names: Mapping[Var, str], closed: ClosedJaxpr) -> str:
+def _result(atom: Any, names: Mapping[Var, str]) -> str:
     if isinstance(atom, Literal):
         return scalar(atom)
     if atom not in names:

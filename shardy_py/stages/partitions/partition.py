@@ -103,7 +103,7 @@ def _searched(graph: ProfileGraph, part: ProfileGraph, rules: Rules, machines: M
     solution, lowest = search(part, rules, machines)
     if math.isinf(solution.seconds):
         raise _too_big(part, solution.cuts, rules, machines) if rules.memory is not None else _no_pipeline(part, machines)
-    return _result(graph, part, solution, lowest, machines, "exact" if rules.exact else "pipedream")
+    return _result(graph, part, solution, lowest, "exact" if rules.exact else "pipedream")
 
 
 def _machines(machines: int | Sequence[int], bandwidths: float | Sequence[float]) -> Machines:
@@ -130,7 +130,7 @@ def _positive(value: float | None, name: str, what: str) -> None:
         raise ShardyError(f"{name} is {value}", where=f"argument {name}", why=f"it is {what}: positive and finite")
 
 
-def _result(graph: ProfileGraph, part: ProfileGraph, solution: Solution, lowest: float, machines: Machines, mode: str) -> Partition:
+def _result(graph: ProfileGraph, part: ProfileGraph, solution: Solution, lowest: float, mode: str) -> Partition:
     placed: dict[str, int] = {}
     replication: list[int] = []
     for segment, copies in zip(solution.levels[-1], solution.replication):
@@ -183,7 +183,7 @@ def _too_big(part: ProfileGraph, cuts: Cuts, rules: Rules, machines: Machines) -
     roomy = _solved(cuts, replace(rules, memory=least * (1 + 1e-9)), machines)
     if math.isinf(roomy.seconds):
         return _no_pipeline(part, machines)
-    stages = _result(part, part, roomy, 0.0, machines, "exact").stages
+    stages = _result(part, part, roomy, 0.0, "exact").stages
     # PipeDream's rule asks for nothing but what is kept for minibatches in flight in later stages.
     theirs = [(stage.in_flight - 1) * (stage.activation_bytes + stage.parameter_bytes) for stage in stages]
     needed = [stage.memory_bytes for stage in stages] if rules.exact else theirs

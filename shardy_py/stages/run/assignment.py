@@ -202,14 +202,10 @@ class _Assigner:
             now += change[k]
             crossing.append(now)
         # As in PipeDream: activations cross forwards, their cotangents back.
-        return balanced(self.seconds(position), crossing, count, seconds_per_byte=2 / self.hardware.fabric.bandwidth)
+        return balanced(self.seconds(), crossing, count, seconds_per_byte=2 / self.hardware.fabric.bandwidth)
 
-    def seconds(self, position: dict[int, int]) -> list[float]:
-        """Seconds of every forward equation and of the backward equations that go with it, as `assign_backward` places them.
-
-        Args:
-            position: Node -> its number among forward equations.
-        """
+    def seconds(self) -> list[float]:
+        """Seconds of every forward equation and of the backward equations that go with it, as `assign_backward` places them."""
         results = [v for v in self.split.micro.outvars if isinstance(v, Var)]
         seconds = equation_seconds([node.eqn for node in self.nodes], results, self.hardware)
         totals = [seconds[i] for i in self.forward]
@@ -217,21 +213,21 @@ class _Assigner:
         for k, i in enumerate(self.forward):
             for v in dict.fromkeys([*self.through(self.nodes[i].eqn.invars), *self.nodes[i].eqn.outvars]):
                 used[v].append(k)
-        home: dict[int, int] = {}
+        forward_of: dict[int, int] = {}  # backward equation -> the place of the forward equation that it goes with
         for i, node in enumerate(self.nodes):
             if self.free[i] or not self.back[i]:
                 continue
             limit = len(self.forward) - 1
-            there: dict[int, float] = defaultdict(float)
+            bytes_at: dict[int, float] = defaultdict(float)
             for v in self.through(node.eqn.invars):
                 producer = self.producer.get(v)
-                if producer is not None and producer in home:
-                    limit = min(limit, home[producer])
+                if producer is not None and producer in forward_of:
+                    limit = min(limit, forward_of[producer])
                 elif producer is None or not self.free[producer]:
                     for k in used.get(v, ()):
-                        there[k] += bytes_of(v)
-            home[i] = max((k for k in there if k <= limit), key=lambda k: (there[k], k), default=limit)
-            totals[home[i]] += seconds[i]
+                        bytes_at[k] += bytes_of(v)
+            forward_of[i] = max((k for k in bytes_at if k <= limit), key=lambda k: (bytes_at[k], k), default=limit)
+            totals[forward_of[i]] += seconds[i]
         return totals
 
     def by_markers(self, stage: list[int | None], markers: Sequence[str]) -> None:
