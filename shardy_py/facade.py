@@ -137,7 +137,7 @@ class Plan(PlanRecord):
         return findings_of(self)
 
     def check(self, strict: bool = False, *, ignore: str | Iterable[str] = ()) -> tuple[Finding, ...]:
-        """The findings; raises where one is an error.
+        """The findings of the plan; raises if one is an error.
 
         Args:
             strict: Raise for warnings too.

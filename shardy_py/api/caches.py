@@ -1,4 +1,4 @@
-"""Forgetting what is remembered of functions and programs."""
+"""Clears the caches of functions and programs."""
 
 from __future__ import annotations
 

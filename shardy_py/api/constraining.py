@@ -205,7 +205,7 @@ def _variable(site: Site, scopes: Mapping[Path, tuple[Scope, Copied]]) -> Variab
 
 
 def _read(value: Value, eqn: JaxprEqn, scope: Scope) -> Variable | None:
-    """An operand of an equation whose result another of its ops makes; None of other operands."""
+    """The operand of an equation for a result that another of its ops makes; None of other operands."""
     results = [scope.env.get(v) for v in eqn.outvars]
     for op, number in value.uses:
         reader = op_of(eqn, scope, op.name)

@@ -45,7 +45,7 @@ class OrderedEffectError(UserError):
 
 
 class NotAvailableError(UserError, NotImplementedError):
-    """An option of the surface that this version does not have."""
+    """A documented option that this version lacks."""
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

@@ -172,7 +172,7 @@ def _context_mesh(user: str) -> MeshView:
 
 
 def _with_devices(abstract: AbstractMesh) -> MeshView:
-    """The view of an abstract mesh with the devices of the mesh that is set, where that has the same axes."""
+    """An abstract mesh with the devices of the mesh that is set, if both have the same axes."""
     concrete = context_devices()
     if concrete is None or abstract.manual_axes or (concrete.axis_names, concrete.axis_sizes) != (abstract.axis_names, abstract.axis_sizes):
         return _view(abstract)

@@ -91,7 +91,7 @@ class RegionBuilder:
 
     @functools.cached_property
     def needed(self) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
-        """The used part of the traced jaxpr, its constants as first inputs, and which of constants and arguments it has."""
+        """The used part of the traced jaxpr with constants as first inputs, and whether it reads each constant and argument."""
         whole = hoisted(self.closed)
         return used_part(whole, (True,) * len(whole.out_avals))
 

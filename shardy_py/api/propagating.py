@@ -1,4 +1,4 @@
-"""From a jaxpr and what is known of its shardings to a program with all of them."""
+"""Imports a jaxpr and propagates its known shardings to all values."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class Rendezvous:
         return [p for p, state in others if program not in (state.program, *state.alone)]
 
     def failed(self, reason: str) -> None:
-        """Says that a call of this process failed before it ran."""
+        """Tells the other processes that a call of this one failed before it ran."""
         with self._lock:
             failures, reasons = self._state.failures + 1, (*self._state.reasons, reason)[-_REASONS:]
             self._say(replace(self._state, failures=failures, reasons=reasons, calls=False))

@@ -177,7 +177,7 @@ class CompiledCall:
 
     @functools.cached_property
     def _donated(self) -> list[bool]:
-        """For each leaf whether its argument is donated."""
+        """Whether each leaf belongs to a donated argument."""
         outlines = self.planned.traced.request.outlines
         return [i in self.layout.donated for i, outline in zip(self.layout.dynamic, outlines) for _ in outline.paths]
 
@@ -190,7 +190,7 @@ class CompiledCall:
         return _closed(self.plan.inputs)
 
     def serves(self, shardings: Sequence[TensorSharding | None]) -> bool:
-        """Whether arguments that are known to be sharded so need no plan of their own: as planned for, or as planned.
+        """Whether this call serves arguments of some shardings: those that it was planned for, or those that the plan gives them.
 
         The results of one call come back as arguments of the next, committed to what was planned.
         """

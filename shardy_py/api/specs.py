@@ -296,7 +296,7 @@ def as_planned(values: Sequence[PlannedValue], source: str) -> Callable[[str, ob
 
 
 def call_specs(specs: Sequence[object], leaves: Sequence[Leaf], structs: Sequence[jax.ShapeDtypeStruct]) -> list[object]:
-    """One spec per leaf, with those that are functions replaced by their results.
+    """Replaces specs that are functions by their results, leaf by leaf.
 
     Args:
         specs: One per leaf.

@@ -1,4 +1,4 @@
-"""Trees of shardings, where the classes in them may refuse shardings or be unknown: their structure as data, and trees made of it."""
+"""Stores the structure of trees of shardings as data and rebuilds them, also where their classes refuse shardings or are unknown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NODES = {dict: "dict", list: "list", tuple: "tuple"}
 
 
 def structure_of(outline: Outline) -> Any:
-    """A tree as `plan.store.structure` has it.
+    """Converts a tree to the form of `plan.store.structure`.
 
     Args:
         outline: The tree.

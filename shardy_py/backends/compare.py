@@ -142,7 +142,7 @@ def compare(
     atol: float | None = None,
     allowance: np.ndarray | float = 0.0,
 ) -> Comparison:
-    """Compares an array with what it should be.
+    """Compares an array with its expected value.
 
     Args:
         path: Its name.

@@ -60,7 +60,7 @@ class _Values:
         self.parameters = parameters
 
     def of(self, name: str, depth: int = 0) -> Carried | None:
-        """The value of an op; None where it is not known."""
+        """The constant that an op computes; None where it is unknown."""
         op = self.ops.get(name)
         if op is None or depth > _DEEPEST:
             return None

@@ -176,7 +176,7 @@ class _Writer:
         self.lines.append(f"{head} : ({types}) -> ({outs}){tail}")
 
     def annotate(self, op: Op, entries: list[str]) -> None:
-        """Adds the shardings of the results; results without one are open if others have one."""
+        """Adds the shardings of results; where some results have one, the others are open."""
         shardings = tuple([result.sharding for result in op.results])
         first = next((sharding for sharding in shardings if sharding is not None), None)
         if first is None:

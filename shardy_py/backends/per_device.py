@@ -52,7 +52,7 @@ def per_device(partitioned: Partitioned) -> tuple[ClosedJaxpr, ...] | None:
 
 
 def _region(closed: ClosedJaxpr) -> JaxprEqn | None:
-    """The equation of the region, where there is nothing else and it has no effects besides."""
+    """The equation of the region, if it is the only one and has no other effects; else None."""
     jaxpr = closed.jaxpr
     operands = [*jaxpr.constvars, *jaxpr.invars]
     while len(jaxpr.eqns) == 1 and not jaxpr.effects:

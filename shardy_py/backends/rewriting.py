@@ -80,7 +80,7 @@ def scopes_of(scope: Scope | None, index: int, inner_bodies: Sequence[tuple[str,
 
 
 def op_of(eqn: JaxprEqn, scope: Scope, name: str) -> Op | None:
-    """The op of a name among those of an equation; None if there is none, or its results are unused."""
+    """The op with a name that an equation was imported as; None if there is none, or its results are unused."""
     operands = {scope.env[v] for v in eqn.invars if not isinstance(v, Literal) and v in scope.env}
     pending = [scope.env[v] for v in eqn.outvars if v in scope.env]
     for _ in range(_OPS_OF_ONE):

@@ -47,7 +47,7 @@ def add_tracing(parser: argparse.ArgumentParser, title: str, mesh: str) -> argpa
 
 
 def output_file(text: str) -> str:
-    """The name of a file to write, as a type of `argparse`: an empty one, such as of a variable that is not set, is refused.
+    """An `argparse` type for the name of a file to write; refuses an empty name, such as an unset shell variable gives.
 
     Args:
         text: The argument.

@@ -204,7 +204,7 @@ def _planned(function: Any, target: str, options: Namespace) -> Plan:
 
 
 def _refuse_unbound(function: Any, target: str) -> None:
-    """Refuses a method that is named of its class: there is nothing to take for `self`."""
+    """Refuses an unbound method, which has no `self`."""
     *classes, name = target.rpartition(":")[2].split(".")
     try:
         first = next(iter(inspect.signature(function).parameters), "")

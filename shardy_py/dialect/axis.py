@@ -206,7 +206,7 @@ def overlaps(axis: AxisRef, other: AxisRef) -> bool:
 
 
 def can_coexist(axis: AxisRef, other: AxisRef) -> bool:
-    """Whether one splitting of the axis has both as parts, or as unions of neighbouring parts."""
+    """Whether two references fit into one factorization of their axis, each as one or several neighbouring factors."""
     if axis.name != other.name:
         return True
     if axis.pre_size is None or axis.next_pre_size is None or other.pre_size is None or other.next_pre_size is None:

@@ -41,7 +41,7 @@ MODELLED: Mapping[str, frozenset[str]] = {
 
 
 def attribute_texts(op: ir.OpView) -> tuple[dict[str, str], dict[str, Any]]:
-    """The attributes of an op: texts of those without a dialect prefix; those with one, of which SDY's are read."""
+    """Splits the attributes of an op: texts of those without a dialect prefix, and those with one, SDY's parsed."""
     texts: dict[str, str] = {}
     prefixed: dict[str, Any] = {}
     attributes = op.attributes

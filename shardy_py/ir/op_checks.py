@@ -41,7 +41,7 @@ class Context(NamedTuple):
 
 
 def same_type(one: Type, other: Type) -> bool:
-    """Whether two types are equal; types without a static shape are so where their text is."""
+    """Whether two types are equal; types without a static shape are compared by their text."""
     return one is other or (not isinstance(one, TensorType) and not isinstance(other, TensorType) and str(one) == str(other))
 
 

@@ -29,7 +29,7 @@ Factors = Mapping[int, L]
 
 
 class AxisLists(Protocol[L]):
-    """Lists of parts of axes, one by one or in arrays; numbers, sets and conditions are of the same kind."""
+    """Operations on lists of parts of axes, scalar or on arrays; numbers, sets and conditions are of the same kind."""
 
     @property
     def devices(self) -> int:

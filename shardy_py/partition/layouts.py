@@ -33,7 +33,7 @@ def parts(axis: AxisRef, mesh: Mesh) -> Axes:
 
 
 def mesh_of(shardings: Iterable[TensorSharding | None], meshes: Mapping[str, Mesh]) -> Mesh | None:
-    """The mesh of some shardings; a mesh of a single device, as of callbacks, only if there is no other."""
+    """The mesh of some shardings; a single-device mesh, as callbacks have, only if there is no other."""
     mesh = None
     for sharding in shardings:
         if sharding is not None:

@@ -191,7 +191,7 @@ def _gather(op: Operation, parts: Parts) -> bool:
 
 
 def _slice(op: Operation, parts: Parts) -> bool:
-    """One element of a dimension that is cut, with a step that is larger than a part: it is looked for in another part."""
+    """A strided slice of a single element along a dimension that is cut: XLA looks for it in another part."""
     (operand,), strides = op.operands, op.attributes["strides"]
     lone = [d for d, step in enumerate(strides) if step > 1 and op.result.type.shape[d] == 1]
     return _is_cut(operand, parts, lone)

@@ -64,7 +64,7 @@ class Machine:
         self._moves: dict[tuple[str, Type, Layout, Layout, Axes], Communication] = {}
 
     def collectives(self, steps: Sequence[Move], dtype: str) -> Communication:
-        """The cost of collectives of a value, one after the other.
+        """The cost of a sequence of collectives on a value.
 
         Args:
             steps: The collectives.
@@ -183,7 +183,7 @@ def price(policy: str, op: OpSpec, layouts: Sequence[Layout], machine: Machine, 
 
 
 def piece_bytes(type_: Type, elements: int) -> int:
-    """Bytes of a piece of so many elements.
+    """The bytes of a piece from its number of elements.
 
     Args:
         type_: Type of the value.

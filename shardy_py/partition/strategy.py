@@ -78,7 +78,7 @@ def strategy(
 def axes_of_factors(
     name: str, rule: OpShardingRule, shapes: Sequence[Shape], layouts: Sequence[Layout], result_layouts: Sequence[Layout], mesh: Mesh
 ) -> tuple[list[Axes], Axes]:
-    """The axes of every factor of an op, and those over which its results are added up."""
+    """The axes of every factor of an op, and the axes over which its results are summed."""
     exact = Exact(mesh)
     operands = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(rule.operand_mappings, layouts)]
     results = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(rule.result_mappings, result_layouts)]

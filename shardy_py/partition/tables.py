@@ -139,7 +139,7 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
 
 
 class _Rows:
-    """Distinct rows of some columns of numbers that are not negative.
+    """The distinct rows of some columns of non-negative numbers.
 
     Args:
         *columns: Arrays of one length.
@@ -271,7 +271,7 @@ def _lists(mesh: Mesh) -> _Lists:
 
 @dataclass(slots=True, eq=False)
 class _Runs:
-    """Strategies of one op, as `Strategy`, by numbers.
+    """The strategies of one op under joint layouts, with layouts and collectives as numbers.
 
     Attributes:
         numbers: Of each operand and result, by joint layout, the number of the layout in which it is read or made.
@@ -337,7 +337,7 @@ class _Decider:
         return rows.deal([is_at_risk(self.op, [cut[i] for cut, i in zip(cuts, row)]) for row in rows.distinct()]).astype(bool)
 
     def one_by_one(self, policy: str, index: Array) -> _Runs:
-        """Strategies of a policy, of one joint layout after the other."""
+        """The strategies of a policy, decided for each distinct joint layout by itself."""
         rows = _Rows(*index)
         strategies = [
             strategy_of(policy, self.op, [domain[i] for domain, i in zip(self.domains, row)], self.mesh) for row in rows.distinct()

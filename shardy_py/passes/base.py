@@ -1,4 +1,4 @@
-"""Passes as frozen values: their fields are their options, from which pipelines are read and the help is written."""
+"""Passes as frozen values: the fields of a pass are its options; the pipeline parser and the help are derived from them."""
 
 from __future__ import annotations
 

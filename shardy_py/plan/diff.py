@@ -32,7 +32,7 @@ Sign = Literal["changed", "added", "removed"]
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """A value that changed between the plans, or is in one of them only.
+    """A value that differs between the plans, or exists in only one of them.
 
     Attributes:
         sign: Which of the three.
@@ -61,7 +61,7 @@ class ValueChange:
 
 @dataclass(frozen=True, slots=True)
 class ReshardChange:
-    """A movement of data that changed between the plans, or is in one of them only.
+    """A movement of data that differs between the plans, or exists in only one of them.
 
     Attributes:
         sign: Which of the three.

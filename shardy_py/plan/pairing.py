@@ -96,7 +96,7 @@ def fits(a: Buffer, b: Buffer) -> bool:
 
 
 class _Matching:
-    """Inputs and outputs of one size that are still free."""
+    """The unpaired inputs and outputs of one size."""
 
     def __init__(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         self.inputs = {b.index: b for b in inputs}

@@ -1,4 +1,4 @@
-"""Scopes of a program: the number of executions of its blocks, and where a movement of a value stands."""
+"""Scopes of a program: executions of its blocks, and the place of movements of values."""
 
 from __future__ import annotations
 

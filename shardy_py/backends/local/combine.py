@@ -48,7 +48,7 @@ def _combined(jaxpr: Jaxpr, sizes: Mapping[str, int], small: int) -> Jaxpr:
 
 
 def _groups(jaxpr: Jaxpr, small: int) -> list[list[JaxprEqn]]:
-    """Groups of reductions to pack, none of which depends on another one of its group, directly or through other groups."""
+    """Groups of reductions to pack; no member depends on another member, directly or through other groups."""
     groups: list[list[JaxprEqn]] = []
     needs: list[int] = []  # per group a bit for each group that it needs
     alike: dict[Any, list[int]] = {}

@@ -68,7 +68,7 @@ class Piece:
 
     @property
     def offset(self) -> int:
-        """Its start in the array of its source."""
+        """The start of the piece in the array of its source."""
         return self.start - self.have.base
 
     @property

@@ -50,7 +50,7 @@ def hoist_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
 
 
 def _invariant(body: Jaxpr, consts: Sequence[Var]) -> tuple[list[JaxprEqn], list[Var]]:
-    """The equations of a body that compute collectives of its constants, and their results that other equations read."""
+    """The equations of a body that compute collectives of its constants, and the results of theirs that the rest of the body reads."""
     invariant: set[Any] = set(consts)
     pure_eqns = []
     for eqn in body.eqns:

@@ -546,7 +546,7 @@ class Interpreter:
         return value
 
     def _axes_for(self, local_rule: LocalRule, i: int, target: Layout, shape: tuple[int, ...]) -> tuple[Axes, ...]:
-        """The axes of factors that give a result a layout, or one that only has to be sliced to it."""
+        """The axes of factors under which a result has a layout, or needs only slices to get it."""
         rule, mesh = local_rule.rule, self.mesh
         axes: list[Axes] = [()] * rule.num_factors
         mapping = rule.result_mappings[i]

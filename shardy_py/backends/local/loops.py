@@ -24,7 +24,7 @@ Array = Any
 
 
 def _body_layouts(interpreter: Interpreter, variables: Sequence[Any], scope: Scope | None) -> list[Layout]:
-    """The planned layouts of variables of a body; replicated where there is none."""
+    """The planned layouts of the variables of a body; unplanned variables are replicated."""
     layouts = []
     for v in variables:
         planned = interpreter.planned(v, scope)

@@ -22,7 +22,7 @@ def sort(equation: Equation) -> LocalRule | None:
 
 
 def top_k(equation: Equation) -> LocalRule | None:
-    """Each shard sends its own largest elements; the largest of them are the global ones.
+    """Every shard contributes its own largest elements; the global ones are the largest of all contributions.
 
     Shards come in order, and so do equal elements of a shard: of equal elements, the first ones are taken, as on one device.
     """

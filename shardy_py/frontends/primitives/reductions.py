@@ -60,7 +60,7 @@ def _sort(b: Builder) -> Template:
 
 
 def _top_k(b: Builder) -> Template:
-    """`chlo.top_k` along the last dimension, swapped there and back where it is another one."""
+    """`chlo.top_k` along the last dimension; any other dimension is transposed there and back."""
     rank, axis, x = b.type(0).rank, int(b.params["axis"]), 0
     if axis == rank - 1:
         return b.build(b.ops("chlo.top_k", (x,), b.out_types, k=int(b.params["k"])))

@@ -15,13 +15,13 @@ def set_arrays(op: Op, arrays: Mapping[str, Sequence[int]]) -> None:
 
 
 def with_arrays(attributes: Mapping[str, Any], arrays: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Attributes of an op in which some are other arrays of integers."""
+    """The attributes of an op with new arrays of integers for some of them."""
     texts = {name: f"array<i64: {', '.join(map(str, values))}>" if values else "array<i64>" for name, values in arrays.items()}
     return with_kept(attributes, texts, {name: tuple(values) for name, values in arrays.items()})
 
 
 def with_kept(attributes: Mapping[str, Any], texts: Mapping[str, str], values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Attributes of an op in which some have other values.
+    """The attributes of an op with new values for some of them.
 
     Args:
         attributes: Of the op; where it was read from MLIR, they hold the text of all that MLIR knows.

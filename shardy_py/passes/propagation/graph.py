@@ -249,7 +249,7 @@ class PropagationGraph:
         return holder
 
     def unsettle(self, holder: Holder) -> None:
-        """Has the nodes of a value whose sharding has changed computed when they are next visited, whether or not they are told of it."""
+        """Marks the nodes of a value whose sharding has changed, so that their next visit computes them even without a notification."""
         for node in self._readers.get(holder, ()):
             node.settled = None
 

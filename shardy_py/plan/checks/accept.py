@@ -79,7 +79,7 @@ class Alike:
 
     @property
     def path(self) -> str:
-        """All paths of the group, written as one."""
+        """The paths of the group, merged to one pattern."""
         return paths_as_one(self.paths)
 
     def __str__(self) -> str:

@@ -57,7 +57,7 @@ _Cause = Literal["involuntary", "runs whole", "gathered"]
 
 
 def _cause(context: CheckContext, reshard: Reshard, origin: Origin) -> _Cause | None:
-    """The reason for which a reshard is costly, if it is."""
+    """The kind of costly reshard, or None for a cheap one."""
     total = _total(reshard)
     if reshard.source is None or total < NOTABLE or all(step.kind != "all_gather" for step in reshard.collectives):
         return None

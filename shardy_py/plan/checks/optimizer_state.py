@@ -56,7 +56,7 @@ def _state_name(names: Sequence[str]) -> int:
 
 
 def _parameters(values: Sequence[PlannedValue]) -> _Parameters:
-    """Leaves that are not state, by shape and each end of their paths."""
+    """The leaves that are no optimizer state, by shape and by every suffix of their paths."""
     parameters: _Parameters = {}
     for value in values:
         names = names_of(value.path)

@@ -170,7 +170,7 @@ _RESHAPING = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stab
 
 
 def _is_root(op: Op, value: Value, large: set[Value], cheap: set[Value], context: CheckContext) -> bool:
-    """Whether a large replicated value is no mere consequence of another one, or of an op that has its own finding."""
+    """Whether a large replicated value has a cause of its own: no other replicated value, and no op with a finding, explains it."""
     if op.name in BODIES and op.name != WHILE:
         return False
     if op.rule is None and op.name in OPAQUE:

@@ -153,7 +153,7 @@ class Reader:
         return op.name, self.text(op.attributes), tuple(v.type for v in op.results), tuple(self.graph.bytes[r] for r in results)
 
     def key_of(self, name: str, attributes: dict[str, Any], result: Value, size: int) -> Any:
-        """The key of an op of this name with one result like this."""
+        """The key of an op with a name and a single result of a type."""
         return name, self.text(attributes), result.type, size
 
     def text(self, attributes: dict[str, Any]) -> str:

@@ -103,7 +103,7 @@ def _numbers(op: Op, name: str, low: int, high: int, count: int | None = None, d
 
 
 def _dims(op: Op, name: str, rank: int, count: int | None = None) -> list[int]:
-    """Different dimensions of a value of that rank."""
+    """An attribute of distinct dimensions of a value of a rank."""
     return _numbers(op, name, 0, rank, count)
 
 

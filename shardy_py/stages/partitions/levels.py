@@ -132,7 +132,7 @@ def _levels(cuts: Cuts, rules: Rules, machines: Machines) -> list[Level]:
 
 
 def _on_level(rules: Rules, number: int) -> Rules:
-    """Memory is that of one machine of the innermost level; PipeDream asks every level for it."""
+    """The rules on a level: memory limits only machines of the innermost one, except in PipeDream, which checks every level."""
     return replace(rules, memory=None) if rules.exact and number else rules
 
 

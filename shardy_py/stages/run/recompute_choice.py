@@ -55,7 +55,7 @@ class RecomputeChoice:
         self._network.edge(self.equations.get(v, self.values[v]), self.equations.get(other, self._sink), FORBIDDEN)
 
     def cheapest(self, read: Iterable[Var]) -> frozenset[Var]:
-        """The values to recompute where these are read."""
+        """The cheapest set of values to recompute so that some values can be read."""
         for v in read:
             self._network.edge(self._source, self.values[v], FORBIDDEN)
         _, reached = self._network.cut(self._source, self._sink)

@@ -1,4 +1,4 @@
-"""The program of a microbatch of one example.
+"""Derives the program of a microbatch of one example.
 
 Traced on one example a function is another program, for JAX broadcasts a dimension of size 1 otherwise. So it is traced on two examples
 and on three, and every size in it that differs is continued to one.

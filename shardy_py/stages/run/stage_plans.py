@@ -57,7 +57,7 @@ class StagePlan:
 
 
 def stage_program(split: Split, programs: Iterable[Program], microbatches: int, *, by_batch: bool) -> StageProgram:
-    """The work of some programs of one stage.
+    """The programs of one stage as one program.
 
     Args:
         split: The step.

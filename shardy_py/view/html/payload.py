@@ -113,7 +113,7 @@ class _Reader:
         }
 
     def _plain_names(self) -> bool:
-        """Whether the intermediates are called %0, %1, ..., so that their names need not be written."""
+        """Whether the intermediates are named %0, %1, ... in order, so that the page need not store their names."""
         return all(planned.path == f"%{i}" for i, (_, planned) in enumerate(self.listed))
 
     def _number(self, holder: Holder, name: str) -> int:

@@ -122,7 +122,7 @@ def _copy_carries(graph: Graph, body: Region) -> None:
 
 
 def _copy_overwritten(graph: Graph, region: Region, pairs: list[tuple[int, int]]) -> None:
-    """Copies arguments that results are written over, where they are, or may be, read later."""
+    """Copies arguments that are read after a result is written over them, or may be."""
     own = {v: n for n in region.nodes for v in n.results}
     readers: dict[int, list[Node]] = {a: [] for a, _ in pairs}
     for node in region.nodes:

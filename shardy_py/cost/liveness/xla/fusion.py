@@ -102,7 +102,7 @@ def _fuse(region: Region, type_ids: Sequence[int], shapes: Sequence[Any]) -> Non
 
 
 def _deepest(views: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Value -> the largest of the numbers of views that it is read through."""
+    """Value -> the largest number of views through which it is read."""
     deepest: dict[int, int] = {}
     for v, number in views:
         deepest[v] = max(number, deepest.get(v, 0))
@@ -179,7 +179,7 @@ def _mark_shares(type_ids: Sequence[int], nodes: Iterable[Node]) -> None:
 
 
 def _absorbed(region: Region, shapes: Sequence[Any]) -> tuple[set[int], dict[int, set[int]]]:
-    """Results of nodes that all readers compute; and value -> readers (their ids) that compute it again, of nodes that stay."""
+    """The results that all readers compute themselves; and for results that stay in memory, the ids of readers that recompute them."""
     readers = _readers(region)
     maker = {v: node for node in region.nodes for v in node.results}
     outside = set(region.results)

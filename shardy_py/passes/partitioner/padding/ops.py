@@ -60,7 +60,7 @@ def dot_general(padder: Padder, op: Op) -> None:
 
 
 def constant(padder: Padder, op: Op) -> None:
-    """Makes a constant of one number larger; another one is padded with zeros."""
+    """Enlarges a splat constant; any other constant is padded with zeros."""
     result = op.result
     if result.type.shape == padder.before(result):
         padder.ops.append(op)

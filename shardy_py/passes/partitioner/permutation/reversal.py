@@ -63,7 +63,7 @@ def reverse_parts(op: Op, names: MeshNames, edits: Edits, *, whole_mesh_ids: boo
 
 
 def _padding(shape: tuple[int, ...], dims: tuple[int, ...], sharding: TensorSharding, mesh: Mesh) -> dict[int, int] | None:
-    """Reversed dimension -> how much it lacks to be a multiple of its shards; None where parts cannot be shifted by that."""
+    """Reversed dimension -> the padding that makes it a multiple of its shards; None where parts cannot be shifted by as much."""
     padding: dict[int, int] = {}
     for dim in sorted(dims):
         shards = sharding.dims[dim].shards(mesh)
