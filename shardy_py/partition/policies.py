@@ -47,8 +47,8 @@ def xla(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy:
         layouts: Of operands, then of results.
         mesh: The mesh.
     """
-    count = len(op.operands)
-    return workaround(op, layouts, mesh) or _without_workaround(op.name, op.rule, op.types, layouts, count, mesh)
+    shapes = [type_.shape for type_ in op.types]
+    return workaround(op, layouts, mesh) or strategy(op.name, op.rule, shapes, layouts, len(op.operands), mesh)
 
 
 def xla_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh], cache: StrategyCache, *, manual: bool = False) -> Strategy:
@@ -69,15 +69,8 @@ def xla_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh], cache: StrategyCache,
     rule, types = op.rule if op.rule_decided else rule_for(op), tuple([v.type for v in values])
     key = (op.name, rule, layouts, types, mesh)
     if key not in cache:
-        cache[key] = _without_workaround(op.name, rule, types, layouts, len(op.operands), mesh)
+        cache[key] = strategy(op.name, rule, [type_.shape for type_ in types], layouts, len(op.operands), mesh)
     return cache[key]
-
-
-def _without_workaround(
-    name: str, rule: OpShardingRule | None, types: Sequence[Type], layouts: Sequence[Layout], count: int, mesh: Mesh
-) -> Strategy:
-    shapes = [type_.shape for type_ in types]
-    return strategy(name, rule, shapes[:count], layouts[:count], shapes[count:], layouts[count:], mesh)
 
 
 def xla_moves(type_: Type, source: Layout, target: Layout, summed: Axes, mesh: Mesh) -> tuple[Move, ...]:

@@ -45,33 +45,27 @@ class Strategy:
 
 
 def strategy(
-    name: str,
-    rule: OpShardingRule | None,
-    shapes: Sequence[Shape],
-    layouts: Sequence[Layout],
-    results: Sequence[Shape],
-    result_layouts: Sequence[Layout],
-    mesh: Mesh,
+    name: str, rule: OpShardingRule | None, shapes: Sequence[Shape], layouts: Sequence[Layout], count: int, mesh: Mesh
 ) -> Strategy:
     """The layouts in which an op reads and makes values.
 
     Args:
         name: The op.
         rule: Its rule; without one it runs on whole operands.
-        shapes: Global shapes of operands.
-        layouts: Layouts of operands.
-        results: Global shapes of results.
-        result_layouts: Layouts of results.
+        shapes: Global shapes of operands, then of results.
+        layouts: Their layouts.
+        count: Number of operands.
         mesh: The mesh.
     """
     if rule is None or name in WHOLE:
-        return Strategy(tuple(((),) * len(shape) for shape in shapes), tuple(((),) * len(shape) for shape in results))
+        whole = tuple(((),) * len(shape) for shape in shapes)
+        return Strategy(whole[:count], whole[count:])
     sizes = rule.factor_sizes
-    axes, summed = axes_of_factors(name, rule, shapes, layouts, result_layouts, mesh)
+    axes, summed = axes_of_factors(name, rule, shapes[:count], layouts[:count], layouts[count:], mesh)
     reads = tuple(from_factors(mapping, axes, sizes, mesh) for mapping in rule.operand_mappings)
     makes = tuple(from_factors(mapping, axes, sizes, mesh) for mapping in rule.result_mappings)
     shifted = name in SHIFTS and any(axes[factor] for factor in rule.permutation)
-    inside = shifts(shapes, results[0], reads, makes[0], mesh) if shifted else ()
+    inside = shifts(shapes[:count], shapes[count], reads, makes[0], mesh) if shifted else ()
     return Strategy(reads, makes, summed, inside)
 
 

@@ -39,7 +39,7 @@ PRODUCT = dot_general(
 )
 def test_axes_that_are_summed_over(mesh: Mesh, lhs: Layout, rhs: Layout, wanted: Layout, made: Layout) -> None:
     shape = (96, 96)
-    run = strategy("stablehlo.dot_general", PRODUCT, (shape, shape), (lhs, rhs), (shape,), (wanted,), mesh)
+    run = strategy("stablehlo.dot_general", PRODUCT, (shape,) * 3, (lhs, rhs, wanted), 2, mesh)
     assert run.makes == (made,)
     assert run.summed
 
@@ -67,7 +67,7 @@ def test_as_many_pieces_along_other_axes(lhs: Layout, rhs: Layout, wanted: Layou
             },
         )
     )
-    run = strategy("stablehlo.dot_general", rule, shapes, (lhs, rhs), ((384, 96),), (wanted,), SQUARE)
+    run = strategy("stablehlo.dot_general", rule, (*shapes, (384, 96)), (lhs, rhs, wanted), 2, SQUARE)
     assert run.reads == reads
     assert run.summed == summed
 
@@ -91,7 +91,7 @@ def test_indices_are_cut_by_axes_that_the_table_leaves(indices: Axes, table: Axe
     table_at, indices_at, moved_to = split(mesh, table, ()), split(mesh, indices, ()), split(mesh, cut, ())
     factors = "{i=16, j=32, k=64, l=1}"
     rule = OpShardingRule.parse(f"#sdy.op_sharding_rule<([k, j], [i, l])->([i, j]) {factors} reduction={{k}} need_replication={{l}}>")
-    run = strategy("stablehlo.gather", rule, (rows, at), (table_at, indices_at), (values,), (indices_at,), mesh)
+    run = strategy("stablehlo.gather", rule, (rows, at, values), (table_at, indices_at, indices_at), 2, mesh)
     assert run.reads == (table_at, moved_to)
     assert run.makes == (moved_to,)
     assert run.summed == table_at[0]
@@ -99,7 +99,7 @@ def test_indices_are_cut_by_axes_that_the_table_leaves(indices: Axes, table: Axe
     rule = OpShardingRule.parse(
         f"#sdy.op_sharding_rule<([k, j], [i, l], [i, j])->([k, j]) {factors} reduction={{i}} need_replication={{l}}>"
     )
-    run = strategy("stablehlo.scatter", rule, (rows, at, values), (table_at, indices_at, indices_at), (rows,), (table_at,), mesh)
+    run = strategy("stablehlo.scatter", rule, (rows, at, values, rows), (table_at, indices_at, indices_at, table_at), 3, mesh)
     assert run.reads == (table_at, moved_to, moved_to)
     assert run.makes == (table_at,)
     assert run.summed == moved_to[0]

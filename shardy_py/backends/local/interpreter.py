@@ -147,10 +147,9 @@ class Interpreter:
         steps = self.analysis.steps(jaxpr)
         if self.region.dry:
             self._dry_run_steps(steps, env, scope)
+            self.values.setdefault(id(scope), {}).update(itertools.islice(env.items(), count, None))
         else:
             self._run_steps(steps, env, scope)
-        if self.region.dry:
-            self.values.setdefault(id(scope), {}).update(itertools.islice(env.items(), count, None))
         return [self._literal(v) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
     def _run_steps(self, steps: Sequence[Step], env: dict[Any, ShardedValue], scope: Scope) -> None:
