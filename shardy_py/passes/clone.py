@@ -7,6 +7,7 @@ from typing import Any
 
 from shardy_py.ir import Block, Function, Op, Program, Type, Value
 from shardy_py.passes.symbols import ORIGINAL_NAME, SymbolNames, original_name
+from shardy_py.passes.walk import calls_in
 
 
 def op_like(
@@ -118,12 +119,12 @@ class FunctionCloner:
 
     def clone(self, name: str) -> str:
         """Copies those it calls, then the function itself, to the end of the program; returns the name of the copy."""
-        path = [self._started(name, None)]
+        path = [self._copy(name, None)]
         while True:
             copy, calls, caller = path[-1]
             call = next(calls, None)
             if call is not None:
-                path.append(self._started(call.attributes["callee"], call))
+                path.append(self._copy(call.attributes["callee"], call))
                 continue
             path.pop()
             copy.name = self.names.take(copy.name)
@@ -133,12 +134,12 @@ class FunctionCloner:
                 return copy.name
             caller.attributes = {**caller.attributes, "callee": copy.name}
 
-    def _started(self, name: str, caller: Op | None) -> tuple[Function, Iterator[Op], Op | None]:
-        """A copy that calls the same functions and has the same name still, its calls, and the call that it is for."""
+    def _copy(self, name: str, caller: Op | None) -> tuple[Function, Iterator[Op], Op | None]:
+        """A copy under the same name that still calls the same functions; its calls; and the call that it is for."""
         original = self.functions[name]
         copy = clone_function(original, {})
         copy.attributes[ORIGINAL_NAME] = original_name(original)
-        return copy, (op for op in copy.body.walk() if op.name == "func.call"), caller
+        return copy, iter(calls_in(copy)), caller
 
 
 def move_terminator(block: Block, name: str) -> None:

@@ -18,13 +18,13 @@ from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, functions_by_name
 from shardy_py.rules import rule_for
+from shardy_py.rules.traits import TERMINATORS
 
 Record = Callable[[Op, str, Op], None]
 """`record(op, why, cause)`: called for every op that is inserted, with the op that it is inserted for."""
 
 _BARRIER = "sdy.propagation_barrier"
 _CONCATENATE = "stablehlo.concatenate"
-_TERMINATORS = frozenset(("func.return", "stablehlo.return", "sdy.return"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class _Inserter:
         for op in block.ops:
             for region in op.regions:
                 self.visit(region)
-            if op.name not in _TERMINATORS:
+            if op.name not in TERMINATORS:
                 self.op(op)
 
     def op(self, op: Op) -> None:

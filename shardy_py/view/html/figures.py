@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from shardy_py.dialect.format import short_location
 from shardy_py.plan import costing
-from shardy_py.plan.cost_analysis import count_text, seconds_text
+from shardy_py.plan.cost_analysis import CostAnalysis, Share, count_text, seconds_text
 from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
-    from shardy_py.plan.cost_analysis import CostAnalysis, Share
     from shardy_py.plan.memory.report import MemoryAnalysis
 
 POINTS = 1200

@@ -7,17 +7,14 @@ of all values together take space in proportion to the propagation's log, howeve
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.plan.derivation import Fact, derive_all
-from shardy_py.plan.explainer import explainer_of
+from shardy_py.plan.explainer import Explainer, explainer_of
 from shardy_py.plan.record import PlanRecord
 from shardy_py.view.html.tables import Interner, Tables
-
-if TYPE_CHECKING:
-    from shardy_py.plan.explainer import Explainer
 
 
 def links(plan: PlanRecord, tables: Tables, number: Callable[[Holder, str], int]) -> dict[str, Any] | None:

@@ -9,10 +9,8 @@ from collections.abc import Collection, Sequence
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.devices import device_groups
 from shardy_py.ir import Block, Op, TensorType, Value
-from shardy_py.passes.dataflow import without_manual_axes
+from shardy_py.passes.dataflow import MANUAL_COMPUTATION, without_manual_axes
 from shardy_py.passes.partitioner import local_ops
-
-MANUAL_COMPUTATION = "sdy.manual_computation"
 
 
 def local_shape(shape: Sequence[int], sharding: TensorSharding, manual: Collection[str], mesh: Mesh) -> tuple[int, ...] | None:
