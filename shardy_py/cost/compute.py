@@ -17,13 +17,13 @@ from shardy_py.cost.sizes import LocalSizes
 from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.ir import Op
 from shardy_py.ir.operation import Operation
-from shardy_py.rules.traits import ELEMENTWISE
+from shardy_py.rules.traits import DOTS, ELEMENTWISE
 
 Shape = Sequence[int]
 Shapes = Sequence[Shape]
 N = TypeVar("N", int, float)
 
-PRODUCTS = frozenset(("stablehlo.dot", "stablehlo.dot_general", "stablehlo.convolution"))
+PRODUCTS = DOTS | {"stablehlo.convolution"}
 """Ops that sum over dimensions of two sides."""
 
 TRANSCENDENTALS = frozenset(

@@ -18,7 +18,7 @@ from shardy_py.cost.compute import POINTWISE, TRANSCENDENTALS, larger
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import COMPUTATIONS
-from shardy_py.rules.traits import CONSTANTS
+from shardy_py.rules.traits import CONSTANTS, DOTS
 
 FUSED = (
     POINTWISE
@@ -51,7 +51,6 @@ FORWARDED = _MOVES | frozenset(
 _SLICES = frozenset(("stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.gather"))
 _READS_FUSED = frozenset(("stablehlo.reduce", "stablehlo.dynamic_update_slice"))
 _SCATTERS = frozenset(("stablehlo.scatter",))
-_PRODUCTS = frozenset(("stablehlo.dot", "stablehlo.dot_general"))
 _COLLECTIVES = frozenset(
     f"stablehlo.{name}" for name in "all_gather all_reduce all_to_all collective_broadcast collective_permute reduce_scatter".split()
 )
@@ -199,8 +198,8 @@ def _is_folded(op: Op) -> bool:
     source = op.operands[0]
     while (maker := source.defining_op) is not None and maker.name in _MOVES:
         source = maker.operands[0]
-    from_product = maker is not None and maker.name in _PRODUCTS and len(_users(source)) == 1
-    return from_product or all(user.name in _PRODUCTS for user in _users(op.results[0]))
+    from_product = maker is not None and maker.name in DOTS and len(_users(source)) == 1
+    return from_product or all(user.name in DOTS for user in _users(op.results[0]))
 
 
 def _users(value: Value) -> list[Op]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from shardy_py.frontends.importer import Importer
 from shardy_py.ir import Block, Op, Program, Type, Value
+from shardy_py.passes.walk import CALL
+from shardy_py.rules.traits import CONSTANTS
 
 
 def inline(importer: Importer, program: Program, arguments: Sequence[Value], block: Block, location: object, primitive: str) -> list[Value]:
@@ -34,9 +36,9 @@ class _Copy:
 
     def op(self, op: Op, target: Block) -> None:
         operands = [self.values[v] for v in op.operands]
-        if op.name == "func.call":
+        if op.name == CALL:
             copy = self.call(op, operands, target)
-        elif op.name in ("stablehlo.constant", "sdy.constant") or _is_splat(op, operands):
+        elif op.name in CONSTANTS or _is_splat(op, operands):
             attributes = operands[0].owner.attributes if operands else op.attributes  # pyright: ignore[reportAttributeAccessIssue]
             type_ = op.results[0].type
             copy = Op("sdy.constant", (), (type_,), attributes, rule_decided=True, location=self.location, primitive=self.primitive)

@@ -1,4 +1,4 @@
-"""The JAX primitives in which devices exchange data, each with its kind of collective. There is no other list of them."""
+"""JAX primitives of manual axes: those in which devices exchange data, and casts between types that name these axes."""
 
 from __future__ import annotations
 
@@ -16,4 +16,10 @@ COLLECTIVE_KINDS: Mapping[str, str] = {
     "psum_invariant": "all_reduce",
     "reduce_scatter": "reduce_scatter",
 }
-"""Primitive -> kind of collective."""
+"""Primitive in which devices exchange data -> kind of collective."""
+
+PSUMS = ("psum", "psum_invariant", "unreduced_psum")
+"""Sums over manual axes; they differ in the types of their results."""
+
+CASTS = ("preduced", "pvary", "reduced_vary_cast", "reduced_vary_cast_p", "vary_unreduced_cast", "vary_unreduced_cast_p")
+"""Casts that only change how a type names manual axes; the names without `_p` are those of jax 0.12."""

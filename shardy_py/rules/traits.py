@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 
+DOTS = frozenset(("stablehlo.dot", "stablehlo.dot_general"))
+"""Matrix products."""
+
 CONSTRAINTS = frozenset(("sdy.sharding_constraint", "sdy.reshard"))
 """Ops that set the sharding of their operand."""
 

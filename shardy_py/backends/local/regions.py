@@ -25,6 +25,7 @@ from shardy_py.dialect.axis import Axes
 from shardy_py.errors import MeshError
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.locations import locate
+from shardy_py.ir.jax_collectives import CASTS, PSUMS
 from shardy_py.partition.region.layouts import Layout, layout, nests, num_shards, replicated
 
 Array = Any
@@ -55,7 +56,7 @@ def handlers(rename: Rename) -> dict[str, Handler]:
     return {
         "axis_index": axis_index,
         "shard_map": run_shard_map,
-        **dict.fromkeys(_CASTS, identity),
+        **dict.fromkeys(CASTS, identity),
         **dict.fromkeys(_COLLECTIVES, run_collective),
     }
 
@@ -231,7 +232,7 @@ _PLAIN: dict[str, Callable[[JaxprEqn, list[Array]], list[Array]]] = {
 """Collectives of a body with checked types -> the one without."""
 
 _REDUCTIONS = {
-    **dict.fromkeys(("psum", "psum_invariant", "unreduced_psum"), lax.reduce_sum),
+    **dict.fromkeys(PSUMS, lax.reduce_sum),
     **dict.fromkeys(("pmax", "unreduced_pmax"), lax.reduce_max),
     **dict.fromkeys(("pmin", "unreduced_pmin"), lax.reduce_min),
 }
@@ -241,6 +242,3 @@ _ELEMENTWISE = frozenset({*_REDUCTIONS, "pbroadcast", "pbroadcast_dynamic", "ppe
 
 _COLLECTIVES = (*sorted(_ELEMENTWISE), "all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ragged_all_to_all",
                 "reduce_scatter", "unreduced_reduce_scatter")  # fmt: skip
-
-_CASTS = ("preduced", "pvary", "reduced_vary_cast", "reduced_vary_cast_p", "vary_unreduced_cast", "vary_unreduced_cast_p")
-"""Casts that only change how a type names manual axes; the names without `_p` are those of jax 0.12."""

@@ -7,6 +7,7 @@ import math
 
 from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder
 from shardy_py.ir import TensorType
+from shardy_py.ir.jax_collectives import PSUMS
 
 _UNITS = {"stablehlo.add": 0, "stablehlo.maximum": "lowest", "stablehlo.minimum": "highest"}
 
@@ -64,7 +65,7 @@ def _one(op: str, b: Builder) -> Template:
 
 TEMPLATES: dict[str, TemplateBuilder] = {
     **dict.fromkeys(("all_gather", "all_gather_invariant", "all_gather_reduced"), _all_gather),
-    **{name: functools.partial(_all_reduce, "stablehlo.add") for name in ("psum", "psum_invariant", "unreduced_psum")},
+    **{name: functools.partial(_all_reduce, "stablehlo.add") for name in PSUMS},
     **dict.fromkeys(("reduce_scatter", "unreduced_reduce_scatter"), _reduce_scatter),
     "all_to_all": _all_to_all,
     "pbroadcast": functools.partial(_one, "stablehlo.collective_broadcast"),

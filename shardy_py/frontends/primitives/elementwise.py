@@ -7,6 +7,7 @@ import functools
 from shardy_py.frontends.primitives.avals import is_extended
 from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported
 from shardy_py.ir import TensorType
+from shardy_py.ir.jax_collectives import CASTS
 
 
 def _nary(op: str, b: Builder) -> Template:
@@ -234,10 +235,8 @@ BINARY_OPS = {
 }
 """Primitive name -> the one op it is between operands of one shape."""
 
-_CASTS = ("pvary", "preduced", "reduced_vary_cast", "reduced_vary_cast_p", "vary_unreduced_cast", "vary_unreduced_cast_p")
-
 _IDENTITIES = (
-    *_CASTS, "agreed", "copy", "from_edtype", "multiple_of", "name", "random_clone", "random_unwrap", "random_wrap", "stage",
+    *CASTS, "agreed", "copy", "from_edtype", "multiple_of", "name", "random_clone", "random_unwrap", "random_wrap", "stage",
     "stop_gradient", "to_edtype",
 )  # fmt: skip
 

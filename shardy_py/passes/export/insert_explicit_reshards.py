@@ -11,14 +11,13 @@ from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import COMPUTATIONS, DATA_FLOW_OPS, get_sharding, set_sharding, sharding_for_sources, sources
 from shardy_py.passes.export.explicit_reshards.choice import BY_BYTES, BY_ELEMENTS, Choice
 from shardy_py.passes.export.explicit_reshards.decision import Decision, decide
-from shardy_py.passes.export.explicit_reshards.dot_case import DOTS
 from shardy_py.passes.export.explicit_reshards.edits import Edits
 from shardy_py.passes.export.explicit_reshards.unreduced import RESHARD, Collective, all_reduce, more_unreduced, reduce_to, unreduced_of
 from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, functions_by_name
 from shardy_py.rules import rule_for
-from shardy_py.rules.traits import TERMINATORS
+from shardy_py.rules.traits import DOTS, TERMINATORS
 
 Record = Callable[[Op, str, Op], None]
 """`record(op, why, cause)`: called for every op that is inserted, with the op that it is inserted for."""

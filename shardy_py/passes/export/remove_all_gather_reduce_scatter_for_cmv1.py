@@ -10,8 +10,7 @@ from shardy_py.passes.dataflow import get_sharding, set_sharding
 from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_of
-
-_DOTS = frozenset(("stablehlo.dot", "stablehlo.dot_general"))
+from shardy_py.rules.traits import DOTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ class RemoveAllGatherReduceScatterForCmv1(Pass):
         for block in blocks_of(program):
             erased: dict[Op, None] = {}
             for op in block.ops:
-                if op.name in _DOTS:
+                if op.name in DOTS:
                     _simplify(op, erased)
             if erased:
                 block.ops = [op for op in block.ops if op not in erased]

@@ -18,6 +18,7 @@ from shardy_py.plan.in_place import BODIES
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.path_parts import names_of
 from shardy_py.plan.values import PlannedValue, typed
+from shardy_py.rules.traits import CONSTRAINTS
 
 KIND = "batch-axis-lost"
 
@@ -135,7 +136,7 @@ class _Search:
 
     def record_loss(self, op: Op, result: Value, loss: _Loss) -> None:
         described = self.context.described.get(result)
-        is_constrained = any(user.name in ("sdy.reshard", "sdy.sharding_constraint") for user, _ in result.uses)
+        is_constrained = any(user.name in CONSTRAINTS for user, _ in result.uses)
         if described is None or is_constrained or self.context.local(result.type, result.sharding) < NOTABLE:
             return
         key = (described.location, loss.mark[1])

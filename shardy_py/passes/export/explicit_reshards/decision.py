@@ -14,10 +14,11 @@ from shardy_py.ir import Type
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.passes.export.collective_bytes import received, reshard_bytes
 from shardy_py.passes.export.explicit_reshards.choice import BY_ELEMENTS, Choice, Conflict
-from shardy_py.passes.export.explicit_reshards.dot_case import DOTS, result_axes_of_dot
+from shardy_py.passes.export.explicit_reshards.dot_case import result_axes_of_dot
 from shardy_py.passes.export.explicit_reshards.factor_axes import AxesPerFactor, factor_axes
 from shardy_py.passes.export.explicit_reshards.reshape_redistribution import redistribute
 from shardy_py.passes.export.explicit_reshards.unreduced import unreduced_of
+from shardy_py.rules.traits import DOTS
 
 
 @dataclass(frozen=True)

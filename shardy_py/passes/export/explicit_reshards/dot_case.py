@@ -8,8 +8,6 @@ from shardy_py.dialect import OpShardingRule
 from shardy_py.dialect.axis import Axes
 from shardy_py.passes.export.explicit_reshards.factor_axes import FactorAxes, overlap_between
 
-DOTS = frozenset(("stablehlo.dot", "stablehlo.dot_general"))
-
 
 def result_axes_of_dot(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int]) -> tuple[int, Axes] | None:
     """The factor to shard in the result of a dot as in its operand, so that only the result is resharded.
