@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.frontends.loops import scan_counts
-from shardy_py.stages.jaxprs import Atom, dtype_of, is_extended_dtype, live, shape_of, short
+from shardy_py.stages.jaxprs import Atom, dtype_of, is_extended_dtype, live, named_dimensions, shape_of, short
 from shardy_py.stages.run.errors import PipelineError, place
 from shardy_py.stages.run.flat import Flat, Node, flatten
 from shardy_py.stages.run.rows import Rows, follow
@@ -158,8 +159,22 @@ class _Splitter:
             self.dims[v] = self.scaled(v, w)
             self.layouts[v] = Rows()
             self.data_only.add(v)
+            self.check_constant(v, w)
         self.visit_all()
         return self.cut()
+
+    def check_constant(self, v: Var, w: Var) -> None:
+        """Refuses a captured array whose rows differ, unless they are the numbers of the rows."""
+        for d in self.dims[v]:
+            part, batch = (np.moveaxis(_numbers(flat.consts[x]), d, -1) for flat, x in ((self.micro, v), (self.whole, w)))
+            if all(np.array_equal(rows, np.broadcast_to(np.arange(rows.shape[-1]), rows.shape)) for rows in (part, batch)):
+                self.rows.add(v)
+            elif not np.array_equal(batch, np.concatenate([part] * self.count, axis=-1)):
+                raise PipelineError(
+                    f"a captured array {short(w)} has other numbers for every example", where="sp.pipeline",
+                    why="the function makes it from the size of its batch, and a microbatch has fewer examples",
+                    fix="pass it as part of the batch",
+                )  # fmt: skip
 
     def visit_all(self) -> None:
         for index, (node, twin) in enumerate(zip(self.micro.nodes, self.whole.nodes)):
@@ -237,6 +252,9 @@ class _Splitter:
         self.check_along(eqn)
         if eqn.primitive.name == "scan":
             self.enter(eqn, twin)
+        elif not self.own:
+            self.check_blocks(eqn)
+            self.check_bodies(eqn, twin)
         return [Kind.EXAMPLES if dims else self.sum_kind(eqn, i) for i, dims in enumerate(out_dims)]
 
     def stays_sum(self, eqn: JaxprEqn, kinds: list[Kind]) -> bool:
@@ -276,7 +294,7 @@ class _Splitter:
 
     def meets_examples(self, eqn: JaxprEqn, v: Var) -> None:
         """A value that needs the whole batch is used by single examples: known beforehand, or refused, or one of the microbatch."""
-        if v in self.data_only:
+        if v in self.data_only and not self.inside:
             self.prologue[v] = None
             self.kinds[v] = Kind.SAME
         elif self.local_statistics:
@@ -303,13 +321,41 @@ class _Splitter:
         parameter = ALONG.get(eqn.primitive.name)
         if parameter is None:
             return
-        named = eqn.params[parameter]
-        axes = {named} if isinstance(named, int) else set(named)
+        axes = named_dimensions(eqn, parameter)
         for v in eqn.invars:
             if isinstance(v, Var) and axes & set(self.dims[v]):
                 raise PipelineError(
                     f"{eqn.primitive.name} runs along the examples of {short(v)}", where=place(eqn),
                     why="a microbatch does not see the examples of the others", fix="do this outside of the pipelined function",
+                )  # fmt: skip
+
+    def check_blocks(self, eqn: JaxprEqn) -> None:
+        """Refuses to write a block of examples, or to multiply it by a matrix of its own."""
+        operand, *others = eqn.invars
+        dims = self.dims[operand] if isinstance(operand, Var) else ()
+        written = eqn.primitive.name == "dynamic_update_slice" and not (isinstance(others[0], Var) and self.dims[others[0]] == dims)
+        ragged = eqn.primitive.name == "ragged_dot_general" and eqn.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
+        if dims and (written or (ragged and dims[0] in ragged)):
+            raise PipelineError(
+                f"{eqn.primitive.name} picks examples of {short(operand)} by their positions", where=place(eqn),
+                why="a microbatch does not see the examples of the others", fix="do this outside of the pipelined function",
+            )  # fmt: skip
+
+    def check_bodies(self, eqn: JaxprEqn, twin: JaxprEqn) -> None:
+        """Looks at branches, and at the condition and body of a loop, as at steps: examples may meet there, too."""
+        if eqn.primitive.name == "cond":
+            for batch, part in zip(twin.params["branches"], eqn.params["branches"]):
+                self.body(batch, part, [(self.kind(v), v) for v in eqn.invars[1:]])
+        elif eqn.primitive.name == "while":
+            condition, body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+            entries = [(self.kind(v), v) for v in eqn.invars]
+            consts, carried = entries[:condition], entries[condition + body :]
+            self.body(twin.params["body_jaxpr"], eqn.params["body_jaxpr"], entries[condition:])
+            inner = self.body(twin.params["cond_jaxpr"], eqn.params["cond_jaxpr"], [*consts, *carried])
+            if inner.kind(inner.micro.outvars[0]) is not Kind.SAME:
+                raise PipelineError(
+                    "a loop ends by a value of all examples", where=place(eqn), why="a microbatch does not see the examples of the others",
+                    fix="run a fixed number of steps, or use jax.vmap, by which every example ends by itself",
                 )  # fmt: skip
 
     def sum_kind(self, eqn: JaxprEqn, position: int) -> Kind:
@@ -339,20 +385,32 @@ class _Splitter:
                     why="a microbatch does not see the examples of the others", fix="use jax.vmap",
                 )  # fmt: skip
             return
-        bodies = [flatten(e.params["jaxpr"], [True] * len(eqn.invars)) for e in (twin, eqn)]
-        inner = _Splitter(bodies[0], bodies[1], self.count, self.local_statistics, inside=True, size=self.size)
-        for i, (v, w) in enumerate(zip(inner.micro.invars, inner.whole.invars)):
+        entries: list[tuple[Kind, Atom]] = []
+        for i, v in enumerate(eqn.invars):
+            begins_at_zero = consts <= i < consts + carried and _is_zero_atom(v, self.zeros)
+            entries.append((Kind.SUM if begins_at_zero else self.kind(v), v))
+        self.inner[eqn.outvars[0]] = self.body(twin.params["jaxpr"], eqn.params["jaxpr"], entries)
+
+    def body(self, whole: ClosedJaxpr, micro: ClosedJaxpr, operands: Sequence[tuple[Kind, Atom]]) -> _Splitter:
+        """Looks at the body of a loop, or at a branch, whose operands have these kinds where they have no examples."""
+        bodies = [flatten(jaxpr, [True] * len(operands)) for jaxpr in (whole, micro)]
+        inner = _Splitter(bodies[0], bodies[1], self.count, self.local_statistics, inside=True, own=self.own, size=self.size)
+        for v, w, (kind, outer) in zip(inner.micro.invars, inner.whole.invars, operands):
             inner.dims[v] = inner.scaled(v, w)
-            outer = eqn.invars[i]
-            begins_at_zero = consts <= i < consts + carried and _is_zero_atom(outer, self.zeros)
-            changes = begins_at_zero and not inner.dims[v]
-            inner.kinds[v] = Kind.EXAMPLES if inner.dims[v] else (Kind.SUM if changes else self.kind(outer))
+            inner.kinds[v] = Kind.EXAMPLES if inner.dims[v] else kind
             inner.layouts[v] = None if isinstance(outer, Literal) else self.layouts.get(outer)
         for v, w in zip(inner.micro.consts, inner.whole.consts):
             inner.dims[v] = inner.scaled(v, w)
             inner.kinds[v] = Kind.EXAMPLES if inner.dims[v] else Kind.SAME
+            inner.check_constant(v, w)
         inner.visit_all()
-        self.inner[eqn.outvars[0]] = inner
+        for node, twin in zip(inner.micro.nodes, inner.whole.nodes):
+            if inner.literals_of_batch(node) and not _equal_literals(node, twin):
+                raise PipelineError(
+                    f"{node.eqn.primitive.name} computes with the number of examples inside of a loop", where=place(node.eqn),
+                    why="the loop of a microbatch has the number of its own examples", fix="compute with it before the loop or behind it",
+                )  # fmt: skip
+        return inner
 
     def scan_sums(self, eqn: JaxprEqn, position: int) -> bool:
         """Whether a result of a loop is a sum over examples: the body adds such sums to it, and it begins at zero."""
@@ -362,6 +420,13 @@ class _Splitter:
         consts, carried = scan_counts(eqn)
         starts = position >= carried or _is_zero_atom(eqn.invars[consts + position], self.zeros)
         return starts and inner.kind(inner.micro.outvars[position]) is Kind.SUM
+
+    def constants(self) -> dict[Var, Any]:
+        """Captured arrays of a microbatch: those of the batch where they have no rows of examples, as literals are."""
+        if self.own:
+            return self.micro.consts
+        both = zip(self.micro.consts, self.whole.consts)
+        return {v: self.micro.consts[v] if self.dims[v] else self.whole.consts[w] for v, w in both}
 
     def cut(self) -> Split:
         """The step in two parts, once the kind of every value is known."""
@@ -378,7 +443,7 @@ class _Splitter:
         # A cotangent is a part of a sum; a statistic of the forward pass is one of several estimates.
         backward = _results(node for node in nodes if node.backward)
         return Split(
-            Flat(micro.invars, tuple(crossing), tuple(nodes), {v: c for v, c in micro.consts.items() if v in used}),
+            Flat(micro.invars, tuple(crossing), tuple(nodes), {v: c for v, c in self.constants().items() if v in used}),
             update,
             kinds,
             sums=[v for v in crossing if kinds[v] is Kind.SUM or (kinds[v] is Kind.LOCAL and v in backward)],
@@ -412,10 +477,22 @@ class _Splitter:
         for node, twin in zip(self.micro.nodes, self.whole.nodes):
             out = node.eqn.outvars
             # An equation without results, such as a print, runs once.
-            is_same = bool(out) and all(self.kinds[v] is Kind.SAME for v in out) and not any(v in self.prologue for v in out)
-            if is_same or self.has_examples(node):
-                nodes.append(_with_literals(node, twin, self.literals_of_batch(node)))
+            is_same = bool(out) and all(self.kinds[v] is Kind.SAME for v in out)
+            if out and all(v in self.prologue for v in out):
+                continue
+            if (is_same and not any(v in self.prologue for v in out)) or self.has_examples(node):
+                nodes.append(self.without_prologue(_with_literals(node, twin, self.literals_of_batch(node))))
         return nodes
+
+    def without_prologue(self, node: Node) -> Node:
+        """An equation whose results do not stand for those that are computed beforehand: a microbatch would have its own part of them."""
+        out = node.eqn.outvars
+        if not any(v in self.prologue for v in out):
+            return node
+        unused = {v: Var(v.aval) for v in out if v in self.prologue}
+        self.kinds.update(dict.fromkeys(unused.values(), Kind.SUM))
+        self.dims.update(dict.fromkeys(unused.values(), ()))
+        return Node(node.eqn.replace(outvars=[unused.get(v, v) for v in out]), node.backward, node.marker)
 
     def nodes_of_step(self, twin_of: Mapping[Var, Var]) -> list[Node]:
         """Equations that run once per step, those of the whole batch, over variables of the microbatch."""
@@ -431,11 +508,10 @@ class _Splitter:
         return nodes
 
     def literals_of_batch(self, node: Node) -> bool:
-        """Whether literals are those of the whole batch: floats are, but for statistics of a microbatch; integers count its rows."""
-        out = node.eqn.outvars
-        if self.own or not out or any(v in self.local for v in out):
+        """Whether literals are those of the whole batch: not in statistics of a microbatch, nor where rows of one are counted."""
+        if self.own or any(v in self.local for v in node.eqn.outvars):
             return False
-        return jax.dtypes.issubdtype(dtype_of(out[0]), np.inexact)
+        return not any(isinstance(v, Var) and v in self.rows for v in node.eqn.invars)
 
 
 def _reads(nodes: Iterable[Node]) -> list[Var]:
@@ -456,9 +532,24 @@ def _with_literals(node: Node, twin: Node, of_batch: bool) -> Node:
     if not of_batch:
         return node
     invars = [w if isinstance(v, Literal) and shape_of(v) == shape_of(w) else v for v, w in zip(node.eqn.invars, twin.eqn.invars)]
-    if all(a is b for a, b in zip(invars, node.eqn.invars)):
-        return node
-    return Node(node.eqn.replace(invars=invars), node.backward, node.marker)
+    params = twin.eqn.params if node.eqn.primitive.name == "integer_pow" else node.eqn.params  # whose exponent is a literal, too
+    return Node(node.eqn.replace(invars=invars, params=params), node.backward, node.marker)
+
+
+def _numbers(constant: Any) -> np.ndarray:
+    return np.asarray(jax.random.key_data(constant) if is_extended_dtype(constant.dtype) else constant)
+
+
+def _equal_literals(node: Node, twin: Node) -> bool:
+    """Whether an equation has the same literals in a microbatch as in the batch."""
+    if node.eqn.primitive.name == "integer_pow":
+        return node.eqn.params == twin.eqn.params
+    pairs = [
+        (np.asarray(v.val), np.asarray(w.val))
+        for v, w in zip(node.eqn.invars, twin.eqn.invars)
+        if isinstance(v, Literal) and isinstance(w, Literal)
+    ]
+    return all(np.all((v == w) | ((v != v) & (w != w))) for v, w in pairs)
 
 
 def _is_zero(eqn: JaxprEqn, zeros: set[Var]) -> bool:

@@ -11,7 +11,7 @@ import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from shardy_py.cost.hardware import Hardware
-from shardy_py.stages.jaxprs import bytes_of, dtype_of, shape_of
+from shardy_py.stages.jaxprs import bytes_of, dtype_of, named_dimensions, shape_of
 from shardy_py.stages.run.flat import Node
 
 MOVES = frozenset(
@@ -146,8 +146,7 @@ def _dimensions(eqn: JaxprEqn, operand: int) -> list[int | None]:
         return [d + (d >= params["axis"]) for d in range(len(before))]
     lost: set[int] = set()
     if name in ALONG:
-        named = params[ALONG[name]]
-        lost = {named} if isinstance(named, int) else set(named)
+        lost = named_dimensions(eqn, ALONG[name])
     elif name == "pad":
         lost = {d for d, padding in enumerate(params["padding_config"]) if any(padding)}
     return [d if d not in lost and d < len(after) and before[d] == after[d] else None for d in range(len(before))]

@@ -51,6 +51,39 @@ def test_weights_of_a_mean_are_known_beforehand() -> None:
     assert made.prologue[0].aval.shape == ()
 
 
+def shares(p: Any, x: Any, y: Any) -> Any:
+    """Weights of examples, which are divided by their sum, and classes by their frequency."""
+    weights, classes = jnp.abs(y[:, 0]), jnp.abs(y[:, 1] * 4).astype("int32")
+    counts = jnp.zeros(8).at[classes].add(1.0)
+    return jnp.sum(jnp.sum((net(p, x) - y) ** 2, -1) * (weights / weights.sum()) * counts[classes])
+
+
+def shares_of_steps(p: Any, x: Any, y: Any) -> Any:
+    """A loop that gives a sum over examples, known beforehand, and values of examples."""
+    total, doubled = jax.lax.scan(lambda c, t: (c + t.sum(), 2 * t), 0.0, jnp.abs(y).T)
+    return jnp.sum((net(p, x) - y) ** 2 * doubled.T / total)
+
+
+def numbers_of_examples(p: Any, x: Any, y: Any) -> Any:
+    """Integers that are computed with the number of examples, an exponent among them, and features that are rolled."""
+    rows = x.shape[0]
+    numbers = jnp.abs(y[:, 0] * 9).astype("int32") % rows
+    scale = jnp.full((), rows, "int32") * jnp.ones((), "int32") + jnp.minimum(numbers, rows // 2)
+    return jnp.sum(jnp.roll(net(p, x), 1, 1) * scale[:, None]) / (rows * scale.sum()) + jnp.mean(jnp.tanh(x @ p["a"]) ** rows)
+
+
+def captured_arrays(p: Any, x: Any, y: Any) -> Any:
+    """Arrays of NumPy with the number of examples inside, and numbers of rows."""
+    picked = net(p, x)[np.arange(x.shape[0]), jnp.abs(y[:, 0]).astype("int32")]
+    return jnp.mean(picked) + jnp.mean(net(p, x) * np.array([1.0, x.shape[0]] * 4, "float32") * np.ones((x.shape[0], 1), "float32"))
+
+
+@pytest.mark.parametrize("fun", [shares, shares_of_steps, numbers_of_examples, captured_arrays])
+def test_numbers_that_are_those_of_the_whole_batch(fun: Any) -> None:
+    run = sp.pipeline(jax.value_and_grad(fun), num_stages=2, num_microbatches=4)
+    assert run.verify(params(), *data()) < 1e-5
+
+
 def test_results_per_example() -> None:
     made = build(lambda p, x, y: (jax.grad(loss)(p, x, y), net(p, x).argmax(-1)))
     assert [v.aval.shape for v in made.split.stacked] == [(4,)]
@@ -99,6 +132,25 @@ def test_statistics_of_the_batch() -> None:
         (lambda p, x, y: jax.lax.scan(lambda c, r: (jnp.tanh(c @ p["a"] + r), None), jnp.zeros(8), x)[0].sum(), "carries something"),
         (lambda p, x, y: jnp.mean(jax.lax.cumsum(jnp.fft.fft(x @ p["a"], axis=0).real, 1)), "runs along the examples"),
         (lambda p, x, y: net(p, x), "no gradient"),
+        (
+            lambda p, x, y: jnp.mean(jax.lax.cond(p["a"][0, 0] > 0, lambda h: h - h.mean(0), lambda h: h, net(p, x))),
+            "a statistic of the batch",
+        ),
+        (lambda p, x, y: jnp.mean(jax.lax.dynamic_update_slice(net(p, x), p["a"][:1], (0, 0))), "picks examples .* by their positions"),
+        (
+            lambda p, x, y: jnp.mean(jax.lax.ragged_dot(x, p["a"][None], jnp.array([x.shape[0]])) - y),
+            "picks examples .* by their positions",
+        ),
+        (
+            lambda p, x, y: jnp.mean(net(p, x) * np.linspace(0, 1, x.shape[0])[:, None].astype("float32")),
+            "has other numbers for every example",
+        ),
+        (lambda p, x, y: jnp.mean(net(p, x) * np.arange(x.shape[0], dtype="float32")[:, None]), "mul computes with the positions"),
+        (lambda p, x, y: jnp.mean(jax.lax.scan(lambda c, t: (c / c.shape[0] + t, None), net(p, x), jnp.ones(3))[0]), "inside of a loop"),
+        (
+            lambda p, x, y: jnp.mean(net(p, jax.lax.while_loop(lambda c: c.sum() > 0, lambda c: c - 1, x))),
+            "ends by a value of all examples",
+        ),
     ],
 )
 def test_what_microbatches_cannot_do(fun: Any, what: str) -> None:
