@@ -165,7 +165,9 @@ def summable(x: Array, platform: str) -> tuple[Array, Any]:
 
 
 def as_bits(x: Array, send: Callable[[Array], Array], platform: str) -> Array:
-    """Sends an array as integers where a collective does not compute and XLA on CPU would widen small floats."""
+    """Sends an array as integers where a collective does not compute and XLA on CPU would widen small floats, or misplace 2 bits."""
+    if platform == "cpu" and x.dtype.name in ("int2", "uint2"):
+        return lax.convert_element_type(send(lax.convert_element_type(x, jnp.int8)), x.dtype)
     widened = not is_key(x.dtype) and x.dtype.itemsize <= 2 and jnp.issubdtype(x.dtype, jnp.floating) and x.dtype != jnp.float16
     if platform != "cpu" or not widened:
         return send(x)

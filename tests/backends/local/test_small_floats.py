@@ -61,3 +61,12 @@ def test_floats_of_four_and_eight_bits_are_moved(dtype):
         lambda x: x[::-1].T, mesh=mesh(), in_shardings=PartitionSpec("x"), out_shardings=PartitionSpec("x"), lowering="shard_map"
     )
     np.testing.assert_array_equal(np.asarray(step(x)).astype(np.float32), x[::-1].T.astype(np.float32))
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec("x"), PartitionSpec()])
+@pytest.mark.parametrize("dtype", ["int2", "uint2"])
+def test_integers_of_two_bits_are_moved(dtype, spec):
+    """XLA on CPU misplaces them when it moves them, and writes past the end of a buffer when it gathers them."""
+    x = (np.arange(64).reshape(4, 16) % 5 % 2).astype(dtype)
+    step = sp.auto_shard(lambda x: x[::-1].T, mesh=mesh(), in_shardings=PartitionSpec("x"), out_shardings=spec, lowering="shard_map")
+    np.testing.assert_array_equal(np.asarray(step(x)).astype(np.int32), x[::-1].T.astype(np.int32))
