@@ -116,6 +116,18 @@ def test_products_whose_batches_are_cut_by_different_axes(specs, out, lowering):
     np.testing.assert_array_equal(step(x, y), np.einsum("bmk,bnk->bmn", x, y))
 
 
+def test_products_on_two_axes_of_different_sizes(mesh):
+    """Under `jax.jit` numbers come from other batches, though no two lists of devices differ in their order (jaxlib 0.10.2, CPU)."""
+    x, y = np.arange(512.0, dtype=np.float32).reshape(8, 8, 8) % 7, np.arange(512.0, dtype=np.float32).reshape(8, 8, 8) % 5
+    specs = (P("y", None, "x"), P("y", None, "x"))
+    step = sp.auto_shard(
+        lambda x, y: jnp.einsum("bmk,bnk->bmn", x, y), mesh=mesh, in_shardings=specs, out_shardings=P("x", "y"), lowering="jit"
+    )
+    (product,) = [op for op in step.plan(x, y).program.walk() if op.name == "stablehlo.dot_general"]
+    assert not is_misaligned_product(product, step.plan(x, y).program.meshes)
+    np.testing.assert_array_equal(step(x, y), np.einsum("bmk,bnk->bmn", x, y))
+
+
 @pytest.mark.parametrize(
     ("specs", "out"),
     [
