@@ -46,7 +46,10 @@ class Buffer:
             shape = shape_of(v)
             if dim:
                 shape = (shape[dim], *shape[:dim], *shape[dim + 1 :])
-            x = jax.numpy.reshape(jax.lax.slice_in_dim(matrix, start, start + n, axis=1), shape)
+            if n:
+                x = jax.numpy.reshape(jax.lax.slice_in_dim(matrix, start, start + n, axis=1), shape)
+            else:  # XLA ends the process where it looks for a slice of nothing among the operands of the concatenation
+                x = jax.numpy.empty(shape, matrix.dtype)
             values[v] = jax.numpy.moveaxis(x, 0, dim) if dim else x
             start += n
         return values

@@ -19,6 +19,19 @@ from shardy_py.stages.run.buffers import Buffer
 from tests.stages.run.steps import data, largest_gap, loss, params
 
 
+def test_values_without_elements_come_out_as_they_went_in() -> None:
+    members = tuple(Var(ShapedArray(shape, jnp.dtype("int32"))) for shape in ((4,), (4, 0)))
+    values = [np.arange(4, dtype="int32"), np.zeros((4, 0), "int32")]
+    buffer = Buffer(members, (0, 0), 4)
+
+    @jax.jit
+    def there_and_back(values: list[Any]) -> list[Any]:
+        return list(buffer.parts(buffer.joined(dict(zip(members, values)))).values())
+
+    for value, part in zip(values, there_and_back(values), strict=True):
+        np.testing.assert_array_equal(part, value)
+
+
 @settings(max_examples=40)
 @given(st.data())
 def test_values_come_out_as_they_went_in(draw: Any) -> None:
