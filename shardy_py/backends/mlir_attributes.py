@@ -28,9 +28,9 @@ def op_entries(op: Op) -> list[str]:
     entries = writer(op) if writer is not None else []
     if not attributes:
         return entries
-    kept = attributes.get(MLIR_TEXT_KEY)
-    if kept is not None:
-        entries.append(kept[1:-1])
+    mlir_text = attributes.get(MLIR_TEXT_KEY)
+    if mlir_text is not None:
+        entries.append(mlir_text[1:-1])
     elif writer is None:
         entries += [f"{name} = {_typed(value)}" for name, value in attributes.items() if "." not in name and value is not None]
     for name, value in attributes.items():

@@ -103,7 +103,7 @@ def _without_residuals(jaxpr: Jaxpr, pair: _Pair) -> Jaxpr:
     is_residual = [k in pair.residuals for k in range(len(forward_body.outvars))]
     recomputation, used = partial_eval.dce_jaxpr(forward_body, is_residual, instantiate=False)
     needed = _parts(forward, used)
-    kept = [k for k, of_backward in enumerate(is_residual) if not of_backward]
+    other_results = [k for k, of_backward in enumerate(is_residual) if not of_backward]
     forward_residuals = [forward.outvars[k] for k in sorted(pair.residuals)]
     residual_of_slice = [
         forward_residuals.index(v) if isinstance(v, Var) and v in forward_residuals else None
@@ -117,7 +117,7 @@ def _without_residuals(jaxpr: Jaxpr, pair: _Pair) -> Jaxpr:
 
             def step(*values: Any) -> list[Any]:
                 results = jaxpr_as_fun(ClosedJaxpr(forward_body, ()))(*consts, *values)
-                return [*(results[k] for k in kept), *compress(values, needed.carry)]
+                return [*(results[k] for k in other_results), *compress(values, needed.carry)]
 
             return scan(eqn, step, [*carry, *slices], len(carry))
 
@@ -125,10 +125,10 @@ def _without_residuals(jaxpr: Jaxpr, pair: _Pair) -> Jaxpr:
         operands = _parts(eqn, eqn.invars)
         sources[:] = [
             list(compress(operands.consts, needed.consts)),
-            list(results[len(kept) :]),
+            list(results[len(other_results) :]),
             list(compress(operands.slices, needed.slices)),
         ]
-        rest = dict(zip(kept, results))
+        rest = dict(zip(other_results, results))
         return eqns, [rest.get(k, v) for k, v in enumerate(eqn.outvars)]
 
     def recompute_residuals(eqn: JaxprEqn) -> Rewritten:

@@ -29,8 +29,8 @@ def with_kept(attributes: Mapping[str, Any], texts: Mapping[str, str], values: M
         values: Name in the program -> value.
     """
     changed = {**attributes, **(values or {})}
-    kept = attributes.get(MLIR_TEXT_KEY)
-    if kept is not None:
-        entries = {name: text or "unit" for name, _, text in (entry.partition(" = ") for entry in split_entries(kept[1:-1]))}
+    mlir_text = attributes.get(MLIR_TEXT_KEY)
+    if mlir_text is not None:
+        entries = {name: text or "unit" for name, _, text in (entry.partition(" = ") for entry in split_entries(mlir_text[1:-1]))}
         changed[MLIR_TEXT_KEY] = AttributeText(f"{{{', '.join(f'{name} = {text}' for name, text in {**entries, **texts}.items())}}}")
     return changed
