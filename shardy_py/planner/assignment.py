@@ -362,15 +362,16 @@ class _Search:
             most = min(most, bound + float(np.partition(slacks, count)[count]))
         whole = most >= self.most
         stage = reduced(relaxation.narrowed(self.small, of, bound + slacks <= most))
-        part = relaxation.program(stage.problem)
         # Ties, taken off the bound, may be more than what was required, and HiGHS's presolve may lose the best solution: then costs alone.
-        for program, presolve in ((part, True), (part.without_ties(), False)):
+        for presolve in (True, False):
             if not stage.feasible:
                 break
             if not stage.problem.tables:
                 self.offer(self.completed(stage.completed(self.at_hand)))
                 self.prove(min(stage.cost, most))
                 break
+            program = relaxation.program(stage.problem)
+            program = program if presolve else program.without_ties()
             room = self.gap * self.best_cost if self.best is not None else 0.0
             gap = min(0.9 * room / self.scale, 0.5)
             searched = relaxation.search(program, self.scale, gap=gap, nodes=nodes, seconds=self.left, presolve=presolve)

@@ -137,8 +137,9 @@ class Relaxed:
 
 
 def program(problem: Problem) -> Program:
-    """The linear program of a problem."""
+    """The linear program of a problem, each of whose tables has an entry."""
     tables = problem.tables
+    assert all(len(table.costs) for table in tables), "a problem without assignments has no program"
     classes = tuple(sorted({c for table in tables for c in table.classes}))
     strategies: list[Array] = []
     first_reader = {c: table for table in reversed(tables) for c in table.classes}
