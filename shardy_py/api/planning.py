@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr
 from shardy_py.api.abstract_state import Argument
 from shardy_py.api.constraining import as_plan_constrains, constrained
 from shardy_py.api.logical_axes import apply_axis_names
+from shardy_py.api.lowering import dearer_region
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.name_rules import Annotated, apply_to_results, unused_rules
 from shardy_py.api.partitioning import RegionBuilder
@@ -51,6 +52,10 @@ from shardy_py.planner.search import Searcher
 from shardy_py.planner.seeds import Variable
 from shardy_py.planner.space import Annotations, Resolution, values_of
 from shardy_py.planner.templates import UserTemplate
+
+
+EQUAL = 1e-4
+"""The part of a step by which a region may be dearer than XLA's partitioner and still be taken: prices are no more exact than that."""
 
 
 @dataclass(frozen=True)
@@ -208,8 +213,10 @@ def _run_cheaper(planning: _Planning, prices: Prices, search: Search) -> Planned
     if plan.active_partitioner is None:
         return planned
     seconds, peak = objective(plan, searcher.planner), peak_of(plan, searcher.planner)
-    if seconds > best.seconds or not searcher.planner.fits(peak):
-        return planning.planned(search, by_xla=True)
+    if seconds > (1 + EQUAL) * best.seconds or not searcher.planner.fits(peak):
+        by_xla = planning.planned(search, by_xla=True)
+        reason = dearer_region((seconds, best.seconds), (peak, best.peak))
+        return replace(by_xla, plan=replace(by_xla.plan, planning_findings=(*by_xla.plan.planning_findings, reason)))
     bound = min(search.lower_bound_seconds, seconds)
     margin = math.ceil(peak * search.margin_bytes / best.peak) if best.peak else 0
     measured = replace(

@@ -23,7 +23,7 @@ INTERVAL = 0.1
 """Seconds between two reports of the same phase."""
 
 WORTH_TELLING = 0.01
-"""The part of the objective below which a bound says nothing yet."""
+"""The part of the objective below which a lower bound is as good as none."""
 
 _CLEARED = "\r\x1b[2K"
 

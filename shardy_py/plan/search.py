@@ -13,6 +13,7 @@ from shardy_py.ir import Type
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.progress import WORTH_TELLING
 from shardy_py.plan.values import typed
 
 Status = Literal["optimal", "time_limit", "work_limit", "template"]
@@ -261,8 +262,16 @@ class Search:
         return self.pricer
 
     @property
+    def has_bound(self) -> bool:
+        """Whether the lower bound says anything: a search that ends early may have none but a small part of the objective."""
+        return self.lower_bound_seconds >= WORTH_TELLING * self.objective_seconds
+
+    @property
     def bound_text(self) -> str:
         """The lower bound, which holds for the plans of the space that was searched, and how far the plan is from it."""
+        if not self.has_bound:
+            advice = "; a longer time_limit_s helps" if self.status == "time_limit" or "time limit" in self.space else ""
+            return f"no lower bound yet ({self.status}{advice})"
         return f"at least {seconds_text(self.lower_bound_seconds)} in the space searched ({self.gap:.1%} gap, {self.status})"
 
     @functools.cached_property

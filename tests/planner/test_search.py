@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
@@ -334,6 +335,13 @@ def test_ops_without_a_rule_are_named_with_their_seconds() -> None:
     plan = sp.auto_shard(called, mesh=SMALL, planner=planner(), lowering="jit").plan(f32(4096, 512))
     assert plan.search is not None
     assert re.fullmatch(r"run whole: pure_callback .* of the step", str(plan.search.space["ops without a rule"]))
+
+
+def test_a_bound_of_nothing_is_none() -> None:
+    search = Search("h100", 2e-3, 1e-12, 0, None, "time_limit")
+    assert search.bound_text == "no lower bound yet (time_limit; a longer time_limit_s helps)"
+    assert "time_limit_s" not in dataclasses.replace(search, status="work_limit").headline
+    assert "at least 1 ms in the space searched (50.0% gap" in dataclasses.replace(search, lower_bound_seconds=1e-3).headline
 
 
 def test_a_stored_plan_keeps_its_search() -> None:

@@ -8,12 +8,13 @@ function searchView(plan, go) {
   const fact = (what, ...text) => [el("dt", {}, what), el("dd", {}, text)];
   const facts = el("dl", { class: "facts" },
     fact("step", el("b", {}, secondsText(search.seconds)), ` on ${search.hardware}`),
-    fact("lower bound", `${secondsText(search.bound)}: no other sharding of the space takes less`),
-    fact("gap", `${search.gap}. ${search.status}`),
+    search.bound === null ? [] : fact("lower bound", `${secondsText(search.bound)}: no other sharding of the space takes less`),
+    fact("search", `${search.gap}. ${search.status}`),
     fact(`peak on ${search.hardware}`, search.peak),
     search.space.map(([what, text]) => fact(what, text)));
   if (!search.alternatives.length) return [facts];
-  const names = [["lower bound", search.bound, KIND_COLOURS[0]], ["this plan", search.seconds, KIND_COLOURS[2]], ...search.alternatives.map(([name, seconds]) => [name, seconds, KIND_COLOURS[5]])];
+  const bound = search.bound === null ? [] : [["lower bound", search.bound, KIND_COLOURS[0]]];
+  const names = [...bound, ["this plan", search.seconds, KIND_COLOURS[2]], ...search.alternatives.map(([name, seconds]) => [name, seconds, KIND_COLOURS[5]])];
   const rows = names.map(([label, seconds, colour]) => ({ label, parts: [[seconds, colour, label]] }));
   const times = (seconds) => (search.seconds > 0 ? `${(seconds / search.seconds).toFixed(2)} ×` : "");
   const otherwise = (others, more) => (others.length ? [

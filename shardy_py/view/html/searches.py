@@ -40,8 +40,8 @@ def search_data(plan: PlanRecord, numbers: Mapping[str, int]) -> dict[str, Any]:
         "search": {
             "hardware": search.hardware,
             "seconds": search.objective_seconds,
-            "bound": search.lower_bound_seconds,
-            "gap": f"{search.gap:.1%}",
+            "bound": search.lower_bound_seconds if search.has_bound else None,
+            "gap": f"{search.gap:.1%} gap" if search.has_bound else search.bound_text,
             "peak": f"{format_bytes(search.peak_bytes)}{budget}",
             "status": STATUS_TEXTS[search.status],
             "space": [[name, str(text)] for name, text in search.space.items()],
