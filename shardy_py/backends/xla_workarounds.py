@@ -10,7 +10,8 @@ they are, and why. The others run in another form:
 * A device counts a part of an iota from its offset in the type of the iota, so that floats which cannot hold every position are rounded
   twice. Here: int32 is counted, and converted.
 * A slice from the first element on that leaves the parts of devices as they are shares with its operand what the partitioner brought either
-  of them to in another layout, so that ops get operands of the wrong size (jax-ml/jax#39301 is of this kind). Here: a copy is sliced.
+  of them to in another layout, so that ops get operands of the wrong size (jax-ml/jax#39301 is of this kind). Here: a copy is sliced; not
+  of an array that is rotated, whose slices XLA has to see side by side, and never reads one by one.
 * `reduce_max`, `reduce_min`, `scatter-max` and `scatter-min` of floats that are combined over devices, on CPU: NaN is passed over. Here:
   integers in the same order are combined, which sends no more.
 * `fft` on CPU where a later dimension is gathered beside it: the array is put in an order that the transform refuses when it runs. Here:
@@ -40,8 +41,10 @@ from shardy_py.backends.partitioned_equation import in_region
 from shardy_py.backends.rewriting import Replacement, constraint_params, op_of
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
+from shardy_py.ir import Op
 from shardy_py.partition.misaligned import is_misaligned_product
-from shardy_py.partition.mispartitioned import OPS, as_sharded, is_mispartitioned, is_mispartitioned_product
+from shardy_py.partition.mispartitioned import OPS, Parts, as_sharded, is_mispartitioned, is_mispartitioned_product
+from shardy_py.partition.op import rotates
 from shardy_py.partition.variables import variable_of
 
 ShardingOf = Callable[[Any], TensorSharding | None]
@@ -91,6 +94,8 @@ def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacemen
             return region
     if name in WORKAROUNDS_ON_CPU and target.platform == "cpu" and (scope is not None or not target.keeps_plan):
         return WORKAROUNDS_ON_CPU[name](eqn, sharding_of if target.keeps_plan else None, target.named)
+    if op is not None and op.name == "stablehlo.slice" and target.keeps_plan and not _shares_parts(op, as_sharded(target.meshes)):
+        return None
     return WORKAROUNDS[name](eqn, target.named) if name in WORKAROUNDS else None
 
 
@@ -160,6 +165,16 @@ def _clipped(indices: Any, bounds: list[int]) -> Any:
     for i, bound in enumerate(bounds[1:], 1):
         limits = limits if bound == bounds[0] else lax.select(lax.eq(place, np.int32(i)), lax.full_like(indices, bound), limits)
     return lax.clamp(lax.full_like(indices, 0), indices, limits)
+
+
+def _shares_parts(op: Op, parts: Parts) -> bool:
+    """Whether the parts of a slice, as planned, are as long as those of its operand, and are read by anything but a rotation."""
+    (operand,), (result,) = op.operands, op.results
+    for cut in (parts(operand), parts(result)):
+        if all(-(-n // k) == -(-m // k) for n, m, k in zip(operand.type.shape, result.type.shape, cut)):
+            shardings = {operand.sharding, result.sharding, *(user.results[0].sharding for user, _ in result.uses)}
+            return len(shardings) > 1 or not all(rotates(user) for user, _ in result.uses)
+    return False
 
 
 def _slice(eqn: JaxprEqn, named: NamedShardings) -> Replacement | None:

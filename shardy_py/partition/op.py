@@ -84,10 +84,10 @@ def spec_of(op: Op, origin: Callable[[Value], Value] | None = None) -> OpSpec:
     operands = tuple(TensorSpec(v.type, i, maker(v)) for i, v in enumerate(op.operands))
     results = tuple(TensorSpec(v.type, count + i) for i, v in enumerate(op.results))
     rule = op.rule if op.rule_decided else rule_for(op)
-    return OpSpec(op.name, op.primitive, rule, operands, results, op.attributes, _key(op.attributes), _rotates(op))
+    return OpSpec(op.name, op.primitive, rule, operands, results, op.attributes, _key(op.attributes), rotates(op))
 
 
-def _rotates(op: Op) -> bool:
+def rotates(op: Op) -> bool:
     """Whether a concatenation is of the end of an array and its beginning."""
     makers = [v.defining_op for v in op.operands] if op.name == "stablehlo.concatenate" else []
     tail, head = makers if len(makers) == 2 else (None, None)
