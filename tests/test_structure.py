@@ -142,6 +142,20 @@ def test_private_jax_is_named_in_one_file() -> None:
     assert found == ["frontends/_jax.py"]
 
 
+MOVED_PARAMETERS = {"num_consts", "num_carry", "linear", "ft_in", "ft_out"}
+"""Parameters of a scan's equation that not every admitted version of jax has."""
+
+
+def test_parameters_that_moved_are_named_in_one_file() -> None:
+    """Elsewhere `scan_counts` and the like are called."""
+    named = [
+        str(path.relative_to(PACKAGE))
+        for _, path in modules()
+        if any(isinstance(node, ast.Constant) and node.value in MOVED_PARAMETERS for node in nodes(path))
+    ]
+    assert named == ["frontends/_jax.py"]
+
+
 def test_every_module_imports_and_touches_no_device() -> None:
     names = [name for name, path in modules() if path.name != "__main__.py"]
     source = "import importlib, sys\nfor n in sys.argv[1:]: importlib.import_module(n)\n"

@@ -18,6 +18,7 @@ from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, op_of, s
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Scope, lowered
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
+from shardy_py.frontends.loops import scan_counts
 from shardy_py.frontends.mesh_context import traced_on
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import NAMED_COMPUTATION, WHILE
@@ -53,7 +54,7 @@ class Site:
         """Whether its equation gives it no name in the user's code: residuals that a scan stacks, and what bodies start with."""
         if self.result is None:
             return self.reader is None
-        return self.eqn.primitive.name == "scan" and self.result >= self.eqn.params["num_carry"]
+        return self.eqn.primitive.name == "scan" and self.result >= scan_counts(self.eqn)[1]
 
 
 OF_SEVERAL_OPS = frozenset({"gather"})
@@ -90,7 +91,7 @@ def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> 
                         yield Site(inside, variable, eqn)
                 yield from sites(inner, inside, unconstrained)
                 if start is not None and name in ("jaxpr", "body_jaxpr"):
-                    for number, variable in enumerate(inner.outvars[: eqn.params.get("num_carry")]):
+                    for number, variable in enumerate(inner.outvars[: scan_counts(eqn)[1] if eqn.primitive.name == "scan" else None]):
                         if not isinstance(variable, Literal):
                             returned = (len(inner.eqns), number)
                             yield Site(inside, variable, eqn, reader=returned, loop=(path, index, start + number))
@@ -103,20 +104,19 @@ def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> 
 
 def _starts(eqn: JaxprEqn, body: str) -> Sequence[int]:
     """The arguments of a body that are not carried through a loop: constants of a loop, slices of stacked operands, operands of calls."""
-    params = eqn.params
     if eqn.primitive.name == "scan":
-        return [*range(params["num_consts"]), *range(params["num_consts"] + params["num_carry"], len(eqn.invars))]
+        consts, carry = scan_counts(eqn)
+        return [*range(consts), *range(consts + carry, len(eqn.invars))]
     if eqn.primitive.name == "while":
-        return range(params["body_nconsts"] if body == "body_jaxpr" else 0)
+        return range(eqn.params["body_nconsts"] if body == "body_jaxpr" else 0)
     return range(len(eqn.invars))
 
 
 def _first_carry(eqn: JaxprEqn) -> int | None:
     """The first operand of a loop that it carries; None of another equation."""
-    params = eqn.params
     if eqn.primitive.name == "scan":
-        return params["num_consts"]
-    return params["cond_nconsts"] + params["body_nconsts"] if eqn.primitive.name == "while" else None
+        return scan_counts(eqn)[0]
+    return eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] if eqn.primitive.name == "while" else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +199,7 @@ def _variable(site: Site, scopes: Mapping[Path, tuple[Scope, Copied]]) -> Variab
     if loop is None or isinstance(operand, Literal) or scope.env.get(operand) not in loop.operands:
         return None
     carried = loop.operands.index(scope.env[operand])
-    is_sliced = eqn.primitive.name == "scan" and number >= eqn.params["num_consts"] + eqn.params["num_carry"]
+    is_sliced = eqn.primitive.name == "scan" and number >= sum(scan_counts(eqn))
     holder = _slice(loop.regions[1].arguments[carried]) if is_sliced else loop.results[carried]
     return None if holder is None else Variable(value, holder, loop, eqn.primitive.name)
 
