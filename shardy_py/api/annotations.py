@@ -12,7 +12,7 @@ from jax.extend import source_info_util
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from shardy_py.api.errors import MeshError, SpecError
-from shardy_py.api.meshes import MeshView, check_planned_devices, view_of
+from shardy_py.api.meshes import MeshView, check_planned_devices, context_mesh, view_of
 from shardy_py.api.specs import broadcast_specs, to_tensor_sharding
 from shardy_py.api.trees import Leaf
 from shardy_py.backends.named_shardings import NamedShardings
@@ -86,8 +86,7 @@ def _constrained(value: Any, spec: Any, path: str, priority: int | None) -> Any:
 
 def _view_for(spec: Any) -> MeshView:
     if isinstance(spec, NamedSharding):
-        context = jax.sharding.get_abstract_mesh()
-        if context is None or context.empty:
+        if context_mesh() is None:
             return view_of(spec.mesh)
         if isinstance(spec.mesh, Mesh):
             try:
@@ -346,8 +345,8 @@ def manual_computation(
         if unknown:
             raise SpecError(f"unknown mesh axis {unknown[0]!r}", where="manual_axes", why=f"the mesh has {view.describe()}",
                             fix="name axes of the mesh")  # fmt: skip
-        context = jax.sharding.get_abstract_mesh()
-        over = context if mesh is None and context is not None and not context.empty else _auto(view)
+        context = context_mesh()
+        over = context if mesh is None and context is not None else _auto(view)
         mapped = jax.shard_map(
             fn,
             mesh=over,

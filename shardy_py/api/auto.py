@@ -27,7 +27,7 @@ from shardy_py.api.name_rules import NameRules, check_rules
 from shardy_py.api.options import Options
 from shardy_py.api.peers import report_failures, tell_end
 from shardy_py.api.planning import Planned, make_plan
-from shardy_py.api.request import JitKeywords, PlanRequest, Settings, request
+from shardy_py.api.request import JitKeywords, PlanRequest, Settings, is_on_mesh, request
 from shardy_py.api.running import CompiledCall, check_buffers, compiled_call
 from shardy_py.api.signature import Arguments, ArgumentSlots
 from shardy_py.api.specs import mesh_of
@@ -41,6 +41,7 @@ from shardy_py.backends.per_device import per_device
 from shardy_py.dialect.format import sizes_text
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import api_boundary, is_tracing
+from shardy_py.frontends.mesh_context import on_a_mesh_or_none
 from shardy_py.planner.meshes import ShapeSearch, named
 from shardy_py.planner.options import Planner
 
@@ -194,8 +195,11 @@ class AutoSharded(Generic[P, R]):
         return self._slow(args, kwargs, attempt)
 
     def _is_for_here(self, entry: CompiledCall) -> bool:
-        """Whether an entry is for the mesh of `jax.set_mesh`, if that decides."""
-        return self._decoration.mesh is not None or entry.planned.traced.request.view is view_of(None)
+        """Whether an entry is for the mesh of `jax.set_mesh`, as far as that decides."""
+        call = entry.planned.traced.request
+        if call.is_on_mesh is not is_on_mesh(call.settings, call.view):
+            return False
+        return self._decoration.mesh is not None or call.view is view_of(None)
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[CompiledCall, Exception] | None) -> Any:
         if nnx_modules.present(args, kwargs):
@@ -238,8 +242,8 @@ class AutoSharded(Generic[P, R]):
             # Inside a shard_map over this mesh only the axes that it leaves over can be sharded.
             return run_inside(settings, view, self._arguments.layout(len(args), kwargs), args, kwargs)
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-            with view.context():
-                return settings.fun(*args, **kwargs)
+            run = functools.partial(settings.fun, *args, **kwargs)
+            return on_a_mesh_or_none(run, view.context, mesh_first=is_on_mesh(settings, view))
         layout = self._arguments.layout(len(args), kwargs)
         slots = layout.slots(args, kwargs)
         check_buffers(layout, slots, settings.fun)

@@ -31,8 +31,9 @@ def run_inside(settings: Settings, view: MeshView, layout: ArgumentSlots, args: 
     if settings.lowering == "jit" or not sizes or dict(context.shape) != view.sizes:
         return settings.fun(*args, **kwargs)
     slots = layout.slots(args, kwargs)
+    call = request(settings, view, layout, slots, runs=True)
     with no_mesh():
-        planned = make_plan(trace(request(settings, view, layout, slots, runs=True)))
+        planned = make_plan(trace(call))
     plan = planned.plan
     inputs, outputs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
     if not fits_inside(planned.imported, context, inputs, outputs):

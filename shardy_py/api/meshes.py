@@ -1,7 +1,7 @@
 """Meshes of users, converted to the one form that planning uses.
 
-Planning sees axis names and sizes only; the devices come back when shardings are handed to JAX. All tracing happens under the
-*Auto mesh* of a mesh (same axes, every axis of type Auto), whatever its own axis types are.
+Planning sees axis names and sizes only; the devices come back when shardings are handed to JAX. What is traced on a mesh is traced on
+its *Auto mesh* (same axes, every axis of type Auto), whatever its own axis types are.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def view_of(mesh: AnyMesh | None, user: str = "auto_shard") -> MeshView:
 
 
 def _context_mesh(user: str) -> MeshView:
-    abstract = jax.sharding.get_abstract_mesh()
-    if abstract is None or abstract.empty:
+    abstract = context_mesh()
+    if abstract is None:
         raise MeshError(
             "no mesh",
             where=_WITHOUT_MESH[user][0],
@@ -169,6 +169,15 @@ def _context_mesh(user: str) -> MeshView:
             fix=f"{_WITHOUT_MESH[user][2]} or call it inside `with jax.set_mesh(mesh):`",
         )
     return _with_devices(abstract)
+
+
+def context_mesh() -> AbstractMesh | None:
+    """The mesh that is set, else that of the function which is being traced here, else None."""
+    abstract = jax.sharding.get_abstract_mesh()
+    if abstract is not None and not abstract.empty:
+        return abstract
+    view = _planned.get()
+    return None if view is None else view.auto_mesh
 
 
 def _with_devices(abstract: AbstractMesh) -> MeshView:

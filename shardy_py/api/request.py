@@ -103,6 +103,7 @@ class PlanRequest:
         shardings: The sharding of each leaf; None where neither an annotation nor the argument has one.
         findings: Remarks of the name rules.
         sources: The source of each leaf's sharding: `in_shardings`, a rule, or the argument; empty where there is none.
+        is_on_mesh: Whether `jax.jit` would trace the call on a mesh, so that code which looks for one finds one.
         key: Equal for calls that one plan serves.
     """
 
@@ -116,6 +117,7 @@ class PlanRequest:
     shardings: tuple[TensorSharding | None, ...]
     findings: tuple[Finding, ...]
     sources: tuple[str, ...]
+    is_on_mesh: bool
     key: tuple[Any, ...]
 
     @property
@@ -194,9 +196,19 @@ def request(settings: Settings, view: MeshView, layout: ArgumentSlots, slots: Se
     annotated = apply_rules(settings.rules, leaves, annotated, view, options, location)
     shardings = annotated.shardings
     types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
-    key = (layout, in_tree, types, tuple(shardings), statics, view, configuration())
+    key = (layout, in_tree, types, tuple(shardings), statics, view, is_on_mesh(settings, view), configuration())
     described = tuple(abstract_slots), in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(annotated.findings)
-    return PlanRequest(settings.on(view, runs=runs), view, layout, *described, tuple(annotated.sources), key)
+    return PlanRequest(settings.on(view, runs=runs), view, layout, *described, tuple(annotated.sources), is_on_mesh(settings, view), key)
+
+
+def is_on_mesh(settings: Settings, view: MeshView) -> bool:
+    """Whether the function meets a mesh: as under `jax.jit`, or because Flax drops what `logical_axis_rules` are for where there is none.
+
+    Args:
+        settings: Those of the function.
+        view: Its mesh.
+    """
+    return view.explicit or settings.logical_axis_rules is not None or not jax.sharding.get_abstract_mesh().empty
 
 
 def _argument_shardings(

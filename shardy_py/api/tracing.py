@@ -20,7 +20,7 @@ from shardy_py.api.specs import as_planned, broadcast_specs
 from shardy_py.backends.callback_errors import CallbackErrors, watched
 from shardy_py.frontends.context import explicit_sharding
 from shardy_py.frontends.leaves import Leaves, trace_leaves
-from shardy_py.frontends.mesh_context import no_mesh, traced_on
+from shardy_py.frontends.mesh_context import on_a_mesh_or_none, traced_on
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.record import PlanRecord
 
@@ -69,8 +69,8 @@ class TracedCall:
             return leaf if sharding is None else jax.device_put(leaf, NamedSharding(view.runnable(), sharding.spec))
 
         args, kwargs = jax.tree.unflatten(request.in_tree, map(untyped, leaves))
-        with view.context():
-            return jax.tree.leaves(_bound(request.settings.fun, request)(*args, **kwargs))
+        run = functools.partial(_bound(request.settings.fun, request), *args, **kwargs)
+        return jax.tree.leaves(on_a_mesh_or_none(run, view.context, mesh_first=request.is_on_mesh))
 
     @property
     def closes_over_tracers(self) -> bool:
@@ -81,8 +81,8 @@ class TracedCall:
 def trace(request: PlanRequest) -> TracedCall:
     """As `jax.make_jaxpr`, of the call's function on its types.
 
-    The mesh context of the trace is the Auto mesh, so that the jaxpr can be replayed in any context, and `jax.shard_map` or
-    constraints without a mesh find one.
+    It is traced on a mesh where `jax.jit` would do so, on the Auto mesh, so that the jaxpr can be replayed in any context. What cannot be
+    traced without one, such as a constraint by a `PartitionSpec`, finds it as well.
     """
     layout = request.layout
     bound = _bound(request.settings.fun, request)
@@ -98,15 +98,8 @@ def trace(request: PlanRequest) -> TracedCall:
 
     args, kwargs = layout.dynamic_arguments(request.slots)
     with no_collection(), planning(request.view):
-        try:
-            with traced_on(request.view.auto_mesh):
-                jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
-        except ValueError as error:
-            if "context mesh" not in str(error).lower():
-                raise
-            # A shard_map over a mesh object that is not quite the Auto mesh; without a context mesh there is nothing to disagree with.
-            with no_mesh():
-                jaxpr, result = trace_leaves(with_specs, *args, **kwargs)
+        run = functools.partial(trace_leaves, with_specs, *args, **kwargs)
+        jaxpr, result = on_a_mesh_or_none(run, functools.partial(traced_on, request.view.auto_mesh), mesh_first=request.is_on_mesh)
     jaxpr, callback_errors = watched(jaxpr)
     return TracedCall(request, jaxpr, result, tuple(out_specs), tuple(out_names), callback_errors)
 

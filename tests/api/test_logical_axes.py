@@ -144,6 +144,27 @@ class Layer(nnx.Module):
         return self.up(x)
 
 
+class Heads(linen.Module):
+    """Its kernel is flat where the box gives it three names, which Flax writes as a constraint if it finds a mesh."""
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.DenseGeneral((4, 8), kernel_init=linen.with_partitioning(KERNEL, (None, "model", None)), use_bias=False)(x)
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_boxes_are_read_as_under_jit(lowering):
+    x = np.random.default_rng(0).standard_normal((8, 16)).astype("float32")
+    variables = Heads().init(jax.random.key(0), x)
+
+    def loss(variables, x):
+        return jnp.sum(Heads().apply(variables, x) ** 2)
+
+    step = sp.auto_shard(jax.grad(loss), mesh=MESH, in_shardings=(None, P("data")), lowering=lowering)
+    got, want = step(variables, x), jax.jit(jax.grad(loss))(variables, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, want)
+
+
 def test_nnx_variables_and_their_optimizer():
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     flax_rules = tuple((name, axes) for name, axes in RULES)

@@ -151,3 +151,31 @@ def test_a_mesh_of_another_size_is_planned_for_under_set_mesh(lowering):
     with jax.set_mesh(main()):
         around = planned.plan(*shapes).as_text()
     assert around == planned.plan(*shapes).as_text()
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_code_that_looks_for_a_mesh_finds_what_it_finds_under_jit(lowering):
+    def step(x):
+        return x * 2 if jax.sharding.get_abstract_mesh().empty else x * 3
+
+    planned = sp.auto_shard(step, mesh=main(), in_shardings=P("x"), lowering=lowering)
+    for _ in range(2):  # one plan for each context, whichever comes first
+        assert planned(X)[0, 0] == jax.jit(step)(X)[0, 0] == 2 * X[0, 0]
+        with jax.set_mesh(main()):
+            assert planned(X)[0, 0] == jax.jit(step)(X)[0, 0] == 3 * X[0, 0]
+    assert planned.plan_count == 2
+    planned.verify(X)
+    with jax.disable_jit():
+        assert planned(X)[0, 0] == 2 * X[0, 0]
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_what_needs_a_mesh_finds_the_one_that_is_planned_for(lowering):
+    def step(x):
+        x = jax.lax.with_sharding_constraint(jnp.tanh(x), P("x", "y"))
+        return jax.shard_map(lambda x: x + jax.lax.axis_index("x"), in_specs=P("x"), out_specs=P("x"))(x)
+
+    planned = sp.auto_shard(step, mesh=main(), in_shardings=P("x"), lowering=lowering)
+    np.testing.assert_allclose(planned(X), np.tanh(X) + np.repeat([[0], [1]], 8, 0), rtol=1e-5)
+    with jax.disable_jit():
+        np.testing.assert_allclose(planned(X), np.tanh(X) + np.repeat([[0], [1]], 8, 0), rtol=1e-5)

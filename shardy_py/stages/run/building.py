@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from jax.sharding import PartitionSpec
 from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
 from shardy_py.frontends.leaves import Leaves, trace_leaves
-from shardy_py.frontends.mesh_context import traced_on
+from shardy_py.frontends.mesh_context import on_a_mesh_or_none, traced_on
 from shardy_py.planner.options import Planner
 from shardy_py.stages.jaxprs import dtype_of, is_extended_dtype, shape_of, struct_of
 from shardy_py.stages.partitions.result import Partition
@@ -334,8 +335,9 @@ def _partitioned(options: Options, signature: Signature) -> Callable[..., Any]:
 
 
 def _trace(fun: Callable[..., Any], signature: Signature, structs: Sequence[Any], context: Any) -> tuple[Flat, Leaves]:
-    with traced_on(context):
-        jaxpr, result = trace_leaves(lambda *leaves: fun(*signature.tree.unflatten(leaves)), *structs)
+    run = functools.partial(trace_leaves, lambda *leaves: fun(*signature.tree.unflatten(leaves)), *structs)
+    is_set = not jax.sharding.get_abstract_mesh().empty
+    jaxpr, result = on_a_mesh_or_none(run, functools.partial(traced_on, context), mesh_first=is_set)
     return flatten(jaxpr, signature.batch), result
 
 
