@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,9 @@ from shardy_py.api.name_rules import Annotated, applies, overruled, rule_paths
 from shardy_py.api.options import Options
 from shardy_py.api.specs import to_fitting_sharding
 from shardy_py.api.trees import Leaf
+from shardy_py.ir import Program
 from shardy_py.plan.findings import Finding
+from shardy_py.rules.traits import CONSTRAINTS
 
 LogicalRule = tuple[str, tuple[str, ...]]
 LogicalAxisRules = Mapping[str, str | Sequence[str] | None] | Sequence[tuple[str, str | Sequence[str] | None]]
@@ -244,6 +246,33 @@ def _without_rules(leaves: Sequence[Leaf], names: Sequence[AxisNames | None], an
         annotated,
         findings=(*annotated.findings, Finding("unmatched-rule", message, leaf.path, location.partition(" (")[0], "info", fix=fix)),
     )
+
+
+def idle_rules(rules: Sequence[LogicalRule] | None, names: Iterable[AxisNames | None], program: Program, location: str) -> list[Finding]:
+    """One finding of all rules for names that no dimension has: a warning where no rule applies to anything, else a note.
+
+    Rules that leave dimensions whole are left out, and rules whose axes a constraint in the program has: it may come from one of these.
+
+    Args:
+        rules: Checked rules.
+        names: The names that arguments and results have for their dimensions.
+        program: The program.
+        location: `file:line` of the user's function.
+    """
+    called = {name for named in names if named for entry in named.dims for name in _parts(entry)}
+    cutting = [(name, axes) for name, axes in rules or () if axes and name not in called]
+    if not cutting:
+        return []
+    constrained = {a.name for op in program.walk() if op.name in CONSTRAINTS and (s := op.results[0].sharding) for a in s.dim_axes()}
+    idle = list(dict.fromkeys(name for name, axes in cutting if constrained.isdisjoint(axes)))
+    if not idle:
+        return []
+    nothing = len(idle) == len({name for name, axes in rules or () if axes})
+    which = "" if nothing else f" for {', '.join(map(repr, idle))}"
+    fix = "drop them" if called else "pass parameters with their names, before nn.unbox or nn.meta.unbox, or write rules= for their paths"
+    does = "calls a dimension so" if called else "names its dimensions"
+    message = f"{ARGUMENT}{which} apply to nothing: no array of the arguments or the result {does}"
+    return [Finding("unused-rule", message, "", location.partition(" (")[0], "warning" if nothing else "info", fix=fix)]
 
 
 def _first_name(names: AxisNames) -> str:

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr
 
 from shardy_py.api.abstract_state import Argument
 from shardy_py.api.constraining import as_plan_constrains, constrained
-from shardy_py.api.logical_axes import apply_axis_names
+from shardy_py.api.logical_axes import apply_axis_names, idle_rules
 from shardy_py.api.lowering import dearer_region
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.name_rules import Annotated, apply_to_results, unused_rules
@@ -307,7 +307,9 @@ class _Planning:
             used = [True] * len(inputs) if request.settings.jit.keep_unused else used_inputs(traced.jaxpr)
             dropped = tuple(number for number, is_used in enumerate(used) if not is_used)
             donated = _donated(traced, imported, inputs, outputs, used)
-            findings = (*results.findings, *imported.findings, *refusals(donated, request.location.partition(" (")[0]))
+            names = (*request.axis_names, *traced.out_names)
+            idle = idle_rules(request.settings.logical_axis_rules, names, imported.program, request.location)
+            findings = (*results.findings, *idle, *imported.findings, *refusals(donated, request.location.partition(" (")[0]))
             outlines = tuple((request.layout.labels[i], request.slots[i].outline) for i in request.layout.dynamic)
             pytrees = NamedPytrees.of(request.view, outlines, len(request.names), traced.result.outline)
             described = (inputs, outputs, findings, imported.program, self.log or (), self.timings, pytrees, donated, partitioning)

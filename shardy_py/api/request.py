@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 
 from shardy_py.api.errors import SpecError, did_you_mean
-from shardy_py.api.logical_axes import LogicalRule, apply_axis_names, axis_names
+from shardy_py.api.logical_axes import AxisNames, LogicalRule, apply_axis_names, axis_names
 from shardy_py.api.meshes import MeshView, same_axes
 from shardy_py.api.name_rules import OWN, Annotated, apply_rules, refines
 from shardy_py.api.options import Options
@@ -105,6 +105,7 @@ class PlanRequest:
         sources: The source of each leaf's sharding: `in_shardings`, a rule, or the argument; empty where there is none.
         is_on_mesh: Whether `jax.jit` would trace the call on a mesh, so that code which looks for one finds one.
         key: Equal for calls that one plan serves.
+        axis_names: The names that each leaf has for its dimensions.
     """
 
     settings: Settings
@@ -119,6 +120,7 @@ class PlanRequest:
     sources: tuple[str, ...]
     is_on_mesh: bool
     key: tuple[Any, ...]
+    axis_names: tuple[AxisNames | None, ...] = ()
 
     @property
     def signature(self) -> tuple[Any, ...]:
@@ -198,7 +200,8 @@ def request(settings: Settings, view: MeshView, layout: ArgumentSlots, slots: Se
     types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
     key = (layout, in_tree, types, tuple(shardings), statics, view, is_on_mesh(settings, view), configuration())
     described = tuple(abstract_slots), in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(annotated.findings)
-    return PlanRequest(settings.on(view, runs=runs), view, layout, *described, tuple(annotated.sources), is_on_mesh(settings, view), key)
+    on_mesh = is_on_mesh(settings, view)
+    return PlanRequest(settings.on(view, runs=runs), view, layout, *described, tuple(annotated.sources), on_mesh, key, tuple(names))
 
 
 def is_on_mesh(settings: Settings, view: MeshView) -> bool:

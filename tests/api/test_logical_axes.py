@@ -211,6 +211,27 @@ def test_names_without_rules_are_a_note():
     assert "logical_axis_rules" in note.fix
 
 
+def idle(fun, *args, rules=(*RULES, ("heads", "model"), ("kv", "model")), **options):
+    plan = sp.auto_shard(fun, mesh=MESH, logical_axis_rules=rules, **options).plan(*args)
+    return [(f.severity, f.message) for f in plan.findings if f.kind == "unused-rule"]
+
+
+def test_rules_for_names_that_nothing_has_are_one_finding():
+    nothing = "logical_axis_rules apply to nothing: no array of the arguments or the result names its dimensions"
+    assert idle(lambda p: p, {"w": jnp.ones((8, 16))}) == [("warning", nothing)]
+    some = "logical_axis_rules for 'batch', 'heads', 'kv' apply to nothing: no array of the arguments or the result calls a dimension so"
+    assert idle(lambda p: jax.tree.map(lambda x: x + 1, p), boxed()) == [("info", some)]
+    assert not idle(lambda p: p, {"w": jnp.ones((8, 16))}, rules=[("embed", None)])
+    assert not idle(lambda p: p, boxed(), rules=[("mlp", "data"), ("mlp", "model"), ("embed", None)])  # the second is for other arrays
+
+
+def test_rules_for_constraints_inside_are_used():
+    def inside(x):
+        return linen.with_logical_constraint(x, ("batch", "heads"))
+
+    assert not idle(inside, jnp.ones((8, 16)))
+
+
 def test_names_that_cut_unevenly():
     p = boxed(shape=(8, 15))
     with pytest.raises(sp.SpecError, match=r"dimension 1 of size 15 is not divisible by 2"):
