@@ -13,7 +13,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.files import write_file
 from shardy_py.ir.printer import print_program
 from shardy_py.plan import costing
-from shardy_py.plan.checks.accept import accepted, alike
+from shardy_py.plan.checks.accept import accepted
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.collectives_by_module import CollectivesByModule, by_module
@@ -23,7 +23,7 @@ from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
 from shardy_py.plan.explain import explain
 from shardy_py.plan.explanation import Explanation
-from shardy_py.plan.findings import Finding
+from shardy_py.plan.findings import Findings
 from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.memory.report import MemoryAnalysis
 from shardy_py.plan.record import PlanError, PlanRecord
@@ -129,14 +129,14 @@ class Plan(PlanRecord):
         return reshards_of(self)
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
-        """The findings, in the order of severity and bytes; `plan/checks/table.py` lists the kinds.
+    def findings(self) -> Findings:
+        """The findings, in the order of severity and bytes, one for each cause; `plan/checks/table.py` lists the kinds.
 
         The plan is checked when they are first asked for, and unless under `lowering="jit"` partitioned.
         """
         return findings_of(self)
 
-    def check(self, strict: bool = False, *, ignore: str | Iterable[str] = ()) -> tuple[Finding, ...]:
+    def check(self, strict: bool = False, *, ignore: str | Iterable[str] = ()) -> Findings:
         """The findings of the plan; raises if one is an error.
 
         Args:
@@ -151,7 +151,7 @@ class Plan(PlanRecord):
         findings = accepted(self.findings, ignore)
         bad = [f for f in findings if f.severity == "error" or (strict and f.severity == "warning")]
         if bad:
-            listed = "\n".join(f"  {group}" for group in alike(bad))
+            listed = "\n".join(f"  {group}" for group in bad)
             raise PlanError(f"the plan of {self.name} has {len(bad)} finding{'s' if len(bad) > 1 else ''}\n{listed}")
         return findings
 

@@ -22,12 +22,19 @@ from shardy_py.api.options import Options
 from shardy_py.api.specs import has_rank, is_spec_leaf, to_fitting_sharding
 from shardy_py.api.trees import Leaf
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
+from shardy_py.dialect.grouping import grouped
+from shardy_py.plan.checks.context import is_replicated
+from shardy_py.plan.checks.optimizer_state import state_and_parameter
 from shardy_py.plan.checks.paths import paths_as_one, without_numbers
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.patterns import check_length, matches, slash_path
+from shardy_py.plan.values import PlannedValue
 
 NameRules = Sequence[tuple[str, object]]
+
+LISTED = 12
+"""Paths of a note that are written out."""
 
 OWN = "the sharding of the argument"
 """The source of shardings of arguments that the user has not annotated."""
@@ -125,7 +132,7 @@ def apply_rules(
         location: `file:line` of the user's function.
 
     Returns:
-        Shardings, their sources, and findings: leaves of rank 2 and more that no rule matches, those of layers as one.
+        Shardings, their sources, and findings.
 
     Raises:
         SpecError: A rule does not fit its leaf, or contradicts another annotation.
@@ -133,15 +140,12 @@ def apply_rules(
     if not rules:
         return annotated
     out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
-    unmatched: dict[str, list[str]] = {}
     place = location.partition(" (")[0]  # without the name of the function
     paths = rule_paths(leaves)
     parameters = parameters_of(leaves, paths)
     for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True)):
         hit, own = _first_rule(rules, path), out[i]
         if hit is None:
-            if own is None and len(leaf.shape) > 1:
-                unmatched.setdefault(without_numbers(leaf.path), []).append(leaf.path)
             continue
         pattern, spec = rules[hit]
         source = f"rules[{hit}] ({pattern!r})"
@@ -154,11 +158,33 @@ def apply_rules(
             findings += dropped
         else:
             findings += overruled(by_rule, source, own, leaf, view, location)
-    for alike in unmatched.values():
-        path, shardings = paths_as_one(alike), "its sharding" if len(alike) == 1 else "their shardings"
-        message = f"no rule matches {paths_as_one([*map(slash_path, alike)])!r}; propagation decides {shardings}"
-        findings.append(Finding("unmatched-rule", message, path, place, "info"))
     return Annotated(out, sources, findings)
+
+
+def unmatched(rules: Sequence[tuple[str, object]], inputs: Sequence[PlannedValue], location: str) -> Iterator[Finding]:
+    """One note of all leaves of rank 2 and more that no rule matches and that propagation leaves whole, without state of those among them.
+
+    Args:
+        rules: Checked rules.
+        inputs: The leaves of the arguments, planned.
+        location: `file:line` of the user's function.
+    """
+    paths = rule_paths([Leaf(v.path, v.shape, v.dtype) for v in inputs]) if rules else []
+    whole = [
+        v
+        for v, path in zip(inputs, paths)
+        if v.given is None and len(v.shape) > 1 and is_replicated(v.sharding) and _first_rule(rules, path) is None
+    ]
+    parameters = {state.path: parameter.path for state, parameter, _ in state_and_parameter(inputs)}
+    unnamed = {v.path for v in whole}
+    listed = [v.path for v in whole if parameters.get(v.path) not in unnamed]
+    if not listed:
+        return
+    names = [repr(paths_as_one([*map(slash_path, group)])) for group in grouped(listed, without_numbers).values()]
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    message = f"no rule matches {', '.join(names[:LISTED])}{more}; propagation leaves {'them' if len(listed) > 1 else 'it'} whole"
+    paths = tuple(listed) if len(listed) > 1 else ()
+    yield Finding("unmatched-rule", message, listed[0], location.partition(" (")[0], "info", paths=paths)
 
 
 def applies(by_rule: TensorSharding | None, source: str, own: TensorSharding | None, other: str, options: Options, where: str) -> bool:

@@ -16,7 +16,7 @@ from shardy_py.api.constraining import as_plan_constrains, constrained
 from shardy_py.api.logical_axes import apply_axis_names, idle_rules
 from shardy_py.api.lowering import dearer_region
 from shardy_py.api.meshes import MESH_NAME, MeshView
-from shardy_py.api.name_rules import Annotated, apply_to_results, unused_rules
+from shardy_py.api.name_rules import Annotated, apply_to_results, unmatched, unused_rules
 from shardy_py.api.partitioning import RegionBuilder
 from shardy_py.api.placing import placed_arguments
 from shardy_py.api.propagating import decided, import_and_propagate, physical_sharding
@@ -52,7 +52,6 @@ from shardy_py.planner.search import Searcher
 from shardy_py.planner.seeds import Variable
 from shardy_py.planner.space import Annotations, Resolution, values_of
 from shardy_py.planner.templates import UserTemplate
-
 
 EQUAL = 1e-4
 """The part of a step by which a region may be dearer than XLA's partitioner and still be taken: prices are no more exact than that."""
@@ -309,7 +308,14 @@ class _Planning:
             donated = _donated(traced, imported, inputs, outputs, used)
             names = (*request.axis_names, *traced.out_names)
             idle = idle_rules(request.settings.logical_axis_rules, names, imported.program, request.location)
-            findings = (*results.findings, *idle, *imported.findings, *refusals(donated, request.location.partition(" (")[0]))
+            rules = () if request.settings.planner is not None or request.view.dialect_mesh.size == 1 else request.settings.rules
+            findings = (
+                *results.findings,
+                *idle,
+                *unmatched(rules, inputs, request.location),
+                *imported.findings,
+                *refusals(donated, request.location.partition(" (")[0]),
+            )
             outlines = tuple((request.layout.labels[i], request.slots[i].outline) for i in request.layout.dynamic)
             pytrees = NamedPytrees.of(request.view, outlines, len(request.names), traced.result.outline)
             described = (inputs, outputs, findings, imported.program, self.log or (), self.timings, pytrees, donated, partitioning)

@@ -16,7 +16,7 @@ from shardy_py.dialect.grouping import grouped
 from shardy_py.errors import PlanWarning
 from shardy_py.facade import Plan
 from shardy_py.ir.pieces import local_bytes
-from shardy_py.plan.checks.accept import alike
+from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
@@ -89,11 +89,12 @@ def warning_text(findings: Sequence[Finding], location: str) -> str:
 def _line(group: Sequence[Finding]) -> str:
     if not group[0].bytes:
         return "; ".join(f.message for f in group[:4]) + (f"; {len(group) - 4} more" if len(group) > 4 else "")
-    first, *others = alike(group)
-    path = f"{first.path}: " if first.path and not first.path.startswith("%") else ""
-    place = f" [{first.first.location}]" if first.first.location else ""
-    more = f"; {sum(o.count for o in others)} more, {format_bytes(sum(f.bytes for f in group))} in all" if others else ""
-    return f"{path}{first.first.message}{place}{more}"
+    first, *others = group
+    path = f"{paths_as_one(first.all_paths)}: " if first.path and not first.path.startswith("%") else ""
+    place = f" [{first.location}]" if first.location else ""
+    total = format_bytes(sum(len(f.all_paths) * f.bytes for f in group))
+    more = f"; {sum(len(f.all_paths) for f in others)} more, {total} in all" if others else ""
+    return f"{path}{first.message}{place}{more}"
 
 
 def _callers_level() -> int:

@@ -40,6 +40,7 @@ from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.transforms import hoisted, used_part, with_inputs
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import only_grows
+from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.donation import Arrangement, Donated, arrangement
 from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.values import PlannedValue
@@ -291,8 +292,8 @@ def _closed(values: Sequence[PlannedValue]) -> list[TensorSharding]:
 
 
 def _warn_of_refused(donated: Sequence[Donated], location: str) -> None:
-    """As JAX warns, but with names and reasons."""
-    refused = [str(leaf) for leaf in donated if leaf.kind not in ("aliased", "unused", "off")]
+    """As JAX warns, but with names and reasons, and of arrays of `NOTABLE` bytes and more only."""
+    refused = [str(leaf) for leaf in donated if leaf.kind not in ("aliased", "unused", "off") and leaf.bytes_per_device >= NOTABLE]
     if refused:
         listed = "\n".join(f"  {line}" for line in refused)
         warnings.warn(f"donated buffers of {location} that no output can take:\n{listed}", DonationWarning, stacklevel=2)

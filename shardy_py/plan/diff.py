@@ -273,13 +273,12 @@ def _collectives(before: PlanRecord, after: PlanRecord) -> Iterable[CollectiveCh
 
 def _only_in(plan: PlanRecord, other: PlanRecord, names: Mapping[str, str]) -> Iterable[Finding]:
     """Findings that the other plan lacks by kind, severity and path, counted with multiplicity."""
-    counts = Counter((f.kind, f.severity, f.path) for f in findings_of(other))
+    counts = Counter((f.kind, f.severity, path) for f in findings_of(other) for path in f.all_paths)
     for finding in findings_of(plan):
-        key = (finding.kind, finding.severity, names.get(finding.path, finding.path))
-        if counts[key]:
-            counts[key] -= 1
-        else:
+        keys = Counter((finding.kind, finding.severity, names.get(path, path)) for path in finding.all_paths)
+        if keys - counts:
             yield finding
+        counts -= keys
 
 
 _SIGNS = {"changed": "~", "added": "+", "removed": "-"}

@@ -15,6 +15,7 @@ from typing import Literal
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Program, TensorType, Type, Value
 from shardy_py.ir.pieces import local_shape
+from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import origins
 from shardy_py.plan.movements import format_bytes
@@ -227,14 +228,15 @@ def _refusal(
 
 
 def refusals(donated: Sequence[Donated], location: str = "") -> tuple[Finding, ...]:
-    """Findings for donated leaves that no output takes."""
+    """Findings for donated leaves that no output takes: warnings from `NOTABLE` bytes on, else notes."""
     return tuple(
         Finding(
             "refused-donation",
             f"{typed(d.type, d.sharding)} is donated but not reused: {d.reason}",
             d.path,
             location,
-            bytes=d.bytes_per_device,
+            "warning" if d.bytes_per_device >= NOTABLE else "info",
+            d.bytes_per_device,
             fix=d.fix,
         )
         for d in donated

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardy_py.dialect.format import printable
+from shardy_py.plan.checks.paths import paths_as_one
 
 Severity = Literal["info", "warning", "error"]
 
@@ -17,11 +18,12 @@ class Finding:
     Attributes:
         kind: A short stable name: `no-rule`, `unmatched-rule`, `unused-axis`, ...
         message: The defect and its consequence, in a sentence or two.
-        path: The pytree path or the name of the value it is about; empty where there is none.
+        path: The pytree path or the name of the value it is about, the first of several; empty where there is none.
         location: `file:line` of the user's code; empty where unknown.
         severity: `error` findings make `Plan.check` raise, `warning` findings do so with `strict=True`.
-        bytes: Bytes per device that it is about: that a value takes, or that move in one call; 0 where it is about none.
+        bytes: Bytes per device that it is about: that one value takes, or that move in one call; 0 where it is about none.
         fix: Advice: a sentence, or code to paste.
+        paths: The paths of all values with the same cause, as those of layers, where there are several.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -39,8 +41,23 @@ class Finding:
     severity: Severity = "warning"
     bytes: int = 0
     fix: str = ""
+    paths: tuple[str, ...] = ()
+
+    @property
+    def all_paths(self) -> tuple[str, ...]:
+        """The paths of all values that it is about."""
+        return self.paths or (self.path,)
 
     def __str__(self) -> str:
-        where = ", ".join(part for part in (self.path, self.location) if part)
+        where = ", ".join(part for part in (paths_as_one(self.all_paths), self.location) if part)
         fix = f"; {self.fix}" if self.fix else ""
         return printable(f"{self.severity}: {self.kind}: {self.message}{fix}" + (f" [{where}]" if where else ""))
+
+
+class Findings(tuple[Finding, ...]):
+    """Findings, whose text has a line for each."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self)) or "no findings"

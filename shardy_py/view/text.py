@@ -11,7 +11,7 @@ from shardy_py.dialect.format import short_location, sizes_text
 from shardy_py.dialect.grouping import grouped
 from shardy_py.errors import ShardyError
 from shardy_py.ir.jax_calls import CALLS
-from shardy_py.plan.checks.accept import Alike, alike
+from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
@@ -146,27 +146,24 @@ def findings_lines(findings: Sequence[Finding], limit: int | None, width: int) -
         for severity, name in (("error", "error"), ("warning", "warning"), ("info", "note"))
     ]
     lines = ["findings  " + ", ".join(_counted(n, name) for name, n in counts if n)]
-    groups = alike(findings)
-    notes = grouped((group for group in groups if group.first.severity == "info"), lambda group: group.first.kind)
-    grave = [group for group in groups if group.first.severity != "info"]
+    notes = grouped((finding for finding in findings if finding.severity == "info"), lambda finding: finding.kind)
+    grave = [finding for finding in findings if finding.severity != "info"]
     listed = grave if limit is None else grave[:limit]
-    for group in listed:
-        lines += _finding(group, width)
+    for finding in listed:
+        lines += _finding(finding, width)
     if len(grave) > len(listed):
-        lines.append(f"  ... and {sum(group.count for group in grave[len(listed) :]):,} more, all in plan.findings")
-    for kind, groups in notes.items():
-        listed_notes = groups if limit is None else groups[:MAX_NOTES]
-        for group in listed_notes:
-            lines += _finding(group, width)
-        left = sum(group.count for group in groups[len(listed_notes) :])
-        if left:
-            lines.append(f"  ... and {left:,} more notes of kind {kind}")
+        lines.append(f"  ... and {len(grave) - len(listed):,} more, all in plan.findings")
+    for kind, alike in notes.items():
+        listed_notes = alike if limit is None else alike[:MAX_NOTES]
+        for finding in listed_notes:
+            lines += _finding(finding, width)
+        if len(alike) > len(listed_notes):
+            lines.append(f"  ... and {len(alike) - len(listed_notes):,} more notes of kind {kind}")
     return lines
 
 
-def _finding(group: Alike, width: int) -> list[str]:
-    finding = group.first
-    where = ", ".join(part for part in (group.path, short_location(finding.location)) if part)
+def _finding(finding: Finding, width: int) -> list[str]:
+    where = ", ".join(part for part in (paths_as_one(finding.all_paths), short_location(finding.location)) if part)
     text = f"{finding.severity}: {finding.kind}: {finding.message}" + (f" [{where}]" if where else "")
     lines = textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     if finding.fix:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -66,8 +65,8 @@ class Filter:
         if self.where is None:
             return True
         if self._matches is None:
-            return finding.path in self._paths or any(map(_numbered(finding.path).fullmatch, self._paths))
-        return self._any(finding.path, finding.kind, self._module(finding.path), finding.location)
+            return not self._paths.isdisjoint(finding.all_paths)
+        return any(self._any(path, finding.kind, self._module(path), finding.location) for path in finding.all_paths)
 
     def _module(self, path: str) -> str:
         return self._modules.get(path, "")
@@ -75,11 +74,6 @@ class Filter:
     def _any(self, path: str, name: str, module: str, location: str) -> bool:
         assert self._matches is not None
         return any(text and self._matches(text) for text in (path, name, module, short_location(location), location))
-
-
-def _numbered(path: str) -> re.Pattern[str]:
-    """The paths that a finding of several layers speaks of: any number in place of `0..23`."""
-    return re.compile(r"\d+".join(map(re.escape, re.split(r"\d+\.\.\d+", path.partition(" and ")[0]))))
 
 
 def _matcher(pattern: str) -> Callable[[str], object]:

@@ -30,7 +30,7 @@ def planned() -> Plan:
 
 def warned() -> Plan:
     return sp.auto_shard(lambda x: x.sum(), mesh={"data": 2}, in_shardings=P("data"), donate_argnums=0).plan(
-        jax.ShapeDtypeStruct((8, 16), jnp.float32)
+        jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
     )
 
 

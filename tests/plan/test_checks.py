@@ -23,7 +23,7 @@ from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
 from shardy_py.plan import Finding, PlanError
-from shardy_py.plan.checks.accept import accepted, alike
+from shardy_py.plan.checks.accept import accepted
 from shardy_py.plan.checks.costly_reshards import is_involuntary
 from shardy_py.plan.checks.specs import extended, nearest, spec_text
 from shardy_py.plan.checks.table import KINDS
@@ -114,10 +114,11 @@ def test_arrays_of_layers_count_together(how: str) -> None:
     plan = planned(f, params, f32(64, 1024), mesh={"data": 8}, **specs)
     found = [f for f in plan.findings if f.kind == "replicated-large"]
     assert {(f.severity, f.bytes) for f in found} == {("warning", 4 << 20)}
-    assert [group.path for group in alike(found)] == ["p['l0..11']['w']"]
+    assert [sorted(f.paths) for f in found] == [sorted(f"p['l{i}']['w']" for i in range(12))]
+    assert str(found[0]).endswith("[p['l0..11']['w']]")
     assert "the 12 alike take 48 MiB" in found[0].message
     notes = [f for f in plan.findings if f.kind == "unmatched-rule"]
-    assert [f.path for f in notes] == (["p['l0..11']['w']"] if how == "by name" else [])
+    assert [f.paths for f in notes] == ([found[0].paths] if how == "by name" else [])
 
 
 def test_masks_and_broadcasts_are_none() -> None:
@@ -234,9 +235,10 @@ def test_optimizer_init_loses_shardings() -> None:
     plan = planned(optax.adam(1e-3).init, PARAMS, in_shardings=(SPECS,))
     found = [f for f in plan.findings if f.kind == "state-unlike-parameter"]
     tails = ("['table']", "['layers'][0]['w']", "['layers'][1]['w']")
-    assert sorted(f.path for f in found) == sorted(f"result[0].{m}{tail}" for tail in tails for m in ("mu", "nu"))
-    assert len(plan.findings) == 6
-    (mu,) = [f for f in found if f.path == "result[0].mu['table']"]
+    assert sorted(path for f in found for path in f.paths) == sorted(f"result[0].{m}{tail}" for tail in tails for m in ("mu", "nu"))
+    mu, layers = plan.findings
+    assert mu.paths == ("result[0].mu['table']", "result[0].nu['table']")
+    assert len(layers.paths) == 4
     assert mu.fix == "result[0].mu['table']: P('model', 'data') in out_shardings"
     outs = optax.tree_map_params(optax.adam(1e-3), lambda _, s: s, jax.eval_shape(optax.adam(1e-3).init, PARAMS), SPECS)
     outs = jax.tree.map(lambda s: s if isinstance(s, P) else None, outs, is_leaf=lambda s: isinstance(s, P))
@@ -611,13 +613,34 @@ def test_layers_are_one() -> None:
         return x
 
     plan = planned(f, [{"w": f32(2048, 2048)} for _ in range(12)], f32(64, 2048), in_shardings=(None, P(("data", "model"))))
-    assert len(plan.findings) == 12
-    (group,) = alike(plan.findings)
-    assert (group.path, group.count) == ("layers[0..11]['w']", 12)
+    (finding,) = plan.findings
+    assert finding.paths == tuple(f"layers[{i}]['w']" for i in range(12))
     with pytest.raises(PlanError) as error:
         plan.check(strict=True)
-    assert str(error.value).splitlines()[0] == "the plan of f has 12 findings"
-    assert len(str(error.value).splitlines()) == 2
+    assert str(error.value).splitlines() == ["the plan of f has 1 finding", f"  {finding}"]
+    (left,) = plan.check(ignore="replicated-large:layers[0]['w']")
+    assert (left.path, left.paths) == ("layers[1]['w']", finding.paths[1:])
+    assert sp.Plan.from_json(plan.to_json()).findings == plan.findings
+    assert plan.diff(plan).new_findings == ()
+
+
+def test_a_parameter_and_its_moments_are_one() -> None:
+    def step(s, x):
+        g = jax.grad(lambda w: jnp.mean((x @ w["a"]) ** 2))(s["w"])
+        mu, nu = ({"a": 0.9 * s[k]["a"] + g["a"]} for k in ("mu", "nu"))
+        return {"w": {"a": s["w"]["a"] - mu["a"] / (1 + jnp.sqrt(nu["a"]))}, "mu": mu, "nu": nu}
+
+    state = {key: {"a": f32(2048, 2047)} for key in ("w", "mu", "nu")}
+    options = {"options": sp.Options(indivisible="drop"), "rules": [("a", P(None, "model")), ("x", P("data"))], "donate_argnums": 0}
+    plan = sp.auto_shard(step, mesh={"data": 2, "model": 4}, **options).plan(state, f32(64, 2048))
+    assert [len(f.paths) for f in plan.findings if f.kind == "indivisible"] == [6]
+
+
+def test_findings_print_as_lines() -> None:
+    plan = planned(lambda w, v: (w * 2, v * 2), W, f32(8192, 8192), in_shardings=(None, None), mesh={"x": 2}, rules=[("u", P("x"))])
+    assert len(plan.findings) > 1
+    assert str(plan.findings).splitlines() == list(map(str, plan.findings))
+    assert repr(plan.check(ignore={f.kind for f in plan.findings})) == "no findings"
 
 
 def test_what_is_accepted_is_left_out() -> None:

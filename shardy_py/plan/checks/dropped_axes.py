@@ -16,7 +16,7 @@ from shardy_py.plan.checks.phrases import annotation_of, more_text
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.values import typed
+from shardy_py.plan.values import PlannedValue, typed
 
 RESHAPE = "axis-lost-in-reshape"
 SUB_AXIS = "sub-axis-removed"
@@ -128,16 +128,26 @@ def _finding(context: CheckContext, values: Sequence[Value], op: Op, loss: _Loss
 
 
 def sub_axis_removed(context: CheckContext) -> Iterator[Finding]:
-    """Arguments and results that lost parts of axes because JAX's shardings cannot name them."""
-    reported = {finding.path for finding in context.findings if finding.path}
+    """Arguments and results that lost parts of axes because JAX's shardings cannot name them, one finding for the parts of an axis.
+
+    A result that lies as the donated argument whose memory it takes is none: it lies as it was asked to.
+    """
+    reported = {path for finding in context.findings for path in finding.all_paths if path}
+    inputs, outputs = context.plan.inputs, context.plan.outputs
+    pairs = ((inputs[d.input], outputs[d.output]) for d in context.plan.donation if d.output is not None)
+    reported |= {output.path for donated, output in pairs if donated.sharding == output.sharding}
+    groups: dict[tuple[object, ...], list[tuple[PlannedValue, TensorSharding]]] = {}
     for value, uncut in context.cut_values(sub_axes.REASON):
+        if value.path not in reported and context.bytes_of(value) >= NOTABLE and isinstance(value.type, TensorType):
+            reported.add(value.path)
+            groups.setdefault((value.kind, *(axis for axis in uncut.dim_axes() if not axis.is_full)), []).append((value, uncut))
+    for group in groups.values():
+        value, uncut = max(group, key=lambda entry: context.bytes_of(entry[0]))
         size = context.bytes_of(value)
-        if value.path in reported or size < NOTABLE or not isinstance(value.type, TensorType):
-            continue
-        reported.add(value.path)
         message = (
             f"propagation gave it {typed(value.type, uncut)}; an input or output has whole axes only, unless they were asked for,"
-            f" so it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device"
+            f" so it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device{more_text(len(group), 'like it')}"
         )
         fix = f"make the mesh axis two axes, or say how to cut {value.path} in {annotation_of(value)}"
-        yield Finding(SUB_AXIS, message, value.path, "", graded(size), size, fix)
+        paths = tuple(sorted((other.path for other, _ in group), key=value.path.__ne__)) if len(group) > 1 else ()
+        yield Finding(SUB_AXIS, message, value.path, "", graded(size), size, fix, paths)

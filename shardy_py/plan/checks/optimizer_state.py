@@ -83,13 +83,16 @@ def _pairs(
             yield value, parameter, names[1:] if len(names) > 1 else names
 
 
-def state_and_parameter(values: Sequence[PlannedValue]) -> Iterator[tuple[PlannedValue, PlannedValue, tuple[str, ...]]]:
-    """State among values, its parameter among them, and the names of the state below the argument.
+def state_and_parameter(
+    values: Sequence[PlannedValue], *others: Sequence[PlannedValue]
+) -> Iterator[tuple[PlannedValue, PlannedValue, tuple[str, ...]]]:
+    """State among values, its parameter, and the names of the state below the argument.
 
     Args:
         values: The inputs or the outputs of a plan.
+        others: More values among which its parameter may be.
     """
-    return _pairs(values, (_parameters(values),))
+    return _pairs(values, [_parameters(each) for each in (values, *others)])
 
 
 def _parameter(value: PlannedValue, names: tuple[str, ...], parameters: _Parameters) -> PlannedValue | None:

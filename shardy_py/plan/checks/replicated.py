@@ -38,7 +38,7 @@ def replicated_large(context: CheckContext) -> Iterator[Finding]:
         return
     if any(finding.kind == "unused-axis" and not finding.path and NOTHING in finding.message for finding in context.findings):
         return
-    reported = {finding.path for finding in context.findings if finding.path and finding.kind not in _OF_NAMES}
+    reported = {path for finding in context.findings if finding.kind not in _OF_NAMES for path in finding.all_paths if path}
     series = _series((*context.plan.inputs, *context.plan.outputs))
     cheap, large, groups = _intermediates(context)
     follows = {state.path: parameter.path for state, parameter, _ in state_and_parameter(context.plan.inputs)}

@@ -15,13 +15,14 @@ from shardy_py.plan.checks.costly_reshards import costly_reshard
 from shardy_py.plan.checks.dropped_axes import axis_lost_in_reshape, sub_axis_removed
 from shardy_py.plan.checks.indivisible import indivisible
 from shardy_py.plan.checks.left_to_xla import left_to_xla
+from shardy_py.plan.checks.merging import merged
 from shardy_py.plan.checks.opaque import opaque
-from shardy_py.plan.checks.optimizer_state import state_unlike_parameter
+from shardy_py.plan.checks.optimizer_state import state_and_parameter, state_unlike_parameter
 from shardy_py.plan.checks.replicated import replicated_large
 from shardy_py.plan.checks.residuals import smaller_peak
 from shardy_py.plan.checks.scanned import cut_along_scan
 from shardy_py.plan.checks.unused_axes import unused_axis
-from shardy_py.plan.findings import Finding
+from shardy_py.plan.findings import Finding, Findings
 from shardy_py.plan.record import PlanRecord
 
 Check = Callable[[CheckContext], Iterator[Finding]]
@@ -47,15 +48,19 @@ class Kind:
 KINDS = (
     Kind("no-rule", "warning", "a primitive or a `custom_partitioning` without a sharding rule: shardings stop there"),
     Kind(
-        "unused-rule", "warning", "a rule by name that matches no argument and no named result, or only leaves that an earlier rule matches"
+        "unused-rule",
+        "warning, note",
+        "a rule by name that matches no argument and no named result, or only leaves that an earlier rule matches; rules for logical axes"
+        " that no array and no constraint has",
     ),
     Kind(
         "unmatched-rule",
         "note",
-        "an argument of rank 2 or more that no rule by name matches, or one with named dimensions where there are no rules for names",
+        "arguments of rank 2 or more that no rule by name matches and that propagation leaves whole, or one with named dimensions where"
+        " there are no rules for names",
     ),
     Kind("overruled-rule", "warning", "an argument committed to another sharding than its rule by name: its own sharding counts"),
-    Kind("refused-donation", "warning", "a donated array that no output reuses, with the reason"),
+    Kind("refused-donation", "warning, note", "a donated array that no output reuses, with the reason"),
     Kind("runs-whole", "warning, note", 'under `lowering="shard_map"`, an op that runs whole on every device'),
     Kind("jit-lowering", "warning, note", 'under `lowering="auto"`, why XLA\'s partitioner runs the plan'),
     Kind("whole-dimension", "note", 'under `lowering="shard_map"`, an op along a sharded dimension that cannot run in parts'),
@@ -97,7 +102,7 @@ def _weighed(finding: Finding) -> Finding:
 
 @Analysis
 @no_collection()
-def findings_of(plan: PlanRecord) -> tuple[Finding, ...]:
+def findings_of(plan: PlanRecord) -> Findings:
     """The findings of a plan, errors first, then warnings, then notes; among those the ones with the most bytes first."""
     findings = plan.planning_findings if plan.partitioner is None else (*plan.planning_findings, *plan.partitioner.findings(plan))
     context = CheckContext(plan, list(findings))
@@ -106,4 +111,13 @@ def findings_of(plan: PlanRecord) -> tuple[Finding, ...]:
             reported = kind.check(context)
             context.findings.extend(_weighed(each) if kind.name in WEIGHED and _is_weighed(each, plan) else each for each in reported)
     order = {kind.name: i for i, kind in enumerate(KINDS)}
-    return tuple(sorted(context.findings, key=lambda f: (_RANK[f.severity], -f.bytes, order.get(f.kind, len(order)))))
+    findings = sorted(context.findings, key=lambda f: (_RANK[f.severity], -f.bytes, order.get(f.kind, len(order))))
+    return merged(findings, _causes(plan))
+
+
+def _causes(plan: PlanRecord) -> dict[str, str]:
+    """Path of a value -> that of the one for the sake of which it has its sharding: of a donated argument, and of a state's parameter."""
+    pairs = (*state_and_parameter(plan.inputs), *state_and_parameter(plan.outputs, plan.inputs))
+    parameters = {state.path: parameter.path for state, parameter, _ in pairs}
+    donated = ((plan.outputs[d.output].path, d.path) for d in plan.donation if d.output is not None)
+    return parameters | {output: parameters.get(argument, argument) for output, argument in donated}

@@ -37,7 +37,7 @@ from shardy_py.plan.values import PlannedValue
 P = TypeVar("P", bound=PlanRecord)
 
 FORMAT = "shardy_py.plan"
-VERSION = 3
+VERSION = 4
 """Raised by each change that makes older readers fail; `read_plan` reads this version only."""
 
 _MEMBERS = (

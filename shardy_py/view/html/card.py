@@ -8,12 +8,14 @@ from html import escape
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from shardy_py.plan.checks.accept import Alike, alike
+from shardy_py.plan.checks.merging import merged
+from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective, received_by, summary
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
+from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
@@ -56,8 +58,8 @@ def card(plan: PlanRecord) -> str:
     small = sum(1 for _ in islice(plan.program.walk(), MAX_OPS + 1)) <= MAX_OPS
     moved = collectives_of(plan) if small or plan.partitioner is None or collectives_of.is_computed(plan) else None
     partitioned = small or plan.partitioner is None
-    groups = alike(findings_of(plan) if partitioned or findings_of.is_computed(plan) else plan.planning_findings)
-    groups = sorted(groups, key=lambda group: _GRAVITY[group.first.severity])
+    findings = findings_of(plan) if partitioned or findings_of.is_computed(plan) else merged(plan.planning_findings)
+    findings = sorted(findings, key=lambda finding: _GRAVITY[finding.severity])
     inputs, outputs = by_path(plan, inputs_of(plan)), by_path(plan, outputs_of(plan))
     axes = " × ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
     figures = f"inputs {format_bytes(bytes_of(inputs))}; outputs {format_bytes(bytes_of(outputs))} per device"
@@ -65,14 +67,14 @@ def card(plan: PlanRecord) -> str:
     lists = _values("inputs", inputs, len(plan.inputs), seen), _values("outputs", outputs, len(plan.outputs), seen)
     parts = [
         f"<div><b>plan of {escape(plan.name)}</b> on mesh <b>{escape(axes)}</b>; {escape(figures)}</div>",
-        f"<div {_SIDE_BY_SIDE}>{_planned(plan)}{_peak(plan) if small else ''}{_sent(moved)}{_findings(groups)}{_picture(plan.mesh)}</div>",
+        f"<div {_SIDE_BY_SIDE}>{_planned(plan)}{_peak(plan) if small else ''}{_sent(moved)}{_counted(findings)}{_picture(plan.mesh)}</div>",
         f"<div {_SIDE_BY_SIDE}>{''.join(lists)}</div>",
     ]
     if partitioned or reshards_of.is_computed(plan):
         parts.append(_moves(reshards_of(plan)))
-    if groups:
-        rows = [f"<tr><td {_CELL}>{escape(str(group))}</td></tr>" for group in groups[:MAX_FINDINGS]]
-        parts.append(_folded("findings", len(groups), rows, opened=groups[0].first.severity != "info"))
+    if findings:
+        rows = [f"<tr><td {_CELL}>{escape(str(finding))}</td></tr>" for finding in findings[:MAX_FINDINGS]]
+        parts.append(_folded("findings", len(findings), rows, opened=findings[0].severity != "info"))
     parts.append("<div><small>plan.show() puts its page here: every value, why it is sharded so, charts.</small></div>")
     return f'<div style="font-size:13px;line-height:1.5">{"".join(parts)}</div>'
 
@@ -105,12 +107,11 @@ def _sent(collectives: Sequence[Collective] | None) -> str:
     return _fact("communication per device and call", size if exact else f"at least {size}", kinds or "no data moves between devices")
 
 
-def _findings(groups: Sequence[Alike]) -> str:
-    grave = [group for group in groups if group.first.severity != "info"]
-    count = sum(group.count for group in grave)
-    notes = sum(group.count for group in groups) - count
-    first = groups[0] if groups else None
-    more = "" if first is None else f"{first.first.kind} {'of ' if first.path else ''}{first.path}"
+def _counted(findings: Sequence[Finding]) -> str:
+    count = sum(finding.severity != "info" for finding in findings)
+    notes = len(findings) - count
+    first = findings[0] if findings else None
+    more = "" if first is None else f"{first.kind} {'of ' if first.path else ''}{paths_as_one(first.all_paths)}"
     return _fact("findings", f"{count or 'none'}" + (f", {notes} note{'s' if notes != 1 else ''}" if notes else ""), more)
 
 

@@ -113,21 +113,19 @@ const GRAVITY = { error: 0, warning: 1, info: 2 };
 
 function findingsView(plan, go) {
   if (!plan.data.findings.length) return [el("p", { class: "empty" }, "Nothing was found that deserves a look.")];
-  const groups = layersAsOne(plan.data.findings).sort((x, y) => GRAVITY[x[0][0]] - GRAVITY[y[0][0]]);
+  const groups = byFinding(plan.data.findings).sort((x, y) => GRAVITY[x[0][0]] - GRAVITY[y[0][0]]);
   const list = el("ul", { class: "plain" });
   return [list, paged(groups, (rows) => el("li", {}, findingLine(plan, rows[0], go), others(plan, rows.slice(1), go)), list)];
 }
 
-/** Findings that differ in nothing but numbers, as those of layers do, together. */
-function layersAsOne(findings) {
-  const byText = new Map();
-  for (const row of findings) {
-    const [severity, kind, message, , path] = row;
-    const key = [severity, kind, ...[message, path].map((text) => text.replace(/\d+/g, "#"))].join("\n");
-    if (!byText.has(key)) byText.set(key, []);
-    byText.get(key).push(row);
+/** The rows of each finding: one for each value that it is about, as those of layers. */
+function byFinding(rows) {
+  const byNumber = new Map();
+  for (const row of rows) {
+    if (!byNumber.has(row[8])) byNumber.set(row[8], []);
+    byNumber.get(row[8]).push(row);
   }
-  return [...byText.values()];
+  return [...byNumber.values()];
 }
 
 /** The values of the other findings of a group, behind a triangle. */

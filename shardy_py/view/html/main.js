@@ -26,7 +26,7 @@ function summary(plans) {
     texts.map((text, side) => el("div", { class: `much${plans.length > 1 ? " pair" : ""}` }, plans.length > 1 ? [el("span", { class: `side ${side ? "b" : "a"}` }, side ? "B" : "A"), " "] : null, text)));
   const each = (text) => plans.map(text);
   const found = (plan) => {
-    const counts = ["error", "warning", "info"].map((s) => [plan.data.findings.filter((f) => f[0] === s).length, s === "info" ? "note" : s]);
+    const counts = ["error", "warning", "info"].map((s) => [byFinding(plan.data.findings).filter(([f]) => f[0] === s).length, s === "info" ? "note" : s]);
     return counts.filter(([n]) => n).map(([n, what]) => plural(n, what)).join(", ") || "none";
   };
   const cards = [

@@ -12,6 +12,7 @@ from shardy_py.plan.collectives import Collective
 from shardy_py.plan.executed import collectives_of, explicit_of
 from shardy_py.plan.executed_reshards import moving_value, origins_of, reshards_of
 from shardy_py.plan.explicit import Origin
+from shardy_py.plan.findings import Finding
 from shardy_py.plan.path_parts import path_parts
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
@@ -58,7 +59,7 @@ class _Reader:
         values = self._values()
         moves = [self._reshard(r, origin) for r, origin in zip(reshards_of(plan), origins_of(plan))]
         collectives = [self._collective(c, origin) for c, origin in self._collectives()]
-        findings = [self._finding(f) for f in findings_of(plan)]
+        findings = [row for number, finding in enumerate(findings_of(plan)) for row in self._finding(finding, number)]
         data = {
             "name": plan.name,
             "lowering": plan.lowering,
@@ -148,9 +149,10 @@ class _Reader:
         head = [self._moving(c.value, origin), c.value, c.kind, list(c.axes), c.group_size, c.operand]
         return [*head, c.received_bytes, c.trips, text(c.primitive), self._at(c.location)]
 
-    def _finding(self, f: Any) -> list[Any]:
-        head = [f.severity, f.kind, f.message, self.by_path.get(f.path, -1), f.path, self._at(f.location)]
-        return [*head, f.bytes, f.fix]
+    def _finding(self, f: Finding, number: int) -> list[list[Any]]:
+        """A row for each value that a finding is about, with the number of the finding."""
+        tail = [self._at(f.location), f.bytes, f.fix, number]
+        return [[f.severity, f.kind, f.message, self.by_path.get(path, -1), path, *tail] for path in f.all_paths]
 
 
 def _devices(plan: PlanRecord) -> tuple[int, ...]:

@@ -178,7 +178,7 @@ def step_of_fewer_values(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (change("version", to=4), "the stored plan has the version 4"),
+        (change("version", to=3), "the stored plan has the version 3"),
         (change("version", to=True), "the stored plan has the version true"),
         (change("format", to="model"), "this is no stored plan"),
         (lambda d: d.pop("log"), "the member 'log' is missing"),
