@@ -36,8 +36,9 @@ def sharding_rule(
     """Decorates a function that propagation should not look into: a kernel, a callback, a foreign call.
 
     As the `sharding_rule` of `jax.experimental.custom_partitioning`, without a partition callback, and differentiable and
-    vmappable as the function itself is. Positional arguments are pytrees of arrays, one factor pattern per leaf; keyword
-    arguments are static.
+    vmappable as the function itself is. A kernel of Pallas or a `jax.ffi.ffi_call` in it runs on parts of a batch: the function is traced
+    with their sizes where the rule has dimensions at the front of all results and operands (weights aside) that are free.
+    Positional arguments are pytrees of arrays, one factor pattern per leaf; keyword arguments are static.
 
     Args:
         rule: Factors of operands and results: `"i k, k j -> i j"`, `"... i -> ..."`, `"(h d) -> h d"`.
@@ -123,5 +124,9 @@ def _bind(
         rule = None if spec is None else spec.bind([a.shape for a in avals], [a.shape for a in closed.out_avals])
     except ShardyError as error:
         raise error.at(f"sharding_rule of {location_of(fn)}") from None
-    results = ruled_call_p.bind(*leaves, call_jaxpr=closed, like_jaxpr=like_closed, rule=rule, name=name)
+
+    def on_leaves(*flat: Any) -> list[Any]:
+        return jax.tree.leaves(fn(*jax.tree.unflatten(tree, flat), **static))
+
+    results = ruled_call_p.bind(*leaves, call_jaxpr=closed, like_jaxpr=like_closed, rule=rule, name=name, fun=on_leaves)
     return out.outline.filled(results).tree()

@@ -19,10 +19,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as
 from jax.sharding import AbstractMesh
 
 from shardy_py.backends.conflicts import only_results, pin_conflicts, pin_mispartitioned, pinned_sharding
+from shardy_py.backends.local.ruled_call import batched_rule
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.partitioned_call import Partition
+from shardy_py.backends.partitioned_equation import in_region
 from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, Replacement, constraint_params, scopes_of
 from shardy_py.backends.xla_workarounds import Target, workaround
+from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Imported, Scope
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 from shardy_py.frontends.mesh_context import traced_on
@@ -70,7 +73,7 @@ def pinned(
     annotations: set[str] = set()
 
     def replace(eqn: JaxprEqn, scope: Scope | None) -> Replacement | None:
-        replacement = _annotation(eqn, scope, auto_mesh, _ANNOTATIONS)
+        replacement = _annotation(eqn, scope, target, _ANNOTATIONS)
         if replacement is None:
             return workaround(eqn, scope, target)
         annotations.add(eqn.primitive.name)
@@ -102,9 +105,7 @@ def left_to_xla(closed: ClosedJaxpr, planned: Imported, auto_mesh: AbstractMesh,
         partition: Partitions equations that XLA may get wrong.
     """
     target = Target(NamedShardings(auto_mesh), planned.program.meshes, platform, partition, keeps_plan=False)
-    copier = Copier(
-        target.named, lambda eqn, scope: _annotation(eqn, scope, auto_mesh, _ANNOTATIONS_ALONE) or workaround(eqn, scope, target)
-    )
+    copier = Copier(target.named, lambda eqn, scope: _annotation(eqn, scope, target, _ANNOTATIONS_ALONE) or workaround(eqn, scope, target))
     pins = Pins()
     pin_mispartitioned(planned.scope, pins, planned.program.meshes)
     return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, auto_mesh).jaxpr, closed.consts), pins.count(), False)
@@ -189,42 +190,47 @@ def _differs(v: Any, plan: Scope, run: Scope, pins: Pins) -> bool:
     return not target.is_equivalent(actual)
 
 
-def _annotation(eqn: JaxprEqn, scope: Scope | None, auto_mesh: AbstractMesh, annotations: Mapping[str, _Annotation]) -> Replacement | None:
+def _annotation(eqn: JaxprEqn, scope: Scope | None, target: Target, annotations: Mapping[str, _Annotation]) -> Replacement | None:
     """The replacement of an annotation in the copy."""
     own = annotations.get(eqn.primitive.name)
-    return None if own is None else own(eqn, scope, auto_mesh)
+    return None if own is None else own(eqn, scope, target)
 
 
-def _same(eqn: JaxprEqn, scope: Scope | None, auto_mesh: AbstractMesh) -> Replacement:
+def _same(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacement:
     return lambda *xs: list(xs)
 
 
-def _as_planned(eqn: JaxprEqn, scope: Scope | None, auto_mesh: AbstractMesh) -> Replacement:
+def _as_planned(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacement:
     """The planned shardings of the values of a group or a barrier, which nothing else constrains."""
     if scope is None or any(v not in scope.env for v in eqn.outvars):
-        return _same(eqn, scope, auto_mesh)
-    named = NamedShardings(auto_mesh)
-    params = [constraint_params(named(scope.env[v].sharding, cast(Any, v).aval.ndim)) for v in eqn.outvars]
+        return _same(eqn, scope, target)
+    params = [constraint_params(target.named(scope.env[v].sharding, cast(Any, v).aval.ndim)) for v in eqn.outvars]
     return lambda *xs: [jax.lax.sharding_constraint_p.bind(x, **p) for x, p in zip(xs, params, strict=True)]
 
 
-def _constraint(eqn: JaxprEqn, scope: Scope | None, auto_mesh: AbstractMesh) -> Replacement:
+def _constraint(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacement:
     """JAX's constraint, to the planned sharding: the open dimensions of the user's have been decided."""
     v: Any = eqn.outvars[0]
     planned = None if scope is None else scope.env[v].sharding
     sharding = eqn.params["sharding"] if planned is None else planned
-    params = constraint_params(NamedShardings(auto_mesh)(sharding, v.aval.ndim))
+    params = constraint_params(target.named(sharding, v.aval.ndim))
     return lambda x: [jax.lax.sharding_constraint_p.bind(x, **params)]
 
 
-def _ruled_call(eqn: JaxprEqn, scope: Scope | None, auto_mesh: AbstractMesh) -> Replacement:
-    """The function itself, between constraints on its operands and results."""
-    named = NamedShardings(auto_mesh)
+def _ruled_call(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacement:
+    """The function itself, between constraints on its operands and results; where it runs on parts of a batch, partitioned here."""
+
+    def sharding_of(v: Any) -> TensorSharding | None:
+        return None if scope is None or isinstance(v, Literal) or v not in scope.env else scope.env[v].sharding
+
+    if batched_rule(eqn) is not None and (region := in_region(eqn, sharding_of, target.named, target.partition)) is not None:
+        return region
 
     def constrained(x: Any, v: Any) -> Any:
-        if scope is None or isinstance(v, Literal) or v not in scope.env or not x.ndim:
+        sharding = sharding_of(v)
+        if sharding is None or not x.ndim:
             return x
-        return jax.lax.sharding_constraint_p.bind(x, **constraint_params(named(scope.env[v].sharding, x.ndim)))
+        return jax.lax.sharding_constraint_p.bind(x, **constraint_params(target.named(sharding, x.ndim)))
 
     def call(*xs: Any) -> list[Any]:
         operands = [constrained(x, v) for x, v in zip(xs, eqn.invars)]
@@ -233,7 +239,7 @@ def _ruled_call(eqn: JaxprEqn, scope: Scope | None, auto_mesh: AbstractMesh) -> 
     return call
 
 
-_Annotation = Callable[[JaxprEqn, Scope | None, AbstractMesh], Replacement]
+_Annotation = Callable[[JaxprEqn, Scope | None, Target], Replacement]
 
 _ANNOTATIONS: dict[str, _Annotation] = {
     "sdy_sharding_constraint": _constraint,

@@ -194,7 +194,7 @@ def _check_ruled(context: tuple[Any, ...], error: Any, enabled: Any, args: Seque
     checked, leaves, tree = checked_jaxpr(body, context, error, enabled, args)
     error, _ = tree.unflatten(jaxpr_as_fun(checked)(*leaves, *args))
     unchecked = jax.make_jaxpr(lambda *xs: checkify.checkify(jaxpr_as_fun(body), errors=enabled)(*xs)[1])(*body.in_avals)
-    return error, ruled_call_p.bind(*args, **dict(params, call_jaxpr=unchecked))
+    return error, ruled_call_p.bind(*args, **dict(params, call_jaxpr=unchecked, fun=None))
 
 
 register_checks(ruled_call_p, _check_ruled)
@@ -202,7 +202,7 @@ jet.jet_rules[ruled_call_p] = _ruled_jet
 
 
 def _batch_ruled(
-    args: Sequence[Any], dims: Sequence[int | None], *, call_jaxpr: Any, like_jaxpr: Any, rule: Any, name: str
+    args: Sequence[Any], dims: Sequence[int | None], *, call_jaxpr: Any, like_jaxpr: Any, rule: Any, name: str, fun: Any
 ) -> tuple[Any, Any]:
     axes = [None if d is None else 0 for d in dims]
     moved = [x if d is None else jax.numpy.moveaxis(x, d, 0) for x, d in zip(args, dims)]
@@ -215,7 +215,8 @@ def _batch_ruled(
 
     size = next(x.shape[0] for x, axis in zip(moved, axes) if axis == 0)
     new_rule = None if rule is None else batched_rule(rule, size, tuple(axis == 0 for axis in axes))
-    out = ruled_call_p.bind(*moved, call_jaxpr=grown(call_jaxpr), like_jaxpr=grown(like_jaxpr), rule=new_rule, name=name)
+    jaxprs = {"call_jaxpr": grown(call_jaxpr), "like_jaxpr": grown(like_jaxpr)}
+    out = ruled_call_p.bind(*moved, **jaxprs, rule=new_rule, name=name, fun=None if fun is None else jax.vmap(fun, axes))
     return out, [0] * len(out)
 
 

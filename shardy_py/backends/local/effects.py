@@ -138,20 +138,6 @@ def _space(device: Any) -> Any:
 
 
 @runs_dry
-def ruled_call(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
-    """Runs a function with a user's rule, its results in planned layouts."""
-    outputs = run_body(interpreter, eqn.params["call_jaxpr"], operands, None)
-    results = []
-    for value, v in zip(outputs, eqn.outvars, strict=True):
-        planned = interpreter.planned(v, scope)
-        if planned is None or not value.shape:
-            results.append(value)
-            continue
-        results.append(interpreter.new_value(value.get(planned), planned, value.shape, value.dtype))
-    return results
-
-
-@runs_dry
 def kernel(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """A kernel on whole operands; its own jaxprs were traced outside of the region, and are made to stand in it.
 
@@ -197,7 +183,6 @@ HANDLERS: dict[str, Handler] = {
     "pallas_call": kernel,
     "pure_callback": callback,
     "relayout": in_place,
-    "sdy_ruled_call": ruled_call,
     "shard_alike": identity,
     "with_memory_space_constraint": in_place,
 }

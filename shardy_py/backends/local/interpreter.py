@@ -474,7 +474,8 @@ class Interpreter:
     def run_whole(self, equation: Equation, operands: Sequence[ShardedValue]) -> Values:
         """Runs an equation on whole operands on every device, and reports the gathers."""
         eqn = equation.eqn
-        fix = "shard its operands otherwise, or call it on parts inside of sp.manual_computation"
+        rule = 'name the dimensions of a batch at the front, @sp.sharding_rule("b i j -> b i j"), ' if equation.name == "ffi_call" else ""
+        fix = f"shard its operands otherwise, {rule}or call it on parts inside of sp.manual_computation"
         self.report_gathers(eqn, operands, "runs-whole", f"{equation.name} runs whole on every device", fix)
         arrays = [value.whole() for value in operands]
         with self.analysis.settings_of(eqn):

@@ -24,6 +24,7 @@ from shardy_py.backends.local import (
     random_bits,
     reductions,
     roll,
+    ruled_call,
     shapes,
     slicing,
     sorting,
@@ -54,7 +55,9 @@ LOCAL_RULES = merge_tables(
 )
 """Primitive -> builder of its local rule."""
 
-HANDLERS = merge_tables((annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, partial_sums.HANDLERS, roll.HANDLERS))
+HANDLERS = merge_tables(
+    (annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, partial_sums.HANDLERS, roll.HANDLERS, ruled_call.HANDLERS)
+)
 """Primitive -> handler, for equations that hold jaxprs or name shardings."""
 
 _WHOLE: Mapping[str, str] = {
