@@ -114,7 +114,7 @@ def main(argv: list[str]) -> None:
     for title in ("first", "repeated"):
         start = time.process_time()
         for op, rows, memory in asked:
-            price_table("xla", op, rows, machine, memory)
+            price_table(op, rows, machine, memory)
         seconds = time.process_time() - start
         print(f"tables, {title}: {seconds:.2f} s, {entries / seconds:,.0f} a second")
     draw = random.Random(0)
@@ -125,7 +125,7 @@ def main(argv: list[str]) -> None:
         single.append((op, [domain[i] for domain, i in zip(rows.domains, rows.index[:, row])], memory))
     start = time.process_time()
     for op, joint, memory in single:
-        price("xla", op, joint, machine, memory)
+        price(op, joint, machine, memory)
     print(f"prices one by one: {len(single) / (time.process_time() - start):,.0f} a second")
 
 

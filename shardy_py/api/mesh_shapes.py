@@ -70,7 +70,7 @@ def _searched(
     share = settings.planner.time_limit_s / (len(candidates) + 1)
     for number, shape in enumerate(candidates):
         spent = time.monotonic() - began - number * share
-        searching = replace(settings, planner=replace(settings.planner, time_limit_s=share), lowering="jit", spent=spent)
+        searching = replace(settings, planner=replace(settings.planner, time_limit_s=share), spent=spent)
         try:
             plan = make_plan(trace(request(searching, view_of(named(shape)), layout, slots, runs=runs)), runs=runs).plan
         except PlannerInfeasible as error:

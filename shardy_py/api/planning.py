@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,6 @@ from jax.extend.core import ClosedJaxpr
 from shardy_py.api.abstract_state import Argument
 from shardy_py.api.constraining import as_plan_constrains, constrained
 from shardy_py.api.logical_axes import apply_axis_names, idle_rules
-from shardy_py.api.lowering import dearer_region
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.name_rules import Annotated, apply_to_results, unmatched, unused_rules
 from shardy_py.api.partitioning import RegionBuilder
@@ -45,16 +43,13 @@ from shardy_py.plan.store.structure import Structure
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 from shardy_py.planner.assigned import assigned
-from shardy_py.planner.judge import fits, objective, peak_of
+from shardy_py.planner.judge import fits, objective
 from shardy_py.planner.options import Planner
 from shardy_py.planner.pricing import Prices
 from shardy_py.planner.search import Searcher
 from shardy_py.planner.seeds import Variable
 from shardy_py.planner.space import Annotations, Resolution, values_of
 from shardy_py.planner.templates import UserTemplate
-
-EQUAL = 1e-4
-"""The part of a step by which a region may be dearer than XLA's partitioner and still be taken: prices are no more exact than that."""
 
 
 @dataclass(frozen=True)
@@ -190,43 +185,13 @@ def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
         best, search = searched(searcher, traced, runs=runs)
         prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with)
         if settings.shapes is not None:
-            search = settings.shapes.of_all_shapes(search, planner.gap, searcher.policy == "xla")
+            search = settings.shapes.of_all_shapes(search, planner.gap)
         search = replace(search, pricer=prices)
         if not planner.constraints:
             planned = planning.seeded(searcher.annotations, *searcher.shardings(best.trial))
             return replace(planned, plan=replace(planned.plan, search=search))
         searcher.assign(best.assignment)
-        return _run_cheaper(planning, prices, search)
-
-
-def _run_cheaper(planning: _Planning, prices: Prices, search: Search) -> Planned:
-    """The plan as it runs, with its own figures; of XLA's partitioner and a region `"auto"` takes the cheaper one."""
-    searcher, best = prices.searcher, prices.best
-    lowering = planning.traced.request.settings.lowering
-    if lowering == "jit":
-        return planning.planned(search, by_xla=True)
-    if lowering == "shard_map":
-        return planning.search_result(best.run, search)
-    planned = planning.planned(search)
-    plan = planned.plan
-    if plan.active_partitioner is None:
-        return planned
-    seconds, peak = objective(plan, searcher.planner), peak_of(plan, searcher.planner)
-    if seconds > (1 + EQUAL) * best.seconds or not searcher.planner.fits(peak):
-        by_xla = planning.planned(search, by_xla=True)
-        reason = dearer_region((seconds, best.seconds), (peak, best.peak))
-        return replace(by_xla, plan=replace(by_xla.plan, planning_findings=(*by_xla.plan.planning_findings, reason)))
-    bound = min(search.lower_bound_seconds, seconds)
-    margin = math.ceil(peak * search.margin_bytes / best.peak) if best.peak else 0
-    measured = replace(
-        search,
-        objective_seconds=seconds,
-        lower_bound_seconds=bound,
-        peak_bytes=peak,
-        margin_bytes=margin,
-        pricer=replace(prices, best=replace(best, run=plan, seconds=seconds, peak=peak), bound=bound),
-    )
-    return replace(planned, plan=replace(plan, search=measured))
+        return planning.planned(search) if searcher.region is None else planning.search_result(best.run, search)
 
 
 class _Planning:
@@ -254,15 +219,14 @@ class _Planning:
             self.groups,
         )
 
-    def planned(self, search: Search | None, *, by_xla: bool = False) -> Planned:
+    def planned(self, search: Search | None) -> Planned:
         """The plan with the shardings that the program has now.
 
         Args:
             search: The search that chose them.
-            by_xla: Whether XLA's partitioner runs it, whatever `lowering` says.
         """
         settings = self.traced.request.settings
-        if by_xla or settings.lowering == "jit":
+        if settings.lowering == "jit":
             return Planned(self.plan(search), self.imported, self.traced, None)
         if search is not None and settings.planner is not None:
             return self.search_result(self.region(search), search)
@@ -346,8 +310,7 @@ class _Planning:
             MESH_NAME,
             began,
             templates,
-            lowering=lowering,
-            region=self.region if lowering == "shard_map" and planner.constraints else None,
+            region=self.region if lowering != "jit" and planner.constraints else None,
             propagate=None if planner.constraints else lambda inputs, outputs: self.seeded(annotations, inputs, outputs).plan,
         )
 

@@ -22,8 +22,8 @@ from shardy_py.ir import Type
 from shardy_py.ir.types import element_bits
 from shardy_py.partition.layouts import Layout, local_shape
 from shardy_py.partition.op import OpSpec
-from shardy_py.partition.policies import policy_named, strategy_of
-from shardy_py.partition.region_policy import scattered_by_axis
+from shardy_py.partition.policies import strategy_of
+from shardy_py.partition.region_moves import region_moves, scattered_by_axis
 from shardy_py.partition.routes import Move
 
 
@@ -61,7 +61,7 @@ class Machine:
         self.sizes: dict[str, int] = dict(mesh.shape)
         self.links = lay_out(self.sizes, hardware, links)
         self._levels: dict[Axes, tuple[Level, ...]] = {}
-        self._moves: dict[tuple[str, Type, Layout, Layout, Axes], Communication] = {}
+        self._moves: dict[tuple[Type, Layout, Layout, Axes], Communication] = {}
 
     def collectives(self, steps: Sequence[Move], dtype: str) -> Communication:
         """The cost of a sequence of collectives on a value.
@@ -95,18 +95,17 @@ class Machine:
             levels = self._levels[axes] = levels_of(list(sizes.items()), self.links, self.sizes)
         return levels
 
-    def reshard(self, type_: Type, source: Layout, target: Layout, policy: str = "xla") -> Communication:
+    def reshard(self, type_: Type, source: Layout, target: Layout) -> Communication:
         """The cost of bringing a value from one layout to another.
 
         Args:
             type_: Its type.
             source: The layout before.
             target: The layout afterwards.
-            policy: The policy whose collectives do it.
         """
-        return self.settle(type_, source, target, (), policy)
+        return self.settle(type_, source, target, ())
 
-    def settle(self, type_: Type, source: Layout, target: Layout, summed: Axes, policy: str = "xla") -> Communication:
+    def settle(self, type_: Type, source: Layout, target: Layout, summed: Axes) -> Communication:
         """The cost of bringing partial sums in one layout to a value in another.
 
         Args:
@@ -114,15 +113,14 @@ class Machine:
             source: The layout of the partial sums.
             target: The layout afterwards.
             summed: The axes that they are added up over.
-            policy: The policy whose collectives do it.
         """
         if source == target and not summed:
             return NO_COMMUNICATION
-        key = (policy, type_, source, target, summed)
+        key = (type_, source, target, summed)
         cost = self._moves.get(key)
         if cost is None:
-            moves = policy_named(policy).moves(type_, source, target, summed, self.mesh)
-            if policy == "planner" and self.hardware.platform == "tpu":
+            moves = region_moves(type_, source, target, summed, self.mesh)
+            if self.hardware.platform == "tpu":
                 moves = scattered_by_axis(moves, self.mesh)
             cost = self._moves[key] = self.collectives(moves, type_.dtype)
         return cost
@@ -151,25 +149,24 @@ class Price:
     moves: tuple[Communication, ...]
 
 
-def price(policy: str, op: OpSpec, layouts: Sequence[Layout], machine: Machine, memory: Sequence[Access]) -> Price:
+def price(op: OpSpec, layouts: Sequence[Layout], machine: Machine, memory: Sequence[Access]) -> Price:
     """The cost of one op under a joint layout.
 
     Args:
-        policy: One of `POLICIES`.
         op: The op; it has no regions.
         layouts: Of operands, then of results.
         machine: The machine.
         memory: Its reads and writes; see `Fusion.accesses`.
     """
     mesh, count, types = machine.mesh, len(op.operands), op.types
-    run = strategy_of(policy, op, layouts, mesh)
+    run = strategy_of(op, layouts, mesh)
     operand_moves = tuple(
-        NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, layout, read, policy)
+        NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, layout, read)
         for tensor, layout, read in zip(op.operands, layouts, run.reads)
     )
     after = machine.collectives(run.inside, op.results[0].type.dtype) if run.inside else NO_COMMUNICATION
     for tensor, source, target in zip(op.results, run.makes, layouts[count:]):
-        after += machine.settle(tensor.type, source, target, run.summed, policy)
+        after += machine.settle(tensor.type, source, target, run.summed)
     pieces = [local_shape(type_.shape, layout, mesh) for type_, layout in zip(types, (*run.reads, *run.makes))]
     operands: Sequence[Sequence[int]] = pieces[:count]
     if op.name in PRODUCTS:

@@ -21,8 +21,8 @@ from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.partition.factor_axes import Exact, Factors, factor_axes
 from shardy_py.partition.layouts import Layout, joined, local_shape, to_factors
 from shardy_py.partition.mispartitioned import AT_RISK
-from shardy_py.partition.op import OpSpec
-from shardy_py.partition.policies import AS_XLA, FORWARDING, runs_as_laid, strategy_of
+from shardy_py.partition.op import CHEAP, OpSpec
+from shardy_py.partition.policies import FORWARDING, strategy_of
 from shardy_py.partition.price import NO_COMMUNICATION, Machine, piece_bytes
 from shardy_py.partition.routes import Move, settled
 from shardy_py.partition.strategy import SHIFTS, WHOLE, shifts
@@ -77,11 +77,10 @@ class PriceTable:
     move_received: tuple[Array, ...]
 
 
-def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machine, memory: Sequence[Access]) -> PriceTable:
+def price_table(op: OpSpec, candidates: Candidates, machine: Machine, memory: Sequence[Access]) -> PriceTable:
     """The prices of one op under joint layouts; each equals that of `price`.
 
     Args:
-        policy: One of `POLICIES`.
         op: The op; it has no regions.
         candidates: The joint layouts.
         machine: The machine.
@@ -92,14 +91,14 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
     if len(domains) != len(types) or len(index) != len(types):
         raise ValueError(f"{op.name} has {len(types)} values; there are domains of {len(domains)} and numbers of {len(index)}")
     decider = _Decider(op, domains, mesh)
-    runs = decider.decide(policy, index)
+    runs = decider.decide(index)
     move_seconds: list[Array] = []
     move_received: list[Array] = []
     for i, tensor in enumerate(op.operands):
         read_in = decider.layouts[i].items
         seconds, received = np.full((len(domains[i]), len(read_in)), np.nan), np.full((len(domains[i]), len(read_in)), -1)
         for own, read in _Rows(index[i], runs.numbers[i]).distinct():
-            cost = NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, domains[i][own], read_in[read], policy)
+            cost = NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, domains[i][own], read_in[read])
             seconds[own, read], received[own, read] = cost.seconds, cost.received
         move_seconds.append(seconds)
         move_received.append(received)
@@ -116,7 +115,7 @@ def price_table(policy: str, op: OpSpec, candidates: Candidates, machine: Machin
     for i, tensor in enumerate(op.results, count):
         rows = _Rows(runs.numbers[i], index[i], runs.summed)
         makes, targets, axes = decider.layouts[i].items, domains[i], decider.lists.exact.axes
-        costs = [machine.settle(tensor.type, makes[a], targets[b], axes(mask), policy) for a, b, mask in rows.distinct()]
+        costs = [machine.settle(tensor.type, makes[a], targets[b], axes(mask)) for a, b, mask in rows.distinct()]
         settled_seconds = rows.deal([cost.seconds for cost in costs])
         seconds = seconds + settled_seconds
         reductions = reductions + np.where(runs.summed, settled_seconds, 0.0)
@@ -313,11 +312,11 @@ class _Decider:
         self.layouts = [_Numbered[Layout]() for _ in op.types]
         self.inside = _Numbered[tuple[Move, ...]](())
 
-    def decide(self, policy: str, index: Array) -> _Runs:
-        """Strategies for joint layouts: on arrays if the policy supports them, else one by one."""
+    def decide(self, index: Array) -> _Runs:
+        """Strategies for joint layouts: on arrays, or one by one for ops that run as their operands lie."""
         op, count = self.op, index.shape[1]
-        if policy not in AS_XLA or op.name in FORWARDING or runs_as_laid(policy, op):
-            return self.one_by_one(policy, index)
+        if op.name in FORWARDING or op.name in CHEAP:
+            return self.one_by_one(index)
         at_risk = self.at_risk(index) if op.name in AT_RISK and op.rule is not None else np.zeros(count, bool)
         runs = _Runs(np.zeros((len(op.types), count), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64))
         for where, run in ((at_risk, self.apart), (~at_risk, self.handled if op.name in HANDLERS else self.by_xla)):
@@ -336,12 +335,10 @@ class _Decider:
         rows = _Rows(*columns)
         return rows.deal([is_at_risk(self.op, [cut[i] for cut, i in zip(cuts, row)]) for row in rows.distinct()]).astype(bool)
 
-    def one_by_one(self, policy: str, index: Array) -> _Runs:
-        """The strategies of a policy, decided for each distinct joint layout by itself."""
+    def one_by_one(self, index: Array) -> _Runs:
+        """Strategies decided for each distinct joint layout by itself."""
         rows = _Rows(*index)
-        strategies = [
-            strategy_of(policy, self.op, [domain[i] for domain, i in zip(self.domains, row)], self.mesh) for row in rows.distinct()
-        ]
+        strategies = [strategy_of(self.op, [domain[i] for domain, i in zip(self.domains, row)], self.mesh) for row in rows.distinct()]
         numbers = [rows.deal([layouts.number((*one.reads, *one.makes)[i]) for one in strategies]) for i, layouts in enumerate(self.layouts)]
         return _Runs(
             np.array(numbers),
@@ -353,7 +350,7 @@ class _Decider:
         """The strategies of an op that XLA has a handler for."""
         if self.op.name == "stablehlo.sort" and self.op.primitive != "top_k":
             return self.by_xla(index)
-        return self.one_by_one("xla", index)
+        return self.one_by_one(index)
 
     def by_xla(self, index: Array) -> _Runs:
         """The strategies of XLA's partitioner."""

@@ -78,10 +78,8 @@ def _propagated_templates(searcher: Searcher) -> list[Outcome]:
 
 
 def _priced(searcher: Searcher, trial: Trial) -> Outcome:
-    """The seconds of an assignment: by the model, which is exact where XLA's partitioner runs it, and as a region of what runs."""
-    is_exact = searcher.lowering == "jit"
-    seconds = searcher.model.seconds(trial.assignment) if is_exact else objective(searcher.plan_of(trial), searcher.planner)
-    return Outcome(trial, seconds, 0)
+    """The seconds of the finished plan of an assignment."""
+    return Outcome(trial, objective(searcher.plan_of(trial), searcher.planner), 0)
 
 
 def _assigned(searcher: Searcher, best: Candidate) -> Iterator[Outcome]:

@@ -51,7 +51,7 @@ def named(shape: tuple[int, ...]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ShapeSearch:
-    """The search for the shape of a mesh: the step of each shape, as XLA's partitioner runs it.
+    """The search for the shape of a mesh: the step of each shape.
 
     Attributes:
         steps: Per shape, the seconds of its plan and their lower bound; None where no plan that fits is known.
@@ -65,19 +65,16 @@ class ShapeSearch:
         planned = {shape: step for shape, step in self.steps.items() if step is not None}
         return min(planned, key=lambda shape: planned[shape][0], default=None)
 
-    def of_all_shapes(self, search: Search, gap: float, is_of_xla: bool) -> Search:
+    def of_all_shapes(self, search: Search, gap: float) -> Search:
         """A search of the best shape as one of all shapes, whose lower bound is the least of theirs.
 
         Args:
             search: The search.
             gap: The user's.
-            is_of_xla: Whether its bound is of plans that XLA's partitioner runs, as those of the other shapes are.
         """
         others = {shape: step for shape, step in self.steps.items() if shape != self.best}
         texts = [f"({sizes_text(named(shape))}) {'none fits' if step is None else seconds_text(step[0])}" for shape, step in others.items()]
         space = {**search.space, "other mesh shapes": ", ".join(texts) or "none"}
-        if not is_of_xla:
-            return replace(search, space={**space, "bound": "of the mesh shape that XLA's partitioner would run fastest"})
         bound = min(search.lower_bound_seconds, *(step[1] for step in others.values() if step is not None), math.inf)
         whole = replace(search, lower_bound_seconds=bound, space=space)
         return replace(whole, status="time_limit") if search.status == "optimal" and whole.gap > gap else whole

@@ -230,7 +230,6 @@ class _Builder:
     def __init__(self, op_tables: OpTables, space: Space, most: float, prices: bool = True) -> None:
         self.op_tables = op_tables
         self.prices = prices
-        self.policy = op_tables.policy
         self.room = most
         self.ops_seen = 0
         self.program = op_tables.program
@@ -239,7 +238,7 @@ class _Builder:
         self.mesh = self.machine.mesh
         self.branch: _Branch | None = None
         self.conds: list[list[_Branch]] = []
-        self.reduced_shares = reduced_shares(self.program) if self.policy == "planner" else dict[Op, float]()
+        self.reduced_shares = reduced_shares(self.program)
         self.variables: dict[int, int] = {c: i for i, c in enumerate(space.free)}
         self.origin: dict[Value, Value] = {}
         self.home: dict[Value, Scope] = {}
@@ -398,7 +397,7 @@ class _Builder:
         once = (scope.hoist_scope(origin).trips or 1) * 1.0
         home = self.home[origin]
         place = scope.place(lambda outer: outer is home)
-        if self.policy == "planner" and op.name == "stablehlo.dynamic_slice":
+        if op.name == "stablehlo.dynamic_slice":
             place = scope  # loops of a region slice what they scan, and each loop gathers its slices
         numbers = np.full((len(reads.domain), len(reads.targets)), -1)
         for a, b, seconds in reads.moves:
@@ -444,7 +443,7 @@ class _Builder:
         if not self.prices:
             return
         domain, own = joint.candidates.domains[0], joint.candidates.index[0]
-        seconds = np.array([[self.machine.reshard(value.type, a, b, self.policy).seconds for b in targets] for a in domain])
+        seconds = np.array([[self.machine.reshard(value.type, a, b).seconds for b in targets] for a in domain])
         reads = Reads((id(joint), tuple(targets)), domain, own, targets, read, costly(seconds))
         if reads.moves:
             self.move(op, key, draft, value, scope, reads)

@@ -108,21 +108,18 @@ class OpTables:
     Args:
         program: The program.
         machine: Whose prices.
-        policy: The policy that runs it, one of `POLICIES`.
 
     Attributes:
         program: The program.
         machine: Whose prices.
-        policy: The policy that runs it.
         count: Number of its ops.
         counted: Those whose work or traffic counts.
         manual_seconds: Seconds inside of the user's `shard_map`s, which no choice changes.
     """
 
-    def __init__(self, program: Program, machine: Machine, policy: str = "xla") -> None:
+    def __init__(self, program: Program, machine: Machine) -> None:
         self.program = program
         self.machine = machine
-        self.policy = policy
         self.count = sum(1 for _ in program.walk())
         costs = walk(program.main.body, program.meshes)
         self.counted = {run.op for run in (*costs.runs, *costs.other_branches)}
@@ -160,7 +157,7 @@ class OpTables:
         kind = spec, memory, id(joint)
         priced = self._priced.get(kind)
         if priced is None:
-            table = price_table(self.policy, spec, joint.candidates, self.machine, memory)
+            table = price_table(spec, joint.candidates, self.machine, memory)
             has_maker = [bool(tensor.maker) for tensor in spec.operands]
             priced = self._priced[kind] = _priced(table, joint.candidates, has_maker)
         return priced

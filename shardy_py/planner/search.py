@@ -27,7 +27,7 @@ from shardy_py.planner.evaluation import Evaluation
 from shardy_py.planner.following import Neighbours, followed, neighbours_of
 from shardy_py.planner.infeasibility import infeasible
 from shardy_py.planner.inputs import SHARE, cut
-from shardy_py.planner.judge import Candidate, fits, objective, peak_of, received_of
+from shardy_py.planner.judge import Candidate, objective, peak_of, received_of
 from shardy_py.planner.memory import binding, fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge
@@ -110,8 +110,7 @@ class Searcher:
         began: The time at which planning began.
         user_templates: Templates of the user.
         timings: Seconds of each step.
-        lowering: As of `auto_shard`.
-        region: Makes the plan of the program's shardings as a region of local arrays; None where XLA's partitioner runs plans.
+        region: Makes the plan of the program's shardings as a region of local arrays; None under `lowering="jit"`.
         propagate: Makes plans in which values inside follow by propagation; None where they are sharded too.
         completions: Templates by name, as they are completed.
         outcomes: Of trials of plans that propagation gives.
@@ -129,7 +128,6 @@ class Searcher:
     began: float
     user_templates: tuple[UserTemplate, ...] = ()
     timings: dict[str, float] = field(default_factory=dict[str, float])
-    lowering: str = "jit"
     region: Collect | None = None
     propagate: Propagate | None = None
     completions: dict[str, Solution] = field(default_factory=dict[str, Solution])
@@ -162,10 +160,7 @@ class Searcher:
         self.share = 1.0 if self.propagate is None else ASSIGNMENT_SHARE
         best, bound = self.within_budget()
         self.share = 1.0
-        if self.propagate is not None:
-            best = self.best_propagated(best, bound)
-        elif self.region is not None:
-            best = self.cheapest_region(best)
+        best = self.cheapest(best) if self.propagate is None else self.best_propagated(best, bound)
         self.timings["solve"] = time.monotonic() - started
         return best, bound
 
@@ -192,12 +187,7 @@ class Searcher:
         program, lineage, copies = as_xla_inlines(self.base.program)
         ops = {old: new for new, old in lineage.ops.items()}
         spaces = spaces_of(program, self.base.mesh, self.annotations, groups_of(self.annotations, self.base.program, copies))
-        return program, ops, copies, OpTables(program, machine, self.policy), spaces
-
-    @property
-    def policy(self) -> str:
-        """The policy that the model prices by, one of `POLICIES`."""
-        return "planner" if self.lowering == "shard_map" else "xla"
+        return program, ops, copies, OpTables(program, machine), spaces
 
     @property
     def left(self) -> float:
@@ -257,11 +247,7 @@ class Searcher:
         """The plan that runs an assignment, on a copy of the program."""
         if self.propagate is not None:
             return self.propagate(*self.shardings(trial))
-        plan = self.replan(self.space.resolution, self.model.assignment(trial.assignment))
-        by_xla = replace(plan, partitioner=None)
-        if self.lowering == "jit" or (self.lowering == "auto" and (plan.active_partitioner is None or not fits(plan, self.planner))):
-            return by_xla
-        return plan if self.lowering == "shard_map" else min(plan, by_xla, key=lambda each: objective(each, self.planner))
+        return self.replan(self.space.resolution, self.model.assignment(trial.assignment))
 
     def outcome(self, trial: Trial) -> Outcome:
         """The figures of the plan that propagation gives."""
@@ -325,7 +311,7 @@ class Searcher:
         self.is_late |= solution.status == "time_limit"
         return solution
 
-    def cheapest_region(self, best: Candidate) -> Candidate:
+    def cheapest(self, best: Candidate) -> Candidate:
         """The cheapest of a plan and the templates that fit and are not much dearer by the model, each as it runs.
 
         The model prices ops one by one. A region also shares copies between readers and fuses otherwise, so that a template may

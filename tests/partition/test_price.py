@@ -1,4 +1,4 @@
-"""Prices summed over the ops of a plan, and over what moves between them, against the cost of the plan."""
+"""Prices summed over the ops of a plan, and over what moves between them, against the cost of the plan and of its region."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
 }
 
 
-def summed(program: Program, machine: Machine, policy: str = "xla") -> tuple[float, int, float, float]:
+def summed(program: Program, machine: Machine) -> tuple[float, int, float, float]:
     """Seconds, received bytes, operations and memory traffic of a program without loops and calls; a value moves once to each layout."""
     body, mesh = program.main.body, machine.mesh
     fusion = Fusion(body)
@@ -100,7 +100,7 @@ def summed(program: Program, machine: Machine, policy: str = "xla") -> tuple[flo
         assert not op.regions
         if op.name in CHEAP:
             continue
-        one = price(policy, spec_of(op), [layout(v) for v in (*op.operands, *op.results)], machine, fusion.accesses(op))
+        one = price(spec_of(op), [layout(v) for v in (*op.operands, *op.results)], machine, fusion.accesses(op))
         for value, read, cost in zip(op.operands, one.reads, one.moves):
             move(value, read, cost)
         at_hand |= set(zip(op.results, one.makes))
@@ -108,41 +108,23 @@ def summed(program: Program, machine: Machine, policy: str = "xla") -> tuple[flo
         flops, traffic = flops + one.work.flops, traffic + one.traffic
     for value, sharding in zip(body.terminator.operands, program.main.result_shardings):
         target = layout_of(sharding, value.type.rank, mesh)
-        move(value, target, machine.reshard(value.type, layout(value), target, policy))
+        move(value, target, machine.reshard(value.type, layout(value), target))
     return seconds, received, flops, traffic
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("on", ["v5e", "h100"])
-def test_prices_add_up_to_the_cost_of_a_plan(case: str, on: str) -> None:
+def test_work_adds_up_to_that_of_a_plan_and_a_region_takes_no_longer(case: str, on: str) -> None:
     function, args, specs = CASES[case]
-    plan = sp.auto_shard(function, mesh=MESH, in_shardings=specs, lowering="jit").plan(*args)
-    cost = plan.cost_analysis(on)
-    assert cost.communicated_bytes
-    assert cost.step_seconds is not None
+    plan, region = (sp.auto_shard(function, mesh=MESH, in_shardings=specs, lowering=how).plan(*args) for how in ("jit", "shard_map"))
+    cost, run = plan.cost_analysis(on), region.cost_analysis(on)
+    assert run.communicated_bytes
+    assert run.step_seconds is not None
     seconds, received, flops, traffic = summed(plan.program, Machine(plan.mesh, hardware(on)))
-    assert received == cost.communicated_bytes
     assert flops == pytest.approx(cost.flops, rel=1e-12)
     assert traffic == cost.bytes_accessed
-    assert seconds == pytest.approx(cost.step_seconds.high, rel=1e-9)
-
-
-NEAR = {"parameters over all devices": 1.9, "features of the input": 1.3, "rows": 1.7}
-"""Cases in which a region sends less than its ops would one by one -> by which factor at most."""
-MERGED = ("parameters over all devices", "features of the input", "order")
-"""Cases in which Shardy merges movements of neighbouring ops."""
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_prices_of_other_policies_add_up_to_what_they_move(case: str) -> None:
-    function, args, specs = CASES[case]
-    plan = sp.auto_shard(function, mesh=MESH, in_shardings=specs, lowering="shard_map").plan(*args)
-    machine = Machine(plan.mesh, hardware("h100"))
-    region, shardy = (summed(plan.program, machine, policy)[1] for policy in ("local", "shardy"))
-    sent = sum(c.received_bytes * (c.trips or 1) for c in plan.collectives)
-    assert sent <= region <= NEAR.get(case, 1.0) * sent
-    moved = sum(r.bytes_per_device * (r.trips or 1) for r in plan.shardy_reshards)
-    assert shardy == moved or case in MERGED
+    assert received >= run.communicated_bytes
+    assert seconds >= 0.99 * run.step_seconds.high
 
 
 def test_reduce_scatters_of_a_planned_region_are_over_one_axis_after_the_other_on_tpus() -> None:
@@ -151,7 +133,7 @@ def test_reduce_scatters_of_a_planned_region_are_over_one_axis_after_the_other_o
     for chip in ("v5e", "h100"):
         machine = Machine(mesh, hardware(chip))
         one = machine.collectives([Move("all_reduce", axes, (64, 8), scatters=True)], "float32")
-        cost = machine.settle(type_, ((), ()), (axes, ()), axes, "planner")
+        cost = machine.settle(type_, ((), ()), (axes, ()), axes)
         assert cost.received == one.received
         assert (cost.seconds > one.seconds) == (chip == "v5e")
 
@@ -168,7 +150,7 @@ def test_ops_of_a_loop_count_as_often_as_it_runs() -> None:
         if op.results and not op.regions and op.name not in CHEAP:
             assert trips is not None
             layouts = [layout_of(v.sharding, v.type.rank, plan.mesh) for v in (*op.operands, *op.results)]
-            one = price("xla", spec_of(op), layouts, machine, fusion.accesses(op))
+            one = price(spec_of(op), layouts, machine, fusion.accesses(op))
             flops, traffic = flops + one.work.flops * trips, traffic + one.traffic * trips
     cost = plan.cost_analysis("h100")
     assert flops == pytest.approx(cost.flops, rel=1e-4)  # the condition of the loop is asked once more than its body runs

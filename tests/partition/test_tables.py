@@ -91,32 +91,21 @@ def draw(rank: int, mesh: Mesh, choose: random.Random) -> Layout:
     return tuple(map(tuple, dims))
 
 
-def candidates(op: OpSpec, mesh: Mesh, choose: random.Random, count: int = ROWS) -> Candidates:
+def candidates(op: OpSpec, mesh: Mesh, choose: random.Random) -> Candidates:
     domains = tuple(tuple(dict.fromkeys(draw(type_.rank, mesh, choose) for _ in range(8))) for type_ in op.types)
-    return Candidates(domains, np.array([[choose.randrange(len(domain)) for _ in range(count)] for domain in domains]))
+    return Candidates(domains, np.array([[choose.randrange(len(domain)) for _ in range(ROWS)] for domain in domains]))
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=["two axes", "three axes"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_entry_is_the_price_of_its_layouts(name: str, machine: Machine) -> None:
-    compare("xla", name, machine, ROWS)
-
-
-@pytest.mark.parametrize("policy", ["shardy", "local", "planner"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_entries_of_other_policies_are_prices_too(name: str, policy: str) -> None:
-    compare(policy, name, MACHINES[1], 4)
-
-
-def compare(policy: str, name: str, machine: Machine, count: int) -> None:
-    """A table of a few joint layouts of every op, entry by entry, with single prices."""
     choose = random.Random(f"{name} {machine.mesh}")
     for op, memory in kinds(name):
-        rows = candidates(op, machine.mesh, choose, count)
-        table = price_table(policy, op, rows, machine, memory)
+        rows = candidates(op, machine.mesh, choose)
+        table = price_table(op, rows, machine, memory)
         for row, numbers in enumerate(rows.index.T):
             layouts = [domain[i] for domain, i in zip(rows.domains, numbers, strict=True)]
-            one = price(policy, op, layouts, machine, memory)
+            one = price(op, layouts, machine, memory)
             assert table.seconds[row] == pytest.approx(one.seconds, rel=1e-12), (op, layouts)
             assert table.received[row] == one.received, (op, layouts)
             for i, made in enumerate(table.makes[:, row]):
@@ -131,13 +120,13 @@ def test_layouts_of_another_number_of_values() -> None:
     op, memory = next((op, memory) for op, memory in kinds("ordered") if len(op.operands) == 1)
     rows: Sequence[tuple[Layout, ...]] = (((),),)
     with pytest.raises(ValueError, match="values"):
-        price_table("xla", op, Candidates(tuple(rows), np.zeros((1, 1), int)), MACHINES[0], memory)
+        price_table(op, Candidates(tuple(rows), np.zeros((1, 1), int)), MACHINES[0], memory)
 
 
 def test_no_joint_layouts() -> None:
     op, memory = next((op, memory) for op, memory in kinds("attention") if op.name == "stablehlo.dot_general")
     domains = tuple((draw(type_.rank, MACHINES[0].mesh, random.Random(0)),) for type_ in op.types)
-    table = price_table("xla", op, Candidates(domains, np.zeros((3, 0), int)), MACHINES[0], memory)
+    table = price_table(op, Candidates(domains, np.zeros((3, 0), int)), MACHINES[0], memory)
     assert not table.seconds.size
     assert not table.received.size
 
@@ -146,17 +135,8 @@ def test_columns_hold_what_joint_layouts_need() -> None:
     """A move between two layouts that no joint layout has is no price of 0."""
     op, memory = next((op, memory) for op, memory in kinds("attention") if op.name == "stablehlo.dot_general")
     rows = candidates(op, MACHINES[0].mesh, random.Random(0))
-    table = price_table("xla", op, rows, MACHINES[0], memory)
+    table = price_table(op, rows, MACHINES[0], memory)
     for i, (seconds, received) in enumerate(zip(table.move_seconds, table.move_received)):
         needed = {(int(own), int(read)) for own, read in zip(rows.index[i], table.reads[i])}
         assert {(int(own), int(read)) for own, read in zip(*np.nonzero(~np.isnan(seconds)))} == needed
         assert ((received >= 0) == ~np.isnan(seconds)).all()
-
-
-def test_unknown_policy() -> None:
-    op, memory = kinds("ordered")[-1]
-    rows = candidates(op, MACHINES[0].mesh, random.Random(0))
-    with pytest.raises(ValueError, match="xla"):
-        price_table("shortest", op, rows, MACHINES[0], memory)
-    with pytest.raises(ValueError, match="xla"):
-        price("shortest", op, [domain[0] for domain in rows.domains], MACHINES[0], memory)

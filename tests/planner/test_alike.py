@@ -102,7 +102,7 @@ def test_layers_of_a_chain_stay_apart() -> None:
 def test_the_search_says_that_layers_are_alike_and_prices_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardy_py.planner.search.LARGE", 1)
     planner = sp.Planner(hardware="h100")
-    plan = sp.auto_shard(STEP, mesh={"x": 8}, planner=planner, donate_argnums=0, lowering="jit").plan(*LAYERS)
+    plan = sp.auto_shard(STEP, mesh={"x": 8}, planner=planner, donate_argnums=0).plan(*LAYERS)
     search = plan.search
     assert search is not None
     assert "alike layers" in search.space

@@ -23,7 +23,7 @@ unknown_p.def_abstract_eval(lambda x: x)
 
 def planned(mesh: Any = None, fun: Callable[..., Any] = step, args: Any = STEP, options: Any = None, **keywords: Any) -> sp.Plan:
     mesh = {"x": 8} if mesh is None else mesh
-    return sp.auto_shard(fun, mesh=mesh, planner=planner(**(options or {})), lowering="jit", **keywords).plan(*args)
+    return sp.auto_shard(fun, mesh=mesh, planner=planner(**(options or {})), **keywords).plan(*args)
 
 
 def placed_otherwise() -> sp.Plan:

@@ -1,4 +1,4 @@
-"""The problem of a program against the cost of its plans: any assignment costs what `cost_analysis` says."""
+"""The problem of a program: any assignment takes the work of its plan, and the collectives of its ops one by one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.cost.hardware_table import hardware
-from shardy_py.ir import Program, Value
-from shardy_py.partition.layouts import local_shape
+from shardy_py.cost.links import Fabric
+from shardy_py.ir import Op, Program, Value
+from shardy_py.partition.layouts import layout_of, local_shape
+from shardy_py.partition.op import spec_of
+from shardy_py.partition.policies import strategy_of
 from shardy_py.partition.price import Machine
 from shardy_py.plan.memory.analysis import lifetimes
 from shardy_py.plan.prediction.loops import as_xla_inlines
@@ -32,13 +35,19 @@ from shardy_py.planner.memory import fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge
 from shardy_py.planner.problem import cost, entries, weight
+from shardy_py.planner.shared_sums import reduced_shares
 from shardy_py.planner.space import Annotations, space_of
+from tests.partition.test_price import summed
 from tests.random_numbers import SLOW_CHIPS
 from tests.sweep.configurations import GENERATORS, configuration_of
 from tests.sweep.surroundings import unconstrained
 
 MESHES = {"one axis": {"x": 4}, "two axes": {"x": 2, "y": 4}, "three axes": {"x": 2, "y": 2, "z": 2}}
 ASSIGNMENTS = 6
+
+FREE = Fabric("switch", 1e30, latency=0.0)
+FREE_LINKS = dataclasses.replace(hardware("h100"), fabric=FREE, network=FREE)
+"""What moves costs nothing, so that an assignment takes as long as its plan under any partitioner."""
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -107,7 +116,6 @@ def shared_constants(x: jax.Array, k: jax.Array) -> Any:
 def callbacks_in_loops(x: jax.Array) -> Any:
     def trip(_: int, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         order, y = carried
-        jax.debug.callback(lambda x: None, x)
         return order[::-1], y + jax.pure_callback(lambda x: x, x, x)
 
     return lax.fori_loop(0, 3, trip, (jnp.arange(len(x)), x))
@@ -138,8 +146,8 @@ class Case:
     model: Model
 
 
-def case(name: str, mesh: str, donate: bool = True) -> Case:
-    return made_of(*PROGRAMS[name], mesh=mesh, donate=donate)
+def case(name: str, mesh: str, donate: bool = True, on: str | sp.Hardware = FREE_LINKS) -> Case:
+    return made_of(*PROGRAMS[name], mesh=mesh, donate=donate, on=on)
 
 
 def made_of(
@@ -149,7 +157,7 @@ def made_of(
     *,
     mesh: str = "one axis",
     donate: bool = True,
-    on: str | sp.Hardware = "h100",
+    on: str | sp.Hardware = FREE_LINKS,
 ) -> Case:
     plan = sp.auto_shard(function, mesh=MESHES[mesh], lowering="jit", donate_argnums=donated if donate else ()).plan(*args)
     alike = tuple((d.input, d.output) for d in plan.donation if d.output is not None)
@@ -180,7 +188,7 @@ def finished(case: Case, assignment: Sequence[int]) -> sp.Plan:
     return dataclasses.replace(plan, inputs=inputs, outputs=outputs, search=CHOSEN)
 
 
-def seconds(case: Case, assignment: Sequence[int], on: str | sp.Hardware = "h100") -> float:
+def seconds(case: Case, assignment: Sequence[int], on: str | sp.Hardware = FREE_LINKS) -> float:
     step = finished(case, assignment).cost_analysis(on).step_seconds
     assert step is not None
     return step.high
@@ -199,18 +207,43 @@ def test_an_assignment_costs_what_its_plan_costs(name: str, mesh: str) -> None:
     assert len(seen) > 1
 
 
+@pytest.mark.parametrize("name", ["training step", "attention", "indexing", "images", "calls", "shared constants"])
+def test_collectives_are_those_of_the_ops_one_by_one(name: str) -> None:
+    made = made_of(*PROGRAMS[name], mesh="two axes", on="h100")
+    choose = random.Random(name)
+    for _ in range(ASSIGNMENTS):
+        assignment = drawn(made.model, choose)
+        sharding = shardings_of(made.model.space, made.model.assignment(assignment), "mesh")
+        for value in made.model.space.classes:
+            if isinstance(value, Value):
+                value.sharding = sharding(value)
+        made.program.main.result_shardings = [sharding(i) for i in range(len(made.plan.outputs))]
+        machine = Machine(made.plan.mesh, hardware("h100"))
+        deferred = sum((1 - share) * reduction_seconds(op, machine) for op, share in reduced_shares(made.program).items())
+        priced, *_ = summed(made.program, machine)
+        assert made.model.seconds(assignment) == pytest.approx(priced - deferred, rel=1e-9)
+
+
+def reduction_seconds(op: Op, machine: Machine) -> float:
+    """What bringing the partial sums of an op to the layout of its result takes."""
+    layouts = [layout_of(v.sharding, v.type.rank, machine.mesh) for v in (*op.operands, *op.results)]
+    run = strategy_of(spec_of(op), layouts, machine.mesh)
+    return machine.settle(op.result.type, run.makes[0], layouts[-1], run.summed).seconds if run.summed else 0.0
+
+
 @pytest.mark.slow
 def test_every_primitive_costs_what_its_plan_costs() -> None:
-    """On chips on which a byte of traffic takes as long as many that are sent, and the reverse."""
+    """On chips with slow arithmetic, and with slow memory."""
     for number, name in enumerate(sorted(GENERATORS)):
         configuration = configuration_of(name, 0)
         args = tuple(jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in configuration.arguments)
+        chip = dataclasses.replace(SLOW_CHIPS[number % 2], fabric=FREE, network=FREE)
         with jax.enable_x64(configuration.x64):
-            made = made_of(functools.partial(configuration.function, unconstrained), args, mesh="two axes", on=SLOW_CHIPS[number % 2])
+            made = made_of(functools.partial(configuration.function, unconstrained), args, mesh="two axes", on=chip)
             choose = random.Random(name)
             for _ in range(3):
                 assignment = drawn(made.model, choose)
-                step = seconds(made, assignment, SLOW_CHIPS[number % 2])
+                step = seconds(made, assignment, chip)
                 assert made.model.seconds(assignment) == pytest.approx(step, rel=1e-9), name
 
 
@@ -276,7 +309,7 @@ def test_three_axes() -> None:
 
 @pytest.mark.parametrize("name", ["training step", "scanned layers", "branches"])
 def test_a_model_with_too_many_entries_is_left_before_anything_is_priced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = case(name, "two axes")
+    made = case(name, "two axes", on="h100")
     entries_of_all = sum(len(table.costs) for table in made.model.problem.tables)
     machine = Machine(made.plan.mesh, hardware("h100"))
     again = model_of(OpTables(made.program, machine), made.model.space, entries_of_all)
@@ -353,7 +386,7 @@ def test_an_axis_cuts_one_summed_dimension() -> None:
 
 
 def test_inputs_are_cut_where_that_costs_next_to_nothing() -> None:
-    made = case("training step", "two axes")
+    made = case("training step", "two axes", on="h100")
     model, x = made.model, made.program.main.arguments[-1]
     whole = (0,) * len(model.variables)
     least, pieces = cost(model.problem, whole) + model.constant, [1]

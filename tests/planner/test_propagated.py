@@ -52,7 +52,7 @@ def test_no_template_is_cheaper_and_the_bound_holds() -> None:
     """Scanned layers of which propagation from the shardings that are best with constraints gives a step 700 times as long."""
     function, arguments = PROGRAMS["scanned layers"][:2]
     search = planned(function).plan(*arguments).search
-    constrained = sp.auto_shard(function, mesh=SMALL, planner=planner(), lowering="jit").plan(*arguments).search
+    constrained = sp.auto_shard(function, mesh=SMALL, planner=planner()).plan(*arguments).search
     assert search is not None
     assert constrained is not None
     assert search.lower_bound_seconds <= constrained.objective_seconds <= search.objective_seconds <= 1.5 * constrained.objective_seconds
@@ -67,7 +67,7 @@ def test_no_template_is_cheaper_and_the_bound_holds() -> None:
 def test_annotations_stay_and_have_prices() -> None:
     specs = ({"in": P(None, "y"), "out": None}, P("x", None))
     chosen = planner(constraints=False)
-    plan = sp.auto_shard(step, mesh=SMALL, planner=chosen, in_shardings=specs, out_shardings=(None, P()), lowering="jit").plan(*STEP)
+    plan = sp.auto_shard(step, mesh=SMALL, planner=chosen, in_shardings=specs, out_shardings=(None, P())).plan(*STEP)
     assert plan.search is not None
     assert plan.input_shardings[0]["in"].spec == P(None, "y")
     assert plan.input_shardings[1].spec == P("x")
@@ -121,7 +121,7 @@ def test_a_budget_that_needs_constraints() -> None:
         return jnp.sum(jnp.sort(jnp.sin(x * jnp.arange(8192.0)[:, None] + jnp.arange(8192.0)), axis=1))
 
     budget = 200 << 20
-    constrained = sp.auto_shard(fun, mesh={"x": 8}, planner=planner(memory_bytes=budget), lowering="jit").plan(f32())
+    constrained = sp.auto_shard(fun, mesh={"x": 8}, planner=planner(memory_bytes=budget)).plan(f32())
     assert constrained.search is not None
     with pytest.raises(sp.PlannerInfeasible, match=r"(?s)let values inside be constrained \(constraints=True\)"):
         planned(fun, {"x": 8}, memory_bytes=budget).plan(f32())

@@ -61,7 +61,7 @@ def test_a_planned_function_gives_the_numbers_of_the_unsharded_one(name: str, lo
 
 
 def test_a_search_says_how_good_its_plan_is() -> None:
-    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0).plan(*STEP)
     search, cost_analysis = plan.search, plan.cost_analysis("h100")
     assert search is not None
     assert cost_analysis.step_seconds is not None
@@ -85,7 +85,7 @@ def test_a_search_says_how_good_its_plan_is() -> None:
 
 def test_data_that_lie_whole_are_named() -> None:
     whole, cut = (
-        sp.auto_shard(step, mesh={"x": 8}, planner=planner(), in_shardings=(None, spec), donate_argnums=0, lowering="jit").plan(*STEP)
+        sp.auto_shard(step, mesh={"x": 8}, planner=planner(), in_shardings=(None, spec), donate_argnums=0).plan(*STEP)
         for spec in (P(), P("x"))
     )
     assert whole.search is not None
@@ -96,7 +96,7 @@ def test_data_that_lie_whole_are_named() -> None:
 
 def test_no_assignment_is_cheaper() -> None:
     """All assignments of a small program, priced one by one."""
-    plan = sp.auto_shard(lambda x, w: jnp.tanh(x @ w), mesh={"x": 4}, planner=planner(gap=0), lowering="jit").plan(f32(64, 32), f32(32, 16))
+    plan = sp.auto_shard(lambda x, w: jnp.tanh(x @ w), mesh={"x": 4}, planner=planner(gap=0)).plan(f32(64, 32), f32(32, 16))
     search = plan.search
     assert search is not None
     assert search.objective_seconds == pytest.approx(least_seconds(plan), rel=1e-9)
@@ -106,7 +106,7 @@ def test_no_assignment_is_cheaper() -> None:
 def test_no_assignment_is_cheaper_whichever_branch_counts() -> None:
     """Whole, the first branch takes longest; as the plan cuts it, the second one does."""
     branches = [lambda x: jnp.sort(jnp.sin(x), 0), lambda x: jnp.sort(x.reshape(-1)).reshape(x.shape)]
-    plan = sp.auto_shard(lambda at, x: lax.switch(at, branches, x), mesh={"x": 4}, planner=planner(gap=0), lowering="jit").plan(
+    plan = sp.auto_shard(lambda at, x: lax.switch(at, branches, x), mesh={"x": 4}, planner=planner(gap=0)).plan(
         i32(), f32(1 << 16, 512)
     )
     search = plan.search
@@ -124,14 +124,14 @@ def least_seconds(plan: sp.Plan) -> float:
 
 def test_annotations_stay() -> None:
     specs = ({"in": P(None, "y"), "out": None}, P("x", None))
-    plan = sp.auto_shard(step, mesh=SMALL, planner=planner(), in_shardings=specs, lowering="jit").plan(*STEP)
+    plan = sp.auto_shard(step, mesh=SMALL, planner=planner(), in_shardings=specs).plan(*STEP)
     assert plan.input_shardings[0]["in"].spec == P(None, "y")
     assert plan.input_shardings[1].spec == P("x")
     assert "in_shardings" in str(plan.explain(plan.inputs[0], "y"))
 
 
 def test_the_order_of_the_axes_of_an_annotation_stays() -> None:
-    planned = sp.auto_shard(step, mesh=SMALL, planner=planner(), in_shardings=(None, P(("y", "x"))), lowering="jit")
+    planned = sp.auto_shard(step, mesh=SMALL, planner=planner(), in_shardings=(None, P(("y", "x"))))
     stated = planned.plan(*STEP).inputs[-1].sharding
     assert stated is not None
     assert [str(axis) for axis in stated.dims[0].axes] == ['"y"', '"x"']
@@ -141,7 +141,7 @@ def test_constraints_stay() -> None:
     def constrained(x: jax.Array) -> jax.Array:
         return sp.with_sharding_constraint(jnp.sin(x), P("y", "x")) * 2
 
-    plan = sp.auto_shard(constrained, mesh=SMALL, planner=planner(), lowering="jit").plan(f32(64, 64))
+    plan = sp.auto_shard(constrained, mesh=SMALL, planner=planner()).plan(f32(64, 64))
     (constraint,) = [op for op in plan.program.walk() if op.name in CONSTRAINTS]
     assert str(constraint.result.sharding) == '#sdy.sharding<@mesh, [{"y"}, {"x"}]>'
 
@@ -160,8 +160,8 @@ def test_groups_stay(place: str) -> None:
 
     fun = {"function": grouped, "jit": jax.jit(grouped), "scan": scanned}[place]
     shapes = (f32(1024, 1024), f32(1024, 1024))
-    plan = sp.auto_shard(fun, mesh={"x": 8}, planner=planner(), lowering="jit").plan(*shapes)
-    free = sp.auto_shard(lambda a, b: (jnp.sort(a, axis=1), jnp.sort(b, axis=0)), mesh={"x": 8}, planner=planner(), lowering="jit")
+    plan = sp.auto_shard(fun, mesh={"x": 8}, planner=planner()).plan(*shapes)
+    free = sp.auto_shard(lambda a, b: (jnp.sort(a, axis=1), jnp.sort(b, axis=0)), mesh={"x": 8}, planner=planner())
     if place == "scan":
         (loop,) = [op for op in plan.program.walk() if op.name == "stablehlo.while"]
         one, other = [argument.sharding for argument in loop.regions[1].arguments if argument.type.rank == 2]
@@ -173,17 +173,17 @@ def test_groups_stay(place: str) -> None:
 
 
 def test_a_plan_keeps_its_budget() -> None:
-    generous = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
+    generous = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0).plan(*STEP)
     assert generous.search is not None
     budget = int(generous.search.peak_bytes * 0.8)
-    tight = sp.auto_shard(step, mesh={"x": 8}, planner=planner(memory_bytes=budget), donate_argnums=0, lowering="jit").plan(*STEP)
+    tight = sp.auto_shard(step, mesh={"x": 8}, planner=planner(memory_bytes=budget), donate_argnums=0).plan(*STEP)
     assert tight.search is not None
     assert tight.memory_analysis("h100").peak_memory_in_bytes <= budget
     assert tight.search.objective_seconds >= generous.search.objective_seconds * (1 - 1e-9)
 
 
 def test_prices_of_decisions() -> None:
-    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), in_shardings=(None, P()), lowering="jit").plan(*STEP)
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), in_shardings=(None, P())).plan(*STEP)
     assert plan.search is not None
     for value in plan.inputs[:2]:
         assert value.sharding is not None
@@ -191,7 +191,7 @@ def test_prices_of_decisions() -> None:
         assert plan.search.price(value.path, spec).seconds == pytest.approx(0, abs=1e-3 * plan.search.objective_seconds)
     (price,) = plan.search.price_of_annotations()
     assert price.path == "x"
-    free = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), lowering="jit").plan(*STEP)
+    free = sp.auto_shard(step, mesh={"x": 8}, planner=planner()).plan(*STEP)
     assert free.search is not None
     assert price.seconds == pytest.approx(plan.search.objective_seconds - free.search.objective_seconds, rel=1e-6)
     assert price.seconds >= price.lower_bound_seconds >= 0
@@ -202,7 +202,7 @@ def test_prices_of_decisions() -> None:
 
 
 def test_input_shardings_as_code() -> None:
-    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0).plan(*STEP)
     assert plan.search is not None
     code = plan.search.as_in_shardings()
     pasted: dict[str, Any] = {"P": P}
@@ -215,7 +215,7 @@ def test_input_shardings_as_code() -> None:
 def test_templates_of_the_user() -> None:
     specs = ({"in": P(None, "x"), "out": P("x")}, P("y"))
     chosen = planner(templates={"by columns": specs, "rows alone": (None, P(("x", "y")))})
-    plan = sp.auto_shard(step, mesh=SMALL, planner=chosen, donate_argnums=0, lowering="jit").plan(*STEP)
+    plan = sp.auto_shard(step, mesh=SMALL, planner=chosen, donate_argnums=0).plan(*STEP)
     assert plan.search is not None
     alternatives = {alternative.name: alternative for alternative in plan.search.alternatives}
     assert {"whole", "by columns", "rows alone"} <= alternatives.keys()
@@ -226,7 +226,7 @@ def test_templates_of_the_user() -> None:
 
 
 def test_alternatives_next_to_the_plan() -> None:
-    plan = sp.auto_shard(step, mesh=SMALL, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
+    plan = sp.auto_shard(step, mesh=SMALL, planner=planner(), donate_argnums=0).plan(*STEP)
     assert plan.search is not None
     searcher = plan.search.pricer.searcher  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
     names = {template.name for template in searcher.templates}
@@ -258,7 +258,7 @@ def mixed(w: Any, moment: Any, x: jax.Array) -> Any:
 def test_no_template_is_cheaper_where_there_is_no_time() -> None:
     """Templates are priced as all values follow their arguments; data parallel needs no search."""
     arguments = (STEP[0], STEP[0], jax.ShapeDtypeStruct((1 << 16, 512), jnp.bfloat16))
-    plan = sp.auto_shard(mixed, mesh={"x": 8}, planner=planner(time_limit_s=0), donate_argnums=(0, 1), lowering="jit").plan(*arguments)
+    plan = sp.auto_shard(mixed, mesh={"x": 8}, planner=planner(time_limit_s=0), donate_argnums=(0, 1)).plan(*arguments)
     search = plan.search
     assert search is not None
     searcher = search.pricer.searcher  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
@@ -271,23 +271,23 @@ def test_no_template_is_cheaper_where_there_is_no_time() -> None:
 
 def test_state_that_is_not_donated_comes_out_as_it_goes_in() -> None:
     arguments = (STEP[0], STEP[0], jax.ShapeDtypeStruct((4096, 512), jnp.bfloat16))
-    plan = sp.auto_shard(mixed, mesh={"x": 8}, planner=planner(time_limit_s=0), lowering="jit").plan(*arguments)
+    plan = sp.auto_shard(mixed, mesh={"x": 8}, planner=planner(time_limit_s=0)).plan(*arguments)
     assert plan.search is not None
     assert plan.search.space["not donated"].startswith("4 arguments")
     assert not plan.donation
     for one, other in zip(plan.inputs, plan.outputs):
         assert one.path.split("[")[-1] == other.path.split("[")[-1]
         assert one.sharding == other.sharding
-    unnamed = sp.auto_shard(lambda x: (jnp.sin(x),), mesh={"x": 8}, planner=planner(time_limit_s=0), lowering="jit").plan(f32(8, 8))
+    unnamed = sp.auto_shard(lambda x: (jnp.sin(x),), mesh={"x": 8}, planner=planner(time_limit_s=0)).plan(f32(8, 8))
     assert unnamed.search is not None
     assert "not donated" not in unnamed.search.space
 
 
 def test_a_template_is_the_plan_where_there_is_no_time() -> None:
     """A plan is not worse than its templates even if nothing is searched."""
-    best = sp.auto_shard(step, mesh=SMALL, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
+    best = sp.auto_shard(step, mesh=SMALL, planner=planner(), donate_argnums=0).plan(*STEP)
     hurried = planner(time_limit_s=0, templates={"best": jax.tree.map(lambda s: s.spec, best.input_shardings)})
-    plan = sp.auto_shard(step, mesh=SMALL, planner=hurried, donate_argnums=0, lowering="jit").plan(*STEP)
+    plan = sp.auto_shard(step, mesh=SMALL, planner=hurried, donate_argnums=0).plan(*STEP)
     assert plan.search is not None
     (template,) = [alternative for alternative in plan.search.alternatives if alternative.name == "best"]
     assert plan.search.objective_seconds <= template.objective_seconds * (1 + 1e-9)
@@ -308,7 +308,7 @@ def test_templates_that_do_not_fit(specs: Any, words: str) -> None:
 
 
 def test_overlapped_steps() -> None:
-    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(overlap=0.5), donate_argnums=0, lowering="jit").plan(*STEP)
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(overlap=0.5), donate_argnums=0).plan(*STEP)
     search, seconds = plan.search, plan.cost_analysis("h100").step_seconds
     assert search is not None
     assert seconds is not None
@@ -332,7 +332,7 @@ def test_ops_without_a_rule_are_named_with_their_seconds() -> None:
     def called(x: jax.Array) -> jax.Array:
         return jnp.tanh(jax.pure_callback(lambda x: x, x, jnp.sin(x)))
 
-    plan = sp.auto_shard(called, mesh=SMALL, planner=planner(), lowering="jit").plan(f32(4096, 512))
+    plan = sp.auto_shard(called, mesh=SMALL, planner=planner()).plan(f32(4096, 512))
     assert plan.search is not None
     assert re.fullmatch(r"run whole: pure_callback .* of the step", str(plan.search.space["ops without a rule"]))
 
@@ -345,7 +345,7 @@ def test_a_bound_of_nothing_is_none() -> None:
 
 
 def test_a_stored_plan_keeps_its_search() -> None:
-    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0, lowering="jit").plan(*STEP)
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0).plan(*STEP)
     stored = sp.Plan.from_json(plan.to_json())
     assert plan.search is not None
     assert stored.search is not None
@@ -359,7 +359,7 @@ def test_a_stored_plan_keeps_its_search() -> None:
 
 
 def test_explanations_name_the_planner() -> None:
-    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), lowering="jit").plan(*STEP)
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner()).plan(*STEP)
     cut = next(v for v in plan.inputs if v.sharding is not None and not v.sharding.is_fully_replicated)
     assert "chosen by the planner" in str(plan.explain(cut))
     for kind in ("input", "intermediate", "output"):
@@ -373,17 +373,17 @@ def test_an_explanation_of_what_lies_as_an_annotation() -> None:
     def constrained(x: jax.Array) -> jax.Array:
         return sp.with_sharding_constraint(jnp.sin(x), P("y", P.UNCONSTRAINED)) * 2
 
-    plan = sp.auto_shard(constrained, mesh=SMALL, planner=planner(), lowering="jit").plan(f32(64, 64))
+    plan = sp.auto_shard(constrained, mesh=SMALL, planner=planner()).plan(f32(64, 64))
     for value in plan.values:
         if value.sharding is not None and not value.sharding.is_fully_replicated:
             assert "planner" in str(plan.explain(value))
 
 
 def test_the_shape_of_a_mesh_is_chosen() -> None:
-    planned = sp.auto_shard(step, mesh=8, planner=planner(time_limit_s=60), lowering="jit")
+    planned = sp.auto_shard(step, mesh=8, planner=planner(time_limit_s=60))
     plan = planned.plan(*STEP)
     assert math.prod(plan.mesh.shape.values()) == 8
-    one = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), lowering="jit").plan(*STEP)
+    one = sp.auto_shard(step, mesh={"x": 8}, planner=planner()).plan(*STEP)
     assert plan.search is not None
     assert one.search is not None
     assert plan.search.objective_seconds <= one.search.objective_seconds * (1 + 1e-6)
@@ -403,7 +403,7 @@ def test_all_mesh_shapes_share_the_time_limit(monkeypatch: pytest.MonkeyPatch) -
         return searched(searcher, traced, runs=runs)
 
     monkeypatch.setattr(planning, "searched", spied)
-    planned = sp.auto_shard(lambda x: jnp.sin(x), mesh=8, planner=planner(time_limit_s=60), lowering="jit")
+    planned = sp.auto_shard(lambda x: jnp.sin(x), mesh=8, planner=planner(time_limit_s=60))
     planned.plan(f32(64, 64))
     planned.plan(f32(128, 64))
     *shapes, first, later = limits
@@ -421,7 +421,7 @@ def test_results_of_an_fft_are_cut_apart_from_its_operand() -> None:
         return jnp.exp(jnp.abs(jnp.fft.fft(jnp.sin(x))))
 
     x = f32(2048, 4096)
-    cost = sp.auto_shard(spectrum, mesh={"x": 8}, planner=planner(), lowering="jit").plan(x).cost_analysis("h100")
+    cost = sp.auto_shard(spectrum, mesh={"x": 8}, planner=planner()).plan(x).cost_analysis("h100")
     written = {op.primitive: op.bytes_accessed for op in cost.ops}
     assert not cost.collectives
     assert written["sin"] == 4 * math.prod(x.shape)
@@ -433,11 +433,11 @@ def test_the_bound_is_of_all_mesh_shapes() -> None:
     one = Search("v5e", 1.0, 0.995, 0, None, "optimal")
     shapes = ShapeSearch({(8,): (1.01, 0.5), (2, 4): (1.0, 0.995), (4, 2): None})
     assert shapes.best == (2, 4)
-    every = shapes.of_all_shapes(one, gap=0.01, is_of_xla=True)
+    every = shapes.of_all_shapes(one, gap=0.01)
     assert every.lower_bound_seconds == 0.5
     assert every.status == "time_limit"
     assert every.space["other mesh shapes"] == "(axis0=8) 1.01 s, (axis0=4, axis1=2) none fits"
-    assert shapes.of_all_shapes(one, gap=0.6, is_of_xla=True).status == "optimal"
+    assert shapes.of_all_shapes(one, gap=0.6).status == "optimal"
     region = shapes.of_all_shapes(one, gap=0.01, is_of_xla=False)
     assert region.lower_bound_seconds == one.lower_bound_seconds
     assert "XLA's partitioner" in region.space["bound"]
