@@ -18,6 +18,7 @@ from shardy_py.cost.compute import PRODUCTS, common_axes, roofline_seconds, run_
 from shardy_py.cost.traffic import Access, traffic
 from shardy_py.dialect import Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes, num_shards
+from shardy_py.ir import TensorType
 from shardy_py.partition.factor_axes import Exact, Factors, factor_axes
 from shardy_py.partition.layouts import Layout, joined, local_shape, to_factors
 from shardy_py.partition.mispartitioned import AT_RISK
@@ -54,7 +55,8 @@ class PriceTable:
     Attributes:
         seconds: Per joint layout, `Price.seconds`.
         communication_seconds: The part of them that the collectives of the op and of its results take.
-        reduction_seconds: The part of these that the reductions of partial sums take, with what brings their results into place.
+        reduction_seconds: The part of these that grows with the size of the partial sums that are reduced and brought into place: all but
+            what the reduction of a single element takes.
         received: Per joint layout, `Price.received`.
         reads: Per operand and joint layout, the number in `read_layouts` of the layout in which the operand is read.
         read_layouts: Per operand, the layouts in which it is read.
@@ -118,7 +120,8 @@ def price_table(op: OpSpec, candidates: Candidates, machine: Machine, memory: Se
         costs = [machine.settle(tensor.type, makes[a], targets[b], axes(mask)) for a, b, mask in rows.distinct()]
         settled_seconds = rows.deal([cost.seconds for cost in costs])
         seconds = seconds + settled_seconds
-        reductions = reductions + np.where(runs.summed, settled_seconds, 0.0)
+        single = [machine.settle(TensorType((), tensor.type.dtype), (), (), axes(mask)).seconds for _, _, mask in rows.distinct()]
+        reductions = reductions + np.where(runs.summed, np.maximum(settled_seconds - rows.deal(single), 0.0), 0.0)
         received = received + rows.deal([cost.received for cost in costs])
     communicated = seconds + np.zeros(index.shape[1])
     seconds = roofline_seconds(computed, accessed, machine.hardware) + communicated

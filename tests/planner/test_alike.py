@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import pytest
 
 import shardy_py as sp
-from shardy_py.cost.hardware_table import hardware
 from shardy_py.partition.price import Machine
 from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.planner.assignment import solve
@@ -20,7 +19,7 @@ from shardy_py.planner.op_tables import OpTables
 from shardy_py.planner.problem import cost
 from shardy_py.planner.search import Searcher
 from shardy_py.planner.space import Annotations, resolutions, space_of
-from tests.planner.test_model import Case, drawn, f32, seconds
+from tests.planner.test_model import FREE_LINKS, Case, drawn, f32, seconds
 
 DEPTH = 4
 
@@ -59,7 +58,7 @@ def case(function: Callable[..., Any], args: Any, *, layers: bool) -> Case:
     assert resolution.layers is layers
     stated = Annotations((None,) * len(plan.inputs), (None,) * len(plan.outputs), alike)
     space = space_of(program, plan.mesh, stated, resolution)
-    return Case(plan, program, copies, model_of(OpTables(program, Machine(plan.mesh, hardware("h100"))), space))
+    return Case(plan, program, copies, model_of(OpTables(program, Machine(plan.mesh, FREE_LINKS)), space))
 
 
 @pytest.fixture(scope="module")
