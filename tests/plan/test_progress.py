@@ -28,7 +28,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan_with(progress: Any, planner: sp.Planner | None = None) -> Any:
     options = sp.Options(progress=progress)
-    return sp.auto_shard(step, mesh={"x": 8}, planner=planner, options=options, lowering="jit").plan(*STEP)
+    return sp.auto_shard(step, mesh={"x": 8}, planner=planner, options=options).plan(*STEP)
 
 
 @pytest.mark.usefixtures("soon")
@@ -45,7 +45,7 @@ def test_a_listener_is_told_phases_and_figures() -> None:
     assert 0 < parts[0] <= parts[-1] <= 1
     figures = [(each.lower_bound_seconds, each.objective_seconds) for each in told if each.objective_seconds is not None]
     bound, objective = figures[-1]
-    assert objective == pytest.approx(search.objective_seconds, rel=0.01)
+    assert objective == pytest.approx(search.objective_seconds, rel=0.1)
     assert bound is not None
     assert bound <= objective * (1 + 1e-9)
     assert any(f"searching, step {seconds_text(objective)}, at least" in str(each) for each in told)
