@@ -82,7 +82,8 @@ class Placing:
         own, planned = leaf.sharding, self._shardings[number]
         if number in self._named:
             return own is not planned and not own.is_equivalent_to(planned, leaf.ndim)
-        return not isinstance(own, NamedSharding) or own.mesh.axis_names != self._axes or own.device_set != planned.device_set
+        is_there = isinstance(own, NamedSharding) and own.mesh.axis_names == self._axes and own.device_set == planned.device_set
+        return not is_there or own.memory_kind != planned.memory_kind
 
     def _moves(self, leaf: Any) -> bool:
         if isinstance(leaf, jax.Array):

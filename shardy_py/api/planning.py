@@ -20,7 +20,7 @@ from shardy_py.api.placing import placed_arguments
 from shardy_py.api.propagating import decided, import_and_propagate, physical_sharding
 from shardy_py.api.request import leaf_shardings
 from shardy_py.api.searching import searched
-from shardy_py.api.specs import call_specs, to_fitting_sharding
+from shardy_py.api.specs import call_specs, refuse_host_memory, to_fitting_sharding
 from shardy_py.api.stored_trees import Trees, axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
@@ -148,6 +148,8 @@ def described_results(traced: TracedCall) -> Results:
     settings, view, location = request.settings, request.view, request.location
     rules, options = settings.rules, settings.options
     leaves = result_leaves(traced)
+    for leaf, aval in zip(leaves, traced.jaxpr.out_avals, strict=True):
+        refuse_host_memory(aval, f"{leaf} of {location}", is_result=True)
     specs = call_specs(traced.out_specs, leaves, traced.result.values)
     pairs = [
         to_fitting_sharding(spec, view, leaf, "out_shardings", options.indivisible, location)

@@ -24,6 +24,7 @@ from shardy_py.api.specs import (
     call_specs,
     is_spec_function,
     is_spec_leaf,
+    refuse_host_memory,
     to_fitting_sharding,
     to_tensor_sharding,
 )
@@ -304,6 +305,8 @@ def _merged(
     if moves and annotation is not None:
         return annotation
     own = getattr(value, "sharding", None) if isinstance(value, jax.ShapeDtypeStruct) or _is_committed(value) else None
+    if not moves:
+        refuse_host_memory(value, f"{leaf}, argument of {location}")
     if isinstance(value, Tracer) and annotation is None:
         own = explicit_sharding(value)
     if isinstance(own, SingleDeviceSharding) and isinstance(value, jax.Array) and math.prod(view.auto_mesh.axis_sizes) > 1 and not moves:
@@ -334,7 +337,7 @@ def _merged(
             why="the axes of the function's mesh are Auto, and JAX does not mix the two; jax.make_mesh makes Explicit axes by default",
             fix="pass the argument's mesh as mesh=, or make it with axis_types=(AxisType.Auto,) * number of axes",
         )
-    own_sharding = to_tensor_sharding(own, view, leaf, "the argument's own sharding", location=location)
+    own_sharding = to_tensor_sharding(own.spec if moves else own, view, leaf, "the argument's own sharding", location=location)
     if annotation is None or own_sharding is None or annotation is own_sharding:
         return own_sharding
     if refines(annotation, own_sharding, view.dialect_mesh):

@@ -22,6 +22,7 @@ from shardy_py.api.trees import Leaf, one_level
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.dialect.verify import verify_sharding
 from shardy_py.errors import ShardyError
+from shardy_py.frontends.context import is_in_host_memory
 from shardy_py.ir import TensorType
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.specs import nearest, sharding_text
@@ -106,6 +107,29 @@ def _dividing(mesh: Mesh, size: int, dim: DimensionSharding) -> DimensionShardin
     return dim if count == len(dim.axes) else DimensionSharding(dim.axes[:count], dim.is_closed)
 
 
+_NO_KINDS = "a plan says which part of a value each device has, not in which memory; the kind would be lost"
+
+
+def refuse_host_memory(value: Any, where: str, *, is_result: bool = False) -> None:
+    """Raises where an argument, or what a function is traced to return, is in the host's memory.
+
+    Args:
+        value: An array or its type.
+        where: For messages.
+        is_result: Whether it is a result.
+
+    Raises:
+        SpecError: It is.
+    """
+    if not is_in_host_memory(value):
+        return
+    if is_result:
+        what, fix = "result is moved to", "return it as it is, and move it after the call, jax.device_put(y, jax.memory.Space.Host)"
+    else:
+        what, fix = "argument is in", "move it before the call, jax.device_put(x, jax.memory.Space.Device)"
+    raise SpecError(f"the {what} the host's memory", where=where, why=_NO_KINDS, fix=fix)
+
+
 @functools.lru_cache(maxsize=4096)
 def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool) -> TensorSharding:
     if isinstance(spec, PartitionSpec):
@@ -120,8 +144,9 @@ def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool)
         if not _in_device_memory(spec):
             raise _Wrong(
                 f"memory kind {spec.memory_kind!r}",
-                "a plan says which part of a value each device has, not in which memory; the kind would be lost",
-                "move the value with jax.device_put inside or outside of the function, and give the sharding without memory_kind",
+                _NO_KINDS,
+                "give the sharding without memory_kind, and move the value outside of the function, jax.device_put(x,"
+                " jax.memory.Space.Device) before a call or jax.device_put(x, jax.memory.Space.Host) after it",
             )
         sharding = _from_partition_spec(spec.spec, view, len(shape))
     elif isinstance(spec, TensorSharding):

@@ -122,7 +122,26 @@ def host_memory():
     sp.auto_shard(lambda x: x, out_shardings=NamedSharding(mesh, P("data"), memory_kind="pinned_host"))(jnp.ones(8))
 
 
+def on_host(x):
+    return jax.device_put(x, jax.memory.Space.Host)
+
+
 CASES = {
+    "result in host memory": (
+        lambda: sp.auto_shard(lambda x: {"m": on_host(x * 2)}, mesh=MESH).plan(X),
+        ValueError,
+        ["result['m'] float32[8,512]", "Space.Host"],
+    ),
+    "argument in host memory": (
+        lambda: sp.auto_shard(lambda x: x, mesh=MESH)(on_host(X)),
+        ValueError,
+        ["host's memory", "x float32[8,512]", "Space.Device"],
+    ),
+    "tracer in host memory": (
+        lambda: jax.jit(sp.auto_shard(lambda x: x, mesh=MESH))(on_host(X)),
+        ValueError,
+        ["host's memory", "x float32[8,512]"],
+    ),
     "host memory": (host_memory, ValueError, ["memory kind 'pinned_host'", "result float32[8]", "jax.device_put"]),
     "unknown strategy": (lambda: sp.Options(strategy="bsic"), ValueError, ["strategy is 'bsic'", "did you mean 'basic'?"]),  # pyright: ignore
     "unknown platform": (lambda: sp.Options(platform="tpus"), ValueError, ["platform is 'tpus'", "did you mean 'tpu'?"]),

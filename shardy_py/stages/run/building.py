@@ -12,6 +12,7 @@ import numpy as np
 from jax.extend.core import Literal, Var
 from jax.sharding import PartitionSpec
 
+from shardy_py.api.specs import refuse_host_memory
 from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
 from shardy_py.frontends.leaves import Leaves, trace_leaves
@@ -338,6 +339,8 @@ def _trace(fun: Callable[..., Any], signature: Signature, structs: Sequence[Any]
     run = functools.partial(trace_leaves, lambda *leaves: fun(*signature.tree.unflatten(leaves)), *structs)
     is_set = not jax.sharding.get_abstract_mesh().empty
     jaxpr, result = on_a_mesh_or_none(run, functools.partial(traced_on, context), mesh_first=is_set)
+    for key, aval in zip(result.outline.keys, jaxpr.out_avals, strict=True):
+        refuse_host_memory(aval, f"result{key} of {location_of(fun)}", is_result=True)
     return flatten(jaxpr, signature.batch), result
 
 

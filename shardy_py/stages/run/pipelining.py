@@ -13,7 +13,8 @@ import numpy as np
 from jax.core import Tracer
 
 from shardy_py.api import nnx_modules
-from shardy_py.api.trees import parameter_names
+from shardy_py.api.specs import refuse_host_memory
+from shardy_py.api.trees import location_of, parameter_names
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.frontends.context import api_boundary
@@ -342,6 +343,7 @@ class Pipelined(Generic[P]):
                     aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
                 except TypeError as error:
                     raise TypeError(f"{paths[-1]} is {leaf!r}, which is no array; close over it instead") from error
+                refuse_host_memory(leaf, f"{paths[-1]}, argument of {location_of(self._options.fun)}")
                 structs.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
                 argument.append(number)
         batch = batch_leaves(self._options, paths, structs, argument)

@@ -220,3 +220,15 @@ def test_bad_options(options: Any, what: str) -> None:
 def test_no_batch() -> None:
     with pytest.raises(PipelineError, match="there is no batch"):
         build(lambda p: jnp.sum(p["a"]), params())
+
+
+def test_host_memory_is_refused() -> None:
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return jax.device_put(w - grad, jax.memory.Space.Host), loss
+
+    run, w = sp.pipeline(step, num_stages=1, num_microbatches=2, mesh={"stage": 1}), jnp.ones((4, 4))
+    with pytest.raises(ValueError, match=r"the result is moved to the host's memory\n  where: result\[0\] of"):
+        run(w, jnp.ones((8, 4)))
+    with pytest.raises(ValueError, match=r"the argument is in the host's memory\n  where: w, argument of"):
+        run(jax.device_put(w, jax.memory.Space.Host), jnp.ones((8, 4)))
