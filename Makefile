@@ -5,6 +5,7 @@
 
 VENV ?= .venv
 PACKAGES_VENV ?= .venv-packages
+NEWEST_VENV ?= .venv-newest
 PYTHON ?=
 DEMO_FLAGS ?= --page=build/demo.html --verbosity=-1
 # Neighbours share what they compile, so each worker takes a run of them, and what is left of another's at the end.
@@ -15,7 +16,7 @@ py := $(VENV)/bin/python
 CONSTRAINTS ?=
 pip := $(py) -m pip install --disable-pip-version-check --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: demo check test test-slow test-packages test-wheel lint bench notebooks docs clean help
+.PHONY: demo check test test-slow test-packages test-newest test-wheel lint bench notebooks docs clean help
 
 help:
 	@echo "make demo    train a small language model on 8 CPU devices and print the plan it used"
@@ -23,6 +24,7 @@ help:
 	@echo "make test    ruff, pyright and the tests"
 	@echo "make test-slow  the long sweeps: every primitive under random shardings, random programs, random reshards"
 	@echo "make test-packages  steps of public packages (equinox, diffrax, distrax, ...) in a virtual environment of their own"
+	@echo "make test-newest  the guides and two tests of each file on the newest Python of this machine, with the newest jax"
 	@echo "make test-wheel  the wheel, installed into an empty virtual environment"
 	@echo "make lint    ruff and pyright only"
 	@echo "make bench   planning speed beside jaxlib's C++ passes, cost of a call beside jax.jit"
@@ -56,6 +58,30 @@ $(PACKAGES_VENV)/.ready: pyproject.toml
 	$(py) -m venv --clear $(PACKAGES_VENV)
 	$(PACKAGES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[packages]'
 	@touch $@
+
+# Newer versions of Python get newer versions of jax: the oldest that are supported are not all that users install.
+test-newest: $(py)
+	@if $(MAKE) --no-print-directory $(NEWEST_VENV)/.ready; then \
+	  set -ex; \
+	  $(NEWEST_VENV)/bin/python -m pytest tests/test_readme.py $(PYTEST_FLAGS); \
+	  $(NEWEST_VENV)/bin/python -m pytest --sample 2 --deselect tests/test_readme.py $(PYTEST_FLAGS); \
+	  $(MAKE) --no-print-directory demo VENV=$(NEWEST_VENV); \
+	  $(NEWEST_VENV)/bin/python .ci/tried.py BUILD.md 'the guides, two tests of each file, `make demo`'; \
+	else \
+	  echo "nothing was tested on a Python newer than that of $(VENV)"; \
+	fi
+
+$(NEWEST_VENV)/.ready: pyproject.toml
+	@for candidate in $$($(py) .ci/newer_pythons.py); do \
+	  echo "making $(NEWEST_VENV) with $$candidate"; \
+	  if $$candidate -m venv --clear $(NEWEST_VENV) && \
+	    $(NEWEST_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -e '.[test]'; then \
+	    touch $@ $(NEWEST_VENV)/.ready-test $(NEWEST_VENV)/.ready-demo; exit 0; \
+	  fi; \
+	done; \
+	rm -rf $(NEWEST_VENV); \
+	echo "this machine has no Python newer than $$($(py) --version) in which the packages can be installed"; \
+	exit 1
 
 # From a directory of its own, so that the package is the installed one and not the checkout's.
 test-wheel: $(py)
@@ -106,5 +132,5 @@ $(VENV)/.ready-docs: pyproject.toml | $(py)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PACKAGES_VENV) docs/_build docs/notebooks docs/reference/generated build dist .pytest_cache .ruff_cache .hypothesis
-	find . -name __pycache__ -type d -not -path './$(VENV)/*' -not -path './$(PACKAGES_VENV)/*' -prune -exec rm -rf {} +
+	rm -rf $(VENV) $(PACKAGES_VENV) $(NEWEST_VENV) docs/_build docs/notebooks docs/reference/generated build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -not -path './$(PACKAGES_VENV)/*' -not -path './$(NEWEST_VENV)/*' -prune -exec rm -rf {} +

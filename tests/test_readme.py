@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform
 import re
+import subprocess
 import sys
 import tomllib
 import warnings
+from importlib import metadata
 
 import pytest
+from packaging.requirements import Requirement
 
 if __name__ == "__main__":  # tests/conftest.py does so for pytest; JAX reads them when it starts
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -52,6 +56,23 @@ def test_commands_are_those_that_ci_runs() -> None:
     makefile = (ROOT / "Makefile").read_text()
     assert all(re.search(rf"^{command}:", makefile, re.MULTILINE) for command in commands)
     assert all(f"make {command}" in (ROOT / ".ci" / "run").read_text() for command in ("demo", "test"))
+
+
+def test_the_table_of_versions_is_what_ci_writes(tmp_path: pathlib.Path) -> None:
+    """Of each minor version of Python it has one row, of a jax that is admitted, and of what CI runs."""
+    row = re.compile(r"^\| (3\.\d+)\.\d+ \| ([\d.]+) \| [\d.]+ \| [\d.]+ \| (.+) \|$", re.MULTILINE)
+    written = row.findall((ROOT / "BUILD.md").read_text())
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (admitted,) = [each for each in map(Requirement, dependencies) if each.name == "jax"]
+    ci = [text for name in ("Makefile", ".ci/run") for text in re.findall(r"tried\.py BUILD\.md '(.+)'", (ROOT / name).read_text())]
+    assert all(admitted.specifier.contains(jax) and ran in ci for _, jax, ran in written)
+    copy = tmp_path / "BUILD.md"
+    copy.write_text((ROOT / "BUILD.md").read_text())
+    for ran in ("little", ci[-1]):
+        subprocess.run([sys.executable, str(ROOT / ".ci" / "tried.py"), str(copy), ran], check=True)
+        here = (platform.python_version().rpartition(".")[0], metadata.version("jax"), ran)
+        assert row.findall(copy.read_text()) == sorted([here, *(each for each in written if each[0] != here[0])])
+    assert row.sub("", copy.read_text()).split() == row.sub("", (ROOT / "BUILD.md").read_text()).split()
 
 
 def links(document: pathlib.Path) -> list[str]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
@@ -269,7 +269,7 @@ def test_branches_of_which_another_costs_more_once_they_are_cut() -> None:
 
 
 def test_what_runs_inside_of_a_shard_map_is_a_constant() -> None:
-    mesh = jax.sharding.AbstractMesh((4,), ("x",))
+    mesh = jax.sharding.AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
 
     def rows(x: jax.Array, w: jax.Array) -> jax.Array:
         summed = lax.fori_loop(0, 3, lambda _, x: lax.pmean(jnp.tanh(x @ w @ w.T), "x"), x)
@@ -288,7 +288,7 @@ def test_what_runs_inside_of_a_shard_map_is_a_constant() -> None:
 
 def test_a_constrained_value_is_at_hand_where_it_came_from() -> None:
     """Some of its readers want it as it was before, of which there is a copy; pinned moves are paid once."""
-    mesh = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
+    mesh = jax.sharding.AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 
     def function(x: jax.Array, w: jax.Array) -> Any:
         columns = lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, "y")))
