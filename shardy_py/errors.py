@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 
 class ShardyError(ValueError):
@@ -164,3 +165,10 @@ def _remake(cls: type[ShardyError], what: str, state: dict[str, object]) -> Shar
     error.__dict__.update(state)
     error.args = (what,)
     return error
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """`did you mean 'model'?` for a name close to a known one, else the list of known names."""
+    names = list(candidates)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(map(repr, names))}" if names else ""

@@ -40,6 +40,10 @@ def test_a_public_name_has_a_page(name: str) -> None:
     assert name in listed()
 
 
+def test_what_is_listed_is_public() -> None:
+    assert dir(sp) == sorted(sp.__all__)
+
+
 def test_pages_are_of_names_that_exist() -> None:
     names = listed()
     assert len(names) == len(set(names)) > 80

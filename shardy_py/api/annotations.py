@@ -87,7 +87,7 @@ def _constrained(value: Any, spec: Any, path: str, priority: int | None) -> Any:
 def _view_for(spec: Any) -> MeshView:
     if isinstance(spec, NamedSharding):
         if context_mesh() is None:
-            return view_of(spec.mesh)
+            return view_of(spec.mesh, _SOURCE)
         if isinstance(spec.mesh, Mesh):
             try:
                 check_planned_devices(spec.mesh)

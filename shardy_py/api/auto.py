@@ -38,6 +38,7 @@ from shardy_py.api.verifying import Request, verify
 from shardy_py.backends import host_threads
 from shardy_py.backends.executable import SignatureChanged
 from shardy_py.backends.per_device import per_device
+from shardy_py.cost.hardware import platform_named
 from shardy_py.dialect.format import sizes_text
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import api_boundary, is_tracing
@@ -109,10 +110,13 @@ class Traced:
         """The `jax.stages.Lowered` of the planned function: `.compile()`, `.as_text()`, ...
 
         Args:
-            lowering_platforms: As in `jax.stages.Traced.lower`; with it, an `AbstractMesh` will do.
+            lowering_platforms: As in `jax.stages.Traced.lower`, and `gpu` for `cuda`; with it, an `AbstractMesh` will do.
             _private_parameters: Passed by `jax.export.export`, whose programs are called with leaves in the user's order.
         """
-        explicit = {"lowering_platforms": lowering_platforms and tuple(lowering_platforms), "_private_parameters": _private_parameters}
+        explicit = {
+            "lowering_platforms": lowering_platforms and tuple(map(platform_named, lowering_platforms)),
+            "_private_parameters": _private_parameters,
+        }
         options = {name: value for name, value in explicit.items() if value is not None}
         planned = self._planned_here if lowering_platforms is None else self._planned
         entry = compiled_call(planned, abstract=lowering_platforms is not None, in_order=_private_parameters is not None)

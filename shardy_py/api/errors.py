@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
 from shardy_py.errors import MeshError as MeshError
 from shardy_py.errors import PeerMissingError as PeerMissingError
 from shardy_py.errors import PlanMismatchError as PlanMismatchError
 from shardy_py.errors import SpecError as SpecError
 from shardy_py.errors import UserError as UserError
+from shardy_py.errors import did_you_mean as did_you_mean
 
 
 class StaticArgumentError(UserError):
@@ -46,10 +44,3 @@ class OrderedEffectError(UserError):
 
 class NotAvailableError(UserError, NotImplementedError):
     """A documented option that this version lacks."""
-
-
-def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """`did you mean 'model'?` for a name close to a known one, else the list of known names."""
-    names = list(candidates)
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(map(repr, names))}" if names else ""

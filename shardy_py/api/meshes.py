@@ -135,11 +135,18 @@ def view_of(mesh: AnyMesh | None, user: str = "auto_shard") -> MeshView:
         user: The function that needs it, for messages.
 
     Raises:
-        MeshError: There is no mesh, or it is not a mesh, or a size is no positive integer.
+        MeshError: There is no mesh, or it is not a mesh, or a size is no positive integer, or an axis is of type Manual.
     """
     if mesh is None:
         return _context_mesh(user)
     if isinstance(mesh, (JaxMesh, AbstractMesh)):
+        if AxisType.Manual in mesh.axis_types and user not in _INSIDE and not jax.sharding.get_abstract_mesh().manual_axes:
+            raise MeshError(
+                f"mesh axis {mesh.axis_names[mesh.axis_types.index(AxisType.Manual)]!r} is of type Manual",
+                where=f"mesh={mesh}",
+                why="an axis is Manual inside of a jax.shard_map over it only; XLA cannot shard over it",
+                fix=f"pass mesh.update(axis_types=(AxisType.Auto,) * {len(mesh.axis_names)})",
+            )
         return _view(mesh)
     if isinstance(mesh, Mapping):
         for name, size in mesh.items():
@@ -187,6 +194,9 @@ def _with_devices(abstract: AbstractMesh) -> MeshView:
         return _view(abstract)
     return _view(concrete if concrete.axis_types == abstract.axis_types else concrete.update(axis_types=abstract.axis_types))
 
+
+_INSIDE = ("manual_computation", "with_sharding_constraint")
+"""What may stand in a `jax.shard_map`, where axes are of type Manual."""
 
 _NO_MESH = "mesh= was not given and no mesh is set"
 _WITHOUT_MESH = {

@@ -19,7 +19,7 @@ from shardy_py.api.companions import companion_sharding, parameters_of
 from shardy_py.api.errors import SpecError
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.options import Options
-from shardy_py.api.specs import has_rank, is_spec_leaf, to_fitting_sharding
+from shardy_py.api.specs import check_spec, has_rank, is_spec_leaf, to_fitting_sharding
 from shardy_py.api.trees import Leaf
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.dialect.grouping import grouped
@@ -135,7 +135,7 @@ def apply_rules(
         Shardings, their sources, and findings.
 
     Raises:
-        SpecError: A rule does not fit its leaf, or contradicts another annotation.
+        SpecError: A rule does not fit its leaf or the mesh, or contradicts another annotation.
     """
     if not rules:
         return annotated
@@ -158,6 +158,8 @@ def apply_rules(
             findings += dropped
         else:
             findings += overruled(by_rule, source, own, leaf, view, location)
+    for i, (pattern, spec) in enumerate(rules):
+        check_spec(spec, view, f"rules[{i}] ({pattern!r})", location)
     return Annotated(out, sources, findings)
 
 

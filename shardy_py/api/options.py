@@ -9,6 +9,7 @@ from typing import Literal
 from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.api.errors import SpecError, did_you_mean
+from shardy_py.cost.hardware import PLATFORMS, platform_named
 from shardy_py.frontends.context import device_platform
 from shardy_py.plan.progress import Progress
 from shardy_py.rules.rule_table import RuleTable
@@ -24,8 +25,8 @@ class Options:
         op_priority: Propagate element-wise ops first, then others, in stages.
         rule_table: Rules by primitive name or custom call target, used instead of the built-in ones.
         provenance: Keep the steps of the propagation, which `Plan.explain` needs.
-        platform: The platform whose lowering is planned for; by default that of the mesh's devices. A mesh without devices has those of a
-            planner's hardware, or of the plan that `in_shardings` are, else `cpu`.
+        platform: The platform whose lowering is planned for, `cpu`, `cuda` (or `gpu`), `rocm` or `tpu`; by default that of the mesh's
+            devices. A mesh without devices has those of a planner's hardware, or of the plan that `in_shardings` are, else `cpu`.
         peer_timeout: With several processes, the seconds that one waits for the others before the first run of a signature, when they
             compare their plans; None waits as long as the others live, 0 compares nothing.
         check: The treatment of findings that are warnings in the first run of a plan: `"warn"` says so once (`PlanWarning`), `"raise"`
@@ -59,6 +60,7 @@ class Options:
     progress: bool | Callable[[Progress], None] = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "platform", platform_named(self.platform))
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices and not (name == "platform" and value is None):
@@ -97,7 +99,7 @@ class Options:
 
 _CHOICES = {
     "strategy": ("basic", "aggressive", "basic-then-aggressive"),
-    "platform": ("cpu", "cuda", "rocm", "tpu"),
+    "platform": PLATFORMS,
     "check": ("warn", "raise", "off"),
     "indivisible": ("raise", "drop"),
     "misplaced": ("raise", "move"),

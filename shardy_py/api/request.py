@@ -192,7 +192,7 @@ def request(settings: Settings, view: MeshView, layout: ArgumentSlots, slots: Se
     location = location_of(settings.fun)
     view = view.holding(values)
     options = settings.options
-    specs = call_specs(_specs(settings.in_shardings, layout, labels, args, kwargs, location), leaves, structs)
+    specs = call_specs(_specs(settings.in_shardings, layout, labels, args, kwargs, location, "in_shardings"), leaves, structs)
     annotated = _argument_shardings(specs, values, leaves, view, options, location)
     names = axis_names((args, kwargs))
     annotated = apply_axis_names(settings.logical_axis_rules, leaves, names, annotated, view, options, location)
@@ -241,9 +241,8 @@ def leaf_shardings(request: PlanRequest, in_shardings: Any, source: str) -> tupl
         SpecError: A spec does not fit its value.
     """
     args, kwargs = jax.tree.unflatten(request.in_tree, request.structs)
-    specs = call_specs(
-        _specs(in_shardings, request.layout, list(request.names), args, kwargs, request.location), request.leaves, request.structs
-    )
+    specs = _specs(in_shardings, request.layout, list(request.names), args, kwargs, request.location, source)
+    specs = call_specs(specs, request.leaves, request.structs)
     return tuple(
         to_tensor_sharding(spec, request.view, leaf, source, location=request.location)
         for spec, leaf in zip(specs, request.leaves, strict=True)
@@ -251,10 +250,10 @@ def leaf_shardings(request: PlanRequest, in_shardings: Any, source: str) -> tupl
 
 
 def _specs(
-    in_shardings: Any, layout: ArgumentSlots, labels: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], location: str
+    in_shardings: Any, layout: ArgumentSlots, labels: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], location: str, source: str
 ) -> list[object]:
     if isinstance(in_shardings, PlanRecord):
-        in_shardings = as_planned(in_shardings.inputs, "in_shardings")
+        in_shardings = as_planned(in_shardings.inputs, source)
     if in_shardings is None:
         return [None] * jax.tree.structure((args, kwargs)).num_leaves
 
@@ -266,15 +265,15 @@ def _specs(
     if is_spec_leaf(in_shardings) or is_spec_function(in_shardings):
         return [in_shardings] * jax.tree.structure((args, kwargs)).num_leaves
     specs = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
-    specs, by_name = _by_parameter(specs, layout, labels, kwargs, location)
+    specs, by_name = _by_parameter(specs, layout, labels, kwargs, location, source)
     named: list[object] = []
     for name, value in sorted(kwargs.items()):
-        named += broadcast_specs(by_name.get(name), value, "in_shardings", lambda path, name=name: name + path, location)
-    return broadcast_specs(specs, args, "in_shardings", root, location) + named
+        named += broadcast_specs(by_name.get(name), value, source, lambda path, name=name: name + path, location)
+    return broadcast_specs(specs, args, source, root, location) + named
 
 
 def _by_parameter(
-    specs: Any, layout: ArgumentSlots, labels: list[str], kwargs: dict[str, Any], location: str
+    specs: Any, layout: ArgumentSlots, labels: list[str], kwargs: dict[str, Any], location: str, source: str
 ) -> tuple[Any, dict[str, Any]]:
     """Splits in_shardings into a tuple for the positional arguments and a mapping for the others.
 
@@ -286,8 +285,8 @@ def _by_parameter(
         for name in specs:
             if name not in names:
                 raise SpecError(
-                    f"in_shardings names {name!r}, which is no argument",
-                    where=f"in_shardings, {location}",
+                    f"{source} names {name!r}, which is not an argument",
+                    where=f"{source}, {location}",
                     why=f"the arguments are {', '.join(map(repr, names)) or 'none'}",
                     fix=did_you_mean(str(name), names),
                 )

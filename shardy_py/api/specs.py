@@ -69,6 +69,27 @@ def to_tensor_sharding(
         raise SpecError(f"{source}: {wrong.what}", where=where, why=wrong.why, fix=wrong.fix) from None
 
 
+def check_spec(spec: object, view: MeshView, source: str, location: str) -> None:
+    """Checks a user's spec that no value has, as a rule that matches nothing: the mesh has its axes, and each is used once.
+
+    Args:
+        spec: `PartitionSpec`, `NamedSharding`, `TensorSharding` or None.
+        view: The mesh of the program.
+        source: The argument that holds the spec, for messages.
+        location: `file:line` for messages.
+
+    Raises:
+        SpecError: The spec does not fit the mesh.
+    """
+    if spec is None:
+        return
+    rank = len(spec.dims) if isinstance(spec, TensorSharding) else len(getattr(getattr(spec, "spec", spec), "partitions", ()))
+    try:
+        _convert(spec, view, (0,) * rank, False)  # every number of shards divides 0
+    except _Wrong as wrong:
+        raise SpecError(f"{source}: {wrong.what}", where=f"{source}, {location}", why=wrong.why, fix=wrong.fix) from None
+
+
 def to_fitting_sharding(
     spec: object, view: MeshView, leaf: Leaf, source: str, indivisible: str, location: str
 ) -> tuple[TensorSharding | None, list[Finding]]:
@@ -202,6 +223,9 @@ def _from_partition_spec(spec: PartitionSpec, view: MeshView, rank: int) -> Tens
             ("drop it" if len(entries) == 1 else f"drop {len(entries) - rank} of them")
             + (", or use None to let propagation decide" if rank == 0 else ""),
         )
+    for name in spec.unreduced:
+        if name not in view.sizes:
+            raise _unknown_axis(str(name), view)
     dims = []
     for entry in (*entries, *(None for _ in range(rank - len(entries)))):
         if entry is PartitionSpec.UNCONSTRAINED:
@@ -361,6 +385,7 @@ def _no_prefix(specs: object, tree: object, source: str, root: Callable[[str], s
     path, spec, value = _first_difference(specs, tree, "")
     where = f"{source} at {root(path) or 'the top'}" + (f", {location}" if location else "")
     mine, theirs = one_level(spec), one_level(value)
+    whole = "the result" if source == "out_shardings" else root("") or "the arguments"
     fix = "give one spec for the whole subtree, or the same keys as the value has"
     if theirs is None and isinstance(spec, tuple):
         why = f"the spec is a tuple and the value is {_array_text(value)}"
@@ -369,15 +394,14 @@ def _no_prefix(specs: object, tree: object, source: str, root: Callable[[str], s
         why = f"the specs have a {type(spec).__name__} where the value has a {type(value).__name__}"
     elif isinstance(spec, tuple):
         why = f"the specs are a {type(spec).__name__} of {len(mine or ())}, the value is one of {len(theirs or ())}"
-        if source == "in_shardings" and not path:
-            fix = "in_shardings has one entry per positional argument that is not static"
+        if whole == "the arguments" and not path:
+            fix = f"{source} has one entry per positional argument that is not static"
     else:
         have, need = [k for k, _ in mine or ()], [k for k, _ in theirs or ()]
         extra, missing = [k for k in have if k not in need], [k for k in need if k not in have]
         parts = [f"not in the value: {', '.join(extra)}"] if extra else []
         parts += [f"missing from the specs: {', '.join(missing)}"] if missing else []
         why = "; ".join(parts) or "the two have different structure"
-    whole = {"in_shardings": "the arguments", "out_shardings": "the result"}.get(source, root("") or "the value")
     return SpecError(f"{source} is no prefix of {whole}", where=where, why=why, fix=fix)
 
 

@@ -17,9 +17,9 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--planner",
         metavar="KEY=VALUE,...",
-        help="let a planner choose what is not annotated: hardware=v5e,memory=16GiB,seconds=10,gap=0.01; only hardware is needed",
+        help="let a planner choose what is not annotated: h100, or hardware=v5e,memory_bytes=16GiB,time_limit_s=10,gap=0.01",
     )
-    group.add_argument("--platform", metavar="NAME", help="cpu, cuda, rocm or tpu: what is planned for on a mesh without devices")
+    group.add_argument("--platform", metavar="NAME", help="cpu, cuda (or gpu), rocm or tpu: what is planned for on a mesh without devices")
 
 
 def add_tracing(parser: argparse.ArgumentParser, title: str, mesh: str) -> argparse._ArgumentGroup:
@@ -31,7 +31,7 @@ def add_tracing(parser: argparse.ArgumentParser, title: str, mesh: str) -> argpa
         mesh: Further help on the mesh.
     """
     group = parser.add_argument_group(title)
-    group.add_argument("--mesh", metavar="AXES", help=f"axes and sizes, data=4,model=2; {mesh}")
+    group.add_argument("--mesh", metavar="AXES", help=f"axes and sizes, data=4,model=2, or a number of devices, 8; {mesh}")
     group.add_argument(
         "--args",
         nargs="+",

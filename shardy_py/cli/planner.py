@@ -1,53 +1,48 @@
-"""The planner of a command line: `hardware=v5e,memory=16GiB`."""
+"""The planner of a command line: `h100`, or `hardware=v5e,memory_bytes=16GiB`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.cli.errors import CommandError
-from shardy_py.cli.quantity import quantity
 
 if TYPE_CHECKING:
     from shardy_py.planner.options import Planner
 
-_FIELDS = {
-    "hardware": "hardware",
-    "memory": "memory_bytes",
-    "seconds": "time_limit_s",
-    "gap": "gap",
-    "overlap": "overlap",
-    "constraints": "constraints",
-}
-"""Key on the command line -> field of `Planner`."""
+_FIELDS = ("hardware", "memory_bytes", "time_limit_s", "gap", "overlap", "constraints")
+"""Fields of `Planner` that have a key."""
+
+_OLD = {"memory": "memory_bytes", "seconds": "time_limit_s"}
+"""Keys of earlier versions, which scripts have."""
 
 
 def planner_of(text: str) -> Planner:
     """The planner that a text describes.
 
     Args:
-        text: Keys and values, `hardware=v5e,memory=16GiB,seconds=10,gap=0.01,constraints=false`.
+        text: Fields of `Planner` and their values, `hardware=v5e,memory_bytes=16GiB,time_limit_s=10,gap=0.01,constraints=false`; a name
+            alone is the hardware.
 
     Raises:
-        CommandError: A key is unknown, or a value is none of its kind.
+        CommandError: A key is unknown, or a value is not of its kind.
     """
     from shardy_py.planner.options import Planner
 
     fields: dict[str, Any] = {}
     for part in text.split(","):
-        key, equals, value = part.partition("=")
-        if not equals or key not in _FIELDS:
+        key, _, value = part.strip().partition("=") if "=" in part else ("hardware", "=", part.strip())
+        key = _OLD.get(key, key)
+        if key not in _FIELDS:
             keys = ", ".join(f"{each}=..." for each in _FIELDS)
-            raise CommandError(f"{part!r} says nothing about a planner", where="--planner", fix=f"use {keys}")
-        if key == "hardware":
+            raise CommandError(f"unknown planner option {key!r}", where="--planner", fix=f"use {keys}")
+        if key in fields:
+            raise CommandError(f"{key} is given twice", where=f"--planner {text}", fix="give it once")
+        if key in ("hardware", "memory_bytes"):
             fields[key] = value
-        elif key == "constraints":
-            fields[key] = _boolean(part, value)
-        elif key == "memory":
-            fields[_FIELDS[key]] = quantity(value, "--planner")
         else:
-            fields[_FIELDS[key]] = _number(part, value)
+            fields[key] = _boolean(part, value) if key == "constraints" else _number(part, value)
     if "hardware" not in fields:
-        raise CommandError("a planner without hardware", where="--planner", fix="say what to plan for, --planner hardware=h100")
+        raise CommandError("a planner without hardware", where="--planner", fix="say what to plan for, --planner h100")
     return Planner(**fields)
 
 

@@ -194,6 +194,9 @@ def _planned(function: Any, target: str, options: Namespace) -> Plan:
         step = function.replace(**changes) if changes else function
     elif mesh is None:
         raise CommandError(f"{target} is under no auto_shard that gives it a mesh", fix="say which, --mesh data=4,model=2")
+    elif isinstance(mesh, int) and options.planner is None:
+        fix = "write --mesh data=4,model=2, or add --planner h100"
+        raise CommandError(f"--mesh {mesh} names no axes", where=target, why="only a planner chooses them", fix=fix)
     else:
         step = auto_shard(function, **changes)
     if not has_arguments:
@@ -245,8 +248,8 @@ def _options(function: Any) -> Any:
     return function.options if isinstance(function, AutoSharded) else Options()
 
 
-def mesh_of(text: str | None) -> dict[str, int] | None:
-    """A mesh from `data=4,model=2`.
+def mesh_of(text: str | None) -> dict[str, int] | int | None:
+    """A mesh from `data=4,model=2`, or a number of devices whose shape a planner chooses.
 
     Args:
         text: The mesh as written; None is none.
@@ -255,11 +258,13 @@ def mesh_of(text: str | None) -> dict[str, int] | None:
         CommandError: It is no mesh.
 
     Example:
-        >>> mesh_of("data=4,model=2")
-        {'data': 4, 'model': 2}
+        >>> mesh_of("data=4,model=2"), mesh_of("8")
+        ({'data': 4, 'model': 2}, 8)
     """
     if text is None:
         return None
+    if text.strip().isdecimal():
+        return int(text)
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = part.partition("=")
@@ -294,7 +299,7 @@ def arguments_of(options: Namespace) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(_struct(value, mesh) for value in positional), {name: _struct(value, mesh) for name, value in named.items()}
 
 
-def _struct(value: Any, mesh: dict[str, int] | None) -> Any:
+def _struct(value: Any, mesh: dict[str, int] | int | None) -> Any:
     """Arrays as `jax.ShapeDtypeStruct`s, with the shardings that were written."""
     import jax
     import jax.numpy as jnp
@@ -311,8 +316,9 @@ def _struct(value: Any, mesh: dict[str, int] | None) -> Any:
             ) from None
         if not any(leaf.axes):
             return jax.ShapeDtypeStruct(leaf.shape, dtype)
-        if mesh is None:
-            raise CommandError("an argument has mesh axes, and there is no --mesh", where="--args", fix="write --mesh data=4,model=2")
+        if not isinstance(mesh, dict):
+            lacks = "there is no --mesh" if mesh is None else f"--mesh {mesh} names none"
+            raise CommandError(f"an argument has mesh axes, and {lacks}", where="--args", fix="write --mesh data=4,model=2")
         unknown = next((axis for axes in leaf.axes for axis in axes if axis not in mesh), None)
         if unknown is not None:
             raise CommandError(f"the mesh has no axis {unknown!r}", where="--args", fix=f"its axes are {', '.join(mesh)}")

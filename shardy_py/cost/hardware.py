@@ -10,6 +10,14 @@ from dataclasses import dataclass, field
 from shardy_py.cost.links import Fabric
 from shardy_py.errors import ShardyError
 
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+"""The platforms that JAX lowers for."""
+
+
+def platform_named(name: str | None) -> str | None:
+    """The platform that a user names: `gpu`, as `jax.devices` calls it, is `cuda`; other names are returned unchanged."""
+    return "cuda" if name == "gpu" else name
+
 
 class HardwareError(ShardyError):
     """Unknown hardware, or figures that make no sense."""
@@ -29,8 +37,8 @@ class Hardware:
         fabric: The fast links, which join the devices of a slice or of a node.
         network: The network between slices or nodes; its bandwidth is a device's share.
         transcendental_operations: Vector operations of a function such as exp.
-        platform: The JAX platform of its devices (`tpu`, `cuda`, `rocm`); None where that is open. A planner plans for it on meshes
-            without devices.
+        platform: The JAX platform of its devices (`tpu`, `cuda` or `gpu`, `rocm`); None where that is open. A planner plans for it on
+            meshes without devices.
         sources: Name of an attribute -> the datasheet, manual or book its figure is from, or how it was estimated.
 
     Example:
@@ -64,6 +72,10 @@ class Hardware:
         for links in ("fabric", "network"):
             if not isinstance(getattr(self, links), Fabric):
                 raise TypeError(f"{links} of hardware {self.name!r} is a shardy_py.Fabric, not {type(getattr(self, links)).__name__}")
+        object.__setattr__(self, "platform", platform_named(self.platform))
+        if self.platform not in (None, *PLATFORMS):
+            why = f"it is one of {', '.join(map(repr, PLATFORMS))}, or None"
+            raise HardwareError(f"unknown platform {self.platform!r}", where=f"hardware {self.name!r}", why=why)
         if not self.flops:
             raise HardwareError("no peak rates", where=f"hardware {self.name!r}", fix='give at least flops={"bfloat16": ...}')
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import aligned
+from shardy_py.errors import UserError
 from shardy_py.ir import Type
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.cost_analysis import seconds_text
@@ -258,7 +259,12 @@ class Search:
 
     def _pricer(self) -> Pricer:
         if self.pricer is None:
-            raise ValueError("the search was read from a file, which keeps its result only; plan again to ask for prices")
+            raise UserError(
+                "the search was read from a file",
+                where="plan.search",
+                why="a stored plan keeps the result of its search only",
+                fix="plan again, function.plan(*args), to ask for prices and code",
+            )
         return self.pricer
 
     @property

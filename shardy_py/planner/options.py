@@ -11,8 +11,11 @@ import scipy
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
+from shardy_py.cost.quantity import quantity
 from shardy_py.errors import UserError
 from shardy_py.plan.cost_analysis import Range
+
+_MEMORY = "Planner(memory_bytes=...)"
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class Planner:
 
     Attributes:
         hardware: The accelerator that is planned for: a name (`"h100"`, `"v5e"`) or a `shardy_py.Hardware`.
-        memory_bytes: The most that a device may hold at the peak; None is the memory of the hardware, `math.inf` no limit.
+        memory_bytes: The most that a device may hold at the peak, a number or `"16GiB"`; None is the memory of the hardware, `math.inf` no
+            limit.
         time_limit_s: Seconds from the trace to the plan. When they are up, the best plan so far is the plan.
         gap: The search ends when (objective - lower bound) / objective is at most this.
         links: The links that mesh axes lie on, as in `Plan.cost_analysis`.
@@ -46,7 +50,7 @@ class Planner:
     """
 
     hardware: str | Hardware
-    memory_bytes: float | None = None
+    memory_bytes: float | str | None = None
     time_limit_s: float = 10.0
     gap: float = 0.01
     links: Mapping[str, Any] | None = None
@@ -58,8 +62,8 @@ class Planner:
         hardware_named(self.hardware)
         ranges = {
             "memory_bytes": (
-                self.memory_bytes is None or _number(self.memory_bytes, 0, math.inf, open_below=True),
-                "a positive number of bytes",
+                self.memory_bytes is None or _number(quantity(self.memory_bytes, _MEMORY), 0, math.inf, open_below=True),
+                'a positive number of bytes, or a text such as "16GiB"',
             ),
             "time_limit_s": (_number(self.time_limit_s, 0, math.inf), "a number of seconds, at least 0"),
             "gap": (_number(self.gap, 0, 1), "between 0 and 1"),
@@ -95,9 +99,8 @@ class Planner:
     @property
     def budget(self) -> int | None:
         """The most bytes of a device; None without a limit."""
-        if self.memory_bytes is None:
-            return self.machine.hbm_bytes
-        return None if math.isinf(self.memory_bytes) else int(self.memory_bytes)
+        limit = self.machine.hbm_bytes if self.memory_bytes is None else quantity(self.memory_bytes, _MEMORY)
+        return None if math.isinf(limit) else int(limit)
 
     def fits(self, peak: int) -> bool:
         """Whether a peak is within the budget.

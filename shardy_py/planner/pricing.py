@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
 from shardy_py.dialect.axis import Axes, merged
-from shardy_py.errors import UserError
+from shardy_py.dialect.format import sizes_text
+from shardy_py.errors import UserError, did_you_mean
 from shardy_py.ir import Value
 from shardy_py.partition.layouts import Layout, parts
 from shardy_py.plan.checks.specs import sharding_text
@@ -84,27 +86,35 @@ class Prices:
         """
         searcher = self.searcher
         paths = [v.path for v in searcher.base.inputs]
-        value = self._value(path)
+        value, where = self._value(path), f"plan.search.price({path!r}, {spec!r})"
         if value is None:
-            raise UserError(f"no value {path!r}", where="plan.search.price", why=f"the inputs are {', '.join(paths[:12])}")
+            raise UserError(f"no value {path!r}", where=where, why="paths are those of plan.values", fix=did_you_mean(path, paths[:12]))
         if searcher.propagate is not None and path not in paths and not isinstance(value, int):
             raise UserError(
                 f"{path} is a value inside of the function",
-                where="plan.search.price",
+                where=where,
                 why="this planner shards arguments and results alone (constraints=False), and propagation the rest",
                 fix=f"name one of {', '.join(paths[:12])}",
             )
         classes = searcher.space.classes[value]
+        if isinstance(spec, str) or not isinstance(spec, Iterable):
+            raise UserError(f"{spec!r} is not a PartitionSpec", where=where, fix='write P("data", None), an entry per dimension')
         if len(tuple(spec)) > len(classes):
-            raise UserError(f"{spec} has more dimensions than {path}", where="plan.search.price", why=f"it has {len(classes)}")
+            raise UserError(f"{spec} has more dimensions than {path}", where=where, fix=f"write {len(classes)} at most")
         entries = (*spec, *(None,) * (len(classes) - len(tuple(spec))))
-        layout = tuple(map(self._axes, entries))
+        layout = tuple(self._axes(entry, where) for entry in entries)
+        twice = [part.name for part, count in Counter(part for axes in layout for part in axes).items() if count > 1]
+        if twice:
+            raise UserError(f"mesh axis {twice[0]!r} is used twice", where=where, fix="give each dimension its own axis")
         for dim, (entry, axes, c) in enumerate(zip(entries, layout, classes)):
             if axes not in searcher.space.strategies[c]:
+                dims = [DimensionSharding(merged(each, searcher.space.mesh)) for each in searcher.space.strategies[c]]
+                choices = [sharding_text(TensorSharding(searcher.mesh_name, [each])) for each in dims]
                 raise UserError(
                     f"dimension {dim} of {path} cannot be {entry!r} in this search",
-                    where="plan.search.price",
+                    where=where,
                     why="an annotation pins it, or the axes do not divide it",
+                    fix=f"its own choices are {', '.join(choices[:12])}",
                 )
         shares = path in paths and not searcher.space.resolution.layers
         other, problem, start = self._annotated(paths.index(path), layout) if shares else self._pinned(classes, layout)
@@ -195,9 +205,15 @@ class Prices:
                 prices.append(Price(path, sharding_text(sharding), saved, self.best.peak - peak, max(least, 0.0)))
         return tuple(sorted(prices, key=lambda price: -price.seconds))
 
-    def _axes(self, entry: object) -> Axes:
-        names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) if isinstance(entry, tuple) else (entry,)
-        return tuple(part for name in names for part in parts(AxisRef(str(name)), self.searcher.space.mesh))
+    def _axes(self, entry: object, where: str) -> Axes:
+        """The parts of the axes of a dimension's entry in a spec."""
+        mesh = self.searcher.space.mesh
+        names = [str(name) for name in (() if entry is None else entry if isinstance(entry, tuple) else (entry,))]
+        for name in names:
+            if name not in mesh.shape:
+                why = f"the mesh has {sizes_text(mesh.shape)}"
+                raise UserError(f"unknown mesh axis {name!r}", where=where, why=why, fix=did_you_mean(name, mesh.shape))
+        return tuple(part for name in names for part in parts(AxisRef(name), mesh))
 
 
 def _without(shardings: Sequence[TensorSharding | None], number: int) -> tuple[TensorSharding | None, ...]:

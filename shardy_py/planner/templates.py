@@ -73,6 +73,7 @@ def in_space(template: UserTemplate, program: Program, space: Space, paths: Sequ
                     f"template {template.name!r} shards {path} as {sharding_text(sharding)}, and this search has no such plan",
                     where="Planner(templates=...)",
                     why=f"an annotation or another argument of the template pins dimension {dim}, or the axes do not divide it",
+                    fix=f"write P.UNCONSTRAINED for dimension {dim}, which the search then completes, or drop the annotation",
                 )
     return Template(template.name, {c: s for c, s in strategies.items() if len(space.strategies[c]) > 1})
 

@@ -144,6 +144,12 @@ CASES = {
     ),
     "host memory": (host_memory, ValueError, ["memory kind 'pinned_host'", "result float32[8]", "jax.device_put"]),
     "unknown strategy": (lambda: sp.Options(strategy="bsic"), ValueError, ["strategy is 'bsic'", "did you mean 'basic'?"]),  # pyright: ignore
+    "a Manual axis": (
+        lambda: sp.auto_shard(jnp.sin, mesh=AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Manual))),
+        sp.MeshError,
+        ["mesh axis 'model' is of type Manual", "inside of a jax.shard_map", "axis_types=(AxisType.Auto,) * 2"],
+    ),
+    "unknown unreduced axis": (lambda: plan(P(unreduced={"dta"})), ValueError, ["unknown mesh axis 'dta'", "did you mean 'data'?"]),
     "unknown platform": (lambda: sp.Options(platform="tpus"), ValueError, ["platform is 'tpus'", "did you mean 'tpu'?"]),
     "mesh for a function": (lambda: sp.auto_shard(jax.make_mesh((8,), ("data",))), TypeError, ["no function", "mesh="]),
     "one device": (on_one_device, ValueError, ["committed to a single device", "x float32[8]", "data=4, model=2", "jax.device_put"]),
@@ -159,7 +165,7 @@ CASES = {
         TypeError,
         ["too many positional", "test_errors.py", "step(params, x)", "3 positional"],
     ),
-    "spec for no argument": (lambda: plan({"parms": None}), ValueError, ["'parms', which is no argument", "did you mean 'params'?"]),
+    "spec for no argument": (lambda: plan({"parms": None}), ValueError, ["'parms', which is not an argument", "did you mean 'params'?"]),
     "unknown axis": (
         lambda: plan(({"mlp": {"w": P(None, "modle")}, "norm": None}, None)),
         ValueError,

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
@@ -74,6 +75,13 @@ def test_unmatched_and_unused_are_findings():
     with pytest.raises(ValueError, match="unused-rule"):
         p.check(strict=True)
     assert p.check() == p.findings
+
+
+@pytest.mark.parametrize("spec", [P("fsdb"), NamedSharding(AbstractMesh((2,), ("fsdb",)), P("fsdb")), P("tp", "tp")])
+def test_a_rule_that_matches_nothing_is_checked_against_the_mesh(spec):
+    with pytest.raises(sp.SpecError, match=r"rules\[1\] \('head/kernel'\): .*(fsdb|twice)") as caught:
+        plan([("layers/*/kernel", P("fsdp", "tp")), ("head/kernel", spec)])
+    assert caught.value.fix
 
 
 def test_none_in_a_rule_leaves_it_to_propagation():

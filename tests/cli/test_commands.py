@@ -97,18 +97,30 @@ def test_lowering_and_hardware(capsys: Captured) -> None:
 
 def test_planner(capsys: Captured) -> None:
     arguments = ["--mesh", "x=8", "--args", "{'up': f32[4096,8192], 'down': f32[8192,4096]}", "f32[8192,4096]", "--lowering", "jit"]
-    text = ran(capsys, "plan", f"{MODULE}:layer", "--planner", "hardware=h100,memory=1GiB,seconds=5,constraints=false", *arguments)
+    text = ran(capsys, "plan", f"{MODULE}:layer", "--planner", "h100,memory_bytes=1GiB,time_limit_s=5,constraints=false", *arguments)
     assert "planner: step" in text
     assert "of 1 GiB" in text.replace("\n  ", " ")
     search = json.loads(ran(capsys, "plan", f"{MODULE}:layer", "--planner", "hardware=h100", *arguments, "--json"))["search"]
     assert search["lower_bound_seconds"] <= search["objective_seconds"]
     for planner, words in (
-        ("memory=1GiB", "without hardware"),
-        ("hardware=h100,speed=2", "speed=2"),
+        ("memory_bytes=1GiB", "without hardware"),
+        ("hardware=h100,speed=2", "unknown planner option 'speed'"),
+        ("h100,memory_bytes=big", "'big' is not a number of bytes"),
+        ("h100,hardware=v5e", "hardware is given twice"),
         ("hardware=h100,gap=small", "no number"),
         ("hardware=h100,constraints=no", "neither true nor false"),
     ):
         assert words in refused(capsys, "plan", f"{MODULE}:layer", "--planner", planner, *arguments)
+
+
+def test_planner_on_a_number_of_devices(capsys: Captured) -> None:
+    """Keys of earlier versions are those of `Planner` now."""
+    types = ["--args", "{'up': f32[64,64], 'down': f32[64,64]}", "f32[64,64]", "--platform", "gpu"]
+    old = ran(capsys, "plan", f"{MODULE}:layer", "--planner", "hardware=h100,memory=1GiB,seconds=5", "--mesh", "2", *types)
+    assert "on mesh axis0=2" in old
+    assert "of 1 GiB" in old
+    alone = refused(capsys, "plan", f"{MODULE}:layer", "--mesh", "2", *types)
+    assert "add --planner h100" in alone
 
 
 def test_explain(stored: str, capsys: Captured) -> None:

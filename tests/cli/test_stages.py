@@ -77,9 +77,9 @@ def test_partition(folder: Path, capsys: Captured) -> None:
     data = json.loads(ran(capsys, *arguments, "--json"))
     assert (data["format"], data["stage_of"]) == ("shardy_py.stages.partition", dict(found.stage_of))
     assert [stage["bubble"] for stage in data["stages"]] == list(found.bubbles)
-    several = ran(capsys, "stages", "partition", "chain.txt", "--machines", "2,2", "--bandwidths", "300GB/s,1GiB", "--memory", "80GB")
-    assert several == f"{partition(chain(1.0, 1.0, 1.0, 2.0), [2, 2], [300e9, 2**30], memory_bytes=80e9)}\n"
-    fewer = ran(capsys, "stages", "partition", "chain.txt", "--machines", "9", "--bandwidths", "1", "--straight", "--fewer")
+    several = ran(capsys, "stages", "partition", "chain.txt", "--machines", "2,2", "--bandwidths", "300GB/s,1GiB", "--memory-bytes", "80GB")
+    assert several == f"{partition(chain(1.0, 1.0, 1.0, 2.0), [2, 2], [300e9, 2**30], memory_bytes='80GB')}\n"
+    fewer = ran(capsys, "stages", "partition", "chain.txt", "--machines", "9", "--bandwidths", "1", "--straight", "--use-fewer-machines")
     assert fewer == f"{partition(chain(1.0, 1.0, 1.0, 2.0), [9], [1], straight=True, use_fewer_machines=True)}\n"
 
 
@@ -171,7 +171,7 @@ def test_tables_fit_the_terminal(width: int, folder: Path, monkeypatch: pytest.M
         (["partition", "bad.txt", *TWO], "this is not a node (bad.txt, line 2, column 1)"),
         (["partition", "binary.txt", *TWO], "binary.txt is no text"),
         (["partition", "chain.txt", "--machines", "4x", "--bandwidths", "1e9"], "'4x' is no list of whole numbers (--machines)"),
-        (["partition", "chain.txt", "--machines", "2", "--bandwidths", "fast"], "'fast' is no number of bytes (--bandwidths)"),
+        (["partition", "chain.txt", "--machines", "2", "--bandwidths", "fast"], "'fast' is not a number of bytes (--bandwidths)"),
         (["partition", "chain.txt", "--machines", "2", "--bandwidths", "0"], "bandwidths is 0"),
         (["partition", "chain.txt", "--machines", "2,2", "--bandwidths", "1e9"], "2 levels of machines, but 1 bandwidths"),
         (["partition", "chain.txt", *TWO, "--mode", "fast"], "unknown mode 'fast'"),

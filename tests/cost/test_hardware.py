@@ -16,7 +16,7 @@ FIGURES |= {f"{links}.{what}" for links in ("fabric", "network") for what in ("b
 
 
 def test_all_that_were_asked_for_are_there() -> None:
-    assert set(HARDWARE) == {"v4", "v5e", "v5p", "v6e", "a100", "h100", "h200", "b200"}
+    assert set(HARDWARE) == {"v4", "v5e", "v5p", "v6e", "tpu7x", "a100", "h100", "h200", "b200", "gb200", "mi300x", "mi355x"}
 
 
 @pytest.mark.parametrize("name", sorted(HARDWARE))
@@ -32,7 +32,7 @@ def test_figures_are_plausible(name: str) -> None:
     """A slip of three zeros would be far outside."""
     known = HARDWARE[name]
     assert 1e14 < known.flops["bfloat16"] < 1e16
-    assert 1e12 < known.vector_flops < 1e14
+    assert 1e12 < known.vector_flops < 2e14
     assert 1 << 33 < known.hbm_bytes < 1 << 39
     assert 5e11 < known.hbm_bandwidth < 2e13
     assert 50 < known.flops["bfloat16"] / known.hbm_bandwidth < 1000
@@ -48,6 +48,10 @@ def test_figures_are_plausible(name: str) -> None:
         ("H200", "h200"),
         ("NVIDIA A100-80GB", "a100"),
         ("trillium", "v6e"),
+        ("TPU7x", "tpu7x"),
+        ("Ironwood", "tpu7x"),
+        ("NVIDIA GB200", "gb200"),
+        ("AMD Instinct MI300X", "mi300x"),
     ],
 )
 def test_names_may_be_spelled_otherwise(written: str, name: str) -> None:
@@ -82,6 +86,14 @@ def test_links_are_links() -> None:
         hardware("h100").with_figures(network=5e10)
     with pytest.raises(HardwareError, match="no peak rates"):
         hardware("h100").with_figures(flops={})
+
+
+def test_a_platform_is_one_of_jax() -> None:
+    mine = Hardware("mine", {"bfloat16": 1e14}, 1e12, 1 << 34, 1e12, Fabric("ring", 1e10), Fabric("switch", 1e9), platform="gpu")
+    assert mine.platform == "cuda"
+    assert {each.platform for each in HARDWARE.values()} == {"tpu", "cuda", "rocm"}
+    with pytest.raises(HardwareError, match="unknown platform 'metal'"):
+        mine.with_figures(platform="metal")
 
 
 def test_types_that_are_not_listed_run_as_wider_ones() -> None:

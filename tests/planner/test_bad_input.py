@@ -50,7 +50,8 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no hardware": (lambda: sp.Planner(), TypeError, "'hardware'"),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     "hardware of another type": (lambda: planner(hardware=None), TypeError, "hardware is a name or a shardy_py.Hardware, not NoneType"),
     "unknown hardware": (lambda: planner(hardware="abacus"), sp.ShardyError, "unknown hardware 'abacus'.*known are v4,.*h100"),
-    "memory": (lambda: planner(memory_bytes="16GiB"), sp.ShardyError, "memory_bytes is '16GiB'.*a positive number of bytes"),
+    "memory": (lambda: planner(memory_bytes="16 apples"), sp.ShardyError, r"'16 apples' is not a number of bytes.*memory_bytes=\.\.\."),
+    "no memory": (lambda: planner(memory_bytes="0"), sp.ShardyError, "memory_bytes is '0'.*a positive number of bytes"),
     "gap": (lambda: planner(gap=2), sp.ShardyError, "gap is 2.*between 0 and 1"),
     "templates": (lambda: planner(templates=[1]), sp.ShardyError, r"templates is \[1\]"),
     "overlap": (lambda: planner(overlap="much"), sp.ShardyError, "overlap is 'much'"),

@@ -174,6 +174,7 @@ def test_groups_stay(place: str) -> None:
 def test_a_plan_keeps_its_budget() -> None:
     generous = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0).plan(*STEP)
     assert generous.search is not None
+    assert generous.search.budget_bytes == planner(memory_bytes="80GB").budget == 80 * 10**9
     budget = int(generous.search.peak_bytes * 0.8)
     tight = sp.auto_shard(step, mesh={"x": 8}, planner=planner(memory_bytes=budget), donate_argnums=0).plan(*STEP)
     assert tight.search is not None
@@ -194,10 +195,19 @@ def test_prices_of_decisions() -> None:
     assert free.search is not None
     assert price.seconds == pytest.approx(plan.search.objective_seconds - free.search.objective_seconds, rel=1e-6)
     assert price.seconds >= price.lower_bound_seconds >= 0
-    with pytest.raises(ValueError, match="no value 'w'"):
-        plan.search.price("w", P("x"))
-    with pytest.raises(ValueError, match="an annotation pins it"):
-        plan.search.price("x", P("x"))
+    wrong: list[tuple[str, Any, str]] = [
+        ("w", P("x"), "no value 'w'"),
+        ("x", P("x"), "dimension 0 of x cannot be 'x' in this search"),
+        ("x", P("z"), "unknown mesh axis 'z'"),
+        ("x", P("x", "x"), "mesh axis 'x' is used twice"),
+        ("x", P(None, None, None), "has more dimensions than x"),
+        ("x", "x", "'x' is not a PartitionSpec"),
+    ]
+    for path, spec, words in wrong:
+        with pytest.raises(sp.ShardyError, match=words) as caught:
+            plan.search.price(path, spec)
+        assert caught.value.where == f"plan.search.price({path!r}, {spec!r})"
+        assert caught.value.fix
 
 
 def test_input_shardings_as_code() -> None:
@@ -299,11 +309,16 @@ def test_a_template_is_the_plan_where_there_is_no_time() -> None:
         ((None, P("z")), "unknown mesh axis 'z'"),
         (({"in": P("x")}, None), "no prefix"),
         ((None, P(None, "y")), "this search has no such plan"),
+        ((None, None, None), "one entry per positional argument"),
+        ({"y": P()}, "names 'y', which is not an argument"),
     ],
 )
 def test_templates_that_do_not_fit(specs: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(sp.ShardyError, match=words) as caught:
         sp.auto_shard(step, mesh=SMALL, planner=planner(templates={"mine": specs}), in_shardings=(None, P("x", None))).plan(*STEP)
+    assert "mine" in caught.value.what
+    assert "Planner(templates=...)" in (caught.value.where or "")
+    assert caught.value.fix
 
 
 def test_overlapped_steps() -> None:

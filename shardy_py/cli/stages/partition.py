@@ -7,10 +7,10 @@ import argparse
 from shardy_py.cli.options import add_output, output_file
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
-from shardy_py.cli.quantity import quantity
 from shardy_py.cli.report import dumped
 from shardy_py.cli.stages.tables import paint_bubbles, partition_data
 from shardy_py.cli.stages.values import counts, graph_of
+from shardy_py.cost.quantity import quantity
 from shardy_py.files import write_file
 
 
@@ -27,8 +27,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="divide bytes that are sent by this; 1 leaves them as they are; by default none count",
     )
     parser.add_argument("--straight", action="store_true", help="replicate no stage")
-    parser.add_argument("--fewer", action="store_true", help="machines may be left unused")
-    parser.add_argument("--memory", metavar="BYTES", help="memory of one machine: 80e9, 80GB, 80GiB")
+    parser.add_argument("--use-fewer-machines", "--fewer", action="store_true", help="machines may be left unused")
+    parser.add_argument("--memory-bytes", "--memory", metavar="BYTES", help="memory of one machine: 80e9, 80GB, 80GiB")
     parser.add_argument("-o", "--output", type=output_file, metavar="FILE", help="write the graph with its stage ids")
     add_output(parser)
 
@@ -39,11 +39,11 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
     machines = counts(options.machines, "--machines")
     bandwidths = [quantity(part, "--bandwidths") for part in options.bandwidths.split(",")]
-    memory = None if options.memory is None else quantity(options.memory, "--memory")
+    memory = None if options.memory_bytes is None else quantity(options.memory_bytes, "--memory-bytes")
     graph = graph_of(options.graph)
     with progress(f"dividing {options.graph}"):
         result = partition(
-            graph, machines, bandwidths, options.mode, options.activation_compression, options.straight, options.fewer, memory
+            graph, machines, bandwidths, options.mode, options.activation_compression, options.straight, options.use_fewer_machines, memory
         )
     if options.output:
         write_file(options.output, write_graph(result.graph))

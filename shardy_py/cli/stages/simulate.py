@@ -9,11 +9,11 @@ from shardy_py.cli.errors import CommandError
 from shardy_py.cli.options import add_output, output_file
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
-from shardy_py.cli.quantity import quantity
 from shardy_py.cli.report import dumped
 from shardy_py.cli.stages.staged import crossing_of, members_of
 from shardy_py.cli.stages.tables import paint_picture, simulation_data, simulation_text
 from shardy_py.cli.stages.values import counts, graph_of, times
+from shardy_py.cost.quantity import quantity
 from shardy_py.files import write_file
 
 MILLISECOND = 1e-3

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardy_py.cost.quantity import quantity
 from shardy_py.errors import ShardyError
 from shardy_py.stages.partitions.cuts import Cuts, crossing_bytes, masks_as_rows, optimized_part
 from shardy_py.stages.partitions.levels import Machines, Solution, least_memory, solve, solve_as_pipedream
@@ -32,7 +33,7 @@ def partition(
     activation_compression: float | None = None,
     straight: bool = False,
     use_fewer_machines: bool = False,
-    memory_bytes: float | None = None,
+    memory_bytes: float | str | None = None,
 ) -> Partition:
     """Divides a profile graph into the pipeline stages whose slowest is fastest.
 
@@ -54,7 +55,7 @@ def partition(
             PipeDream's default, leaves their transfer out of the time.
         straight: Whether no stage may be replicated.
         use_fewer_machines: Whether machines may be left unused.
-        memory_bytes: Bytes of memory of one machine; None for no limit.
+        memory_bytes: Bytes of memory of one machine, a number or `"80GiB"`; None for no limit.
 
     Returns:
         The partition: `pipeline_time` in seconds per minibatch, `stage_of`, `replication`, `graph` with stage ids.
@@ -80,6 +81,7 @@ def partition(
     if mode not in MODES:
         raise ShardyError(f"unknown mode {mode!r}", where="argument mode", fix='use "pipedream" or "exact"')
     _positive(activation_compression, "activation_compression", "a divisor of bytes, or None to leave transfers out")
+    memory_bytes = None if memory_bytes is None else quantity(memory_bytes, "argument memory_bytes")
     _positive(memory_bytes, "memory_bytes", "bytes of one machine, or None for no limit")
     part = optimized_part(graph)
     if not len(part):

@@ -17,6 +17,7 @@ from shardy_py.api.specs import refuse_host_memory
 from shardy_py.api.trees import location_of, parameter_names
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
+from shardy_py.cost.quantity import quantity
 from shardy_py.frontends.context import api_boundary
 from shardy_py.planner.options import Planner
 from shardy_py.stages.partitions.result import Partition
@@ -54,7 +55,7 @@ def pipeline(
     batch_statistics: str | None = ...,
     donate_argnums: int | Sequence[int] = ...,
     hardware: str | Hardware = ...,
-    memory_bytes: float | None = ...,
+    memory_bytes: float | str | None = ...,
     planner: Planner | None = ...,
 ) -> Pipelined[P]: ...
 
@@ -74,7 +75,7 @@ def pipeline(
     batch_statistics: str | None = ...,
     donate_argnums: int | Sequence[int] = ...,
     hardware: str | Hardware = ...,
-    memory_bytes: float | None = ...,
+    memory_bytes: float | str | None = ...,
     planner: Planner | None = ...,
 ) -> Callable[[Callable[P, Any]], Pipelined[P]]: ...
 
@@ -96,7 +97,7 @@ def pipeline(
     batch_statistics: str | None = None,
     donate_argnums: int | Sequence[int] = (),
     hardware: str | Hardware = "h100",
-    memory_bytes: float | None = None,
+    memory_bytes: float | str | None = None,
     planner: Planner | None = None,
 ) -> Any:
     """Runs a training step as a pipeline, as PipeDream does, but synchronously: the numbers are those of the step on one device.
@@ -126,7 +127,7 @@ def pipeline(
             microbatch; without it such a step is refused, for no pipeline can compute it.
         donate_argnums: Arguments whose memory the results may take.
         hardware: The hardware on which stages are to take equal time, and of `report`: a name such as "h100" or "v5e", or a `Hardware`.
-        memory_bytes: Memory of one device in bytes; a stage that does not fit is an error that says by how much.
+        memory_bytes: Memory of one device in bytes, a number or `"80GiB"`; a stage that does not fit is an error that says by how much.
         planner: Chooses what is left open by the cost of a step on its hardware, within its memory: where to cut, the mesh of every
             stage and the shardings inside. `mesh` is then a number of devices, or None for those of this process; with `num_stages`
             left out too, the number of stages is chosen, one of them if that is fastest. `search` of the pipeline says what it found.
@@ -161,6 +162,7 @@ def pipeline(
             raise PipelineError(
                 f"{label} is {value!r}", where="sp.pipeline", why="it is a number of things, 1 or more", fix=f"pass {label}=4"
             )
+    memory_bytes = None if memory_bytes is None else quantity(memory_bytes, "sp.pipeline(memory_bytes=)")
     if not callable(fun):
         raise TypeError(f"sp.pipeline takes a function, not {fun!r}")
     if partition is not None:

@@ -195,7 +195,7 @@ def test_rows_may_number_their_own_labels() -> None:
         ((), {"num_stages": 3, "virtual": 2, "schedule": "circular"}, "3 stages cannot lie 2 on a mesh"),
         ((), {"schedule": sp.stages.schedule("1f1b", 2, 8)}, "the schedule is for 2 meshes"),
         ((), {"schedule": "2f2b"}, "no schedule '2f2b'"),
-        ((), {"memory_bytes": 500}, r"stage 'stage0' needs .* per device, .* more than there are"),
+        ((), {"memory_bytes": "0.5kB"}, r"stage 'stage0' needs .* per device, .* more than there are"),
     ],
 )
 def test_bad_calls(args: Any, options: Any, what: str) -> None:

@@ -1,31 +1,33 @@
-"""Numbers of bytes on a command line: `80GiB`, `50GB/s`."""
+"""Numbers of bytes as texts: `80GiB`, `50GB/s`."""
 
 from __future__ import annotations
 
 import re
 
-from shardy_py.cli.errors import CommandError
+from shardy_py.errors import UserError
 
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
 _QUANTITY = re.compile(r"(?P<number>\d+\.?\d*(?:e[-+]?\d+)?|\.\d+)\s*(?P<scale>[kmgt]?i?)(?:b(?:/s)?)?", re.IGNORECASE)
 
 
-def quantity(text: str, option: str) -> float:
+def quantity(text: str | float, where: str) -> float:
     """A number of bytes, or of bytes per second.
 
     Args:
-        text: `80e9`, `80GB`, `80GiB`, `50GB/s`.
-        option: The option that it stands behind, for the error.
+        text: `80e9`, `80GB`, `80GiB`, `50GB/s`; a number is returned unchanged.
+        where: The option or argument that it is the value of, for the error.
 
     Raises:
-        CommandError: It is none.
+        UserError: It is not a number of bytes.
 
     Example:
         >>> quantity("50e9", "--memory"), quantity("1.5 KiB", "--memory"), quantity("2GB/s", "--bandwidths")
         (50000000000.0, 1536.0, 2000000000.0)
     """
+    if not isinstance(text, str):
+        return text
     match = _QUANTITY.fullmatch(text.strip())
     scale = None if match is None else _SCALES.get(match["scale"].lower())
     if match is None or scale is None:
-        raise CommandError(f"{text!r} is no number of bytes", where=option, fix="write 80e9, 80GB or 80GiB")
+        raise UserError(f"{text!r} is not a number of bytes", where=where, fix="write 80e9, 80GB or 80GiB")
     return float(match["number"]) * scale
