@@ -140,7 +140,8 @@ def view_of(mesh: AnyMesh | None, user: str = "auto_shard") -> MeshView:
     if mesh is None:
         return _context_mesh(user)
     if isinstance(mesh, (JaxMesh, AbstractMesh)):
-        if AxisType.Manual in mesh.axis_types and user not in _INSIDE and not jax.sharding.get_abstract_mesh().manual_axes:
+        inside = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
+        if AxisType.Manual in mesh.axis_types and user not in _INSIDE and not inside:
             raise MeshError(
                 f"mesh axis {mesh.axis_names[mesh.axis_types.index(AxisType.Manual)]!r} is of type Manual",
                 where=f"mesh={mesh}",
