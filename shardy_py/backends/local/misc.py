@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 
 from shardy_py.backends.local.elementwise import pointwise
-from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, make_rule, rebound
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, is_key, make_rule, rebound
+from shardy_py.backends.local.reshard import all_gather_bits
 from shardy_py.backends.local.shapes import leading
-from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES
+from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES, gather_costs
 
 
 def reduce(equation: Equation) -> LocalRule | None:
-    """A reduction by a user's own computation: reduced dimensions are whole, as nothing is known of it."""
+    """A reduction by a user's own computation: each shard reduces its elements, and every device the results of all.
+
+    The start values may be no identity: they enter once, and a shard without elements does not.
+    """
     shape = equation.shapes[0]
     count = len(equation.shapes) // 2
     dimensions = equation.params["dimensions"]
@@ -23,8 +30,38 @@ def reduce(equation: Equation) -> LocalRule | None:
     kept = [d for d in rank if d not in dimensions]
     if any(equation.shapes[count:]):
         return None
-    rule = make_rule(shape, [*[rank] * count, *[()] * count], [kept] * count, whole=dimensions)
-    return LocalRule(rule, rebound, uneven=frozenset(kept))
+    operands = [*[rank] * count, *[()] * count]
+    if any(map(is_key, equation.dtypes)):
+        return LocalRule(make_rule(shape, operands, [kept] * count, whole=dimensions), rebound, uneven=frozenset(kept))
+    computation = jaxpr_as_fun(equation.params["jaxpr"])
+    nothing = (np.False_, *[np.zeros((), dtype) for dtype in equation.dtypes[:count]])
+
+    def join(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
+        both = computation(*a[1:], *b[1:])
+        values = [lax.select(lax.bitwise_and(a[0], b[0]), z, lax.select(a[0], x, y)) for x, y, z in zip(a[1:], b[1:], both)]
+        return lax.bitwise_or(a[0], b[0]), *values
+
+    def bytes_inside(num_shards: Sequence[int]) -> int:
+        kept_here = math.prod(-(-shape[d] // num_shards[d]) for d in kept)
+        return gather_costs(math.prod(num_shards[d] for d in dimensions), *[kept_here * d.itemsize for d in equation.dtypes[:count]])
+
+    def run(local: LocalContext, arrays: list) -> list:
+        names = tuple(name for d in dimensions for name in local.names(d))
+        if not names:
+            return local.bind(*arrays)
+        is_element, has_elements = lax.full(arrays[0].shape, True), np.ones(1, bool)
+        for d in dimensions:
+            is_element = local.mask(is_element, d, d, False)
+            has_elements = np.kron(has_elements, np.arange(local.num_shards(d)) * local.block(d) < shape[d])
+        parts = lax.reduce((is_element, *arrays[:count]), nothing, join, dimensions)[1:]
+        all_parts = [all_gather_bits(lax.expand_dims(x, (0,)), names, 0, local.platform) for x in parts]
+        starts = [lax.broadcast(start, (1, *x.shape)) for start, x in zip(arrays[count:], parts)]
+        stacked = [lax.concatenate(pair, 0) for pair in zip(starts, all_parts)]
+        is_part = lax.broadcast_in_dim(np.concatenate([[True], has_elements]), stacked[0].shape, (0,))
+        return list(lax.reduce((is_part, *stacked), nothing, join, (0,))[1:])
+
+    rule = make_rule(shape, operands, [kept] * count, permutation=dimensions)
+    return LocalRule(rule, run, uneven=frozenset(rank), bytes_inside=bytes_inside)
 
 
 def empty(equation: Equation) -> LocalRule | None:
