@@ -34,7 +34,7 @@ OF_SOME_VERSIONS = """
 """
 """Primitives that JAX lowers in some of the supported versions only."""
 
-MADE_AFTERWARDS = {"pmul", "equations"}
+MADE_AFTERWARDS = {"equations"}
 """Primitives that stand only in programs that plans are lowered to, which are not read."""
 
 MADE_BY_TESTS = "_of_this_test"

@@ -235,6 +235,7 @@ _REDUCTIONS = {
     **dict.fromkeys(PSUMS, lax.reduce_sum),
     **dict.fromkeys(("pmax", "unreduced_pmax"), lax.reduce_max),
     **dict.fromkeys(("pmin", "unreduced_pmin"), lax.reduce_min),
+    "pmul": lax.reduce_prod,
 }
 """Collective that may reduce dimensions too -> the reduction."""
 

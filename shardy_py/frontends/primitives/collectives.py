@@ -9,7 +9,7 @@ from shardy_py.frontends.primitives.template import Builder, Template, TemplateB
 from shardy_py.ir import TensorType
 from shardy_py.ir.jax_collectives import PSUMS
 
-_UNITS = {"stablehlo.add": 0, "stablehlo.maximum": "lowest", "stablehlo.minimum": "highest"}
+_UNITS = {"stablehlo.add": 0, "stablehlo.maximum": "lowest", "stablehlo.minimum": "highest", "stablehlo.multiply": 1}
 
 
 def _all_reduce(reducer: str, b: Builder) -> Template:
@@ -71,5 +71,6 @@ TEMPLATES: dict[str, TemplateBuilder] = {
     "pbroadcast": functools.partial(_one, "stablehlo.collective_broadcast"),
     "pmax": functools.partial(_all_reduce, "stablehlo.maximum"),
     "pmin": functools.partial(_all_reduce, "stablehlo.minimum"),
+    "pmul": functools.partial(_all_reduce, "stablehlo.multiply"),
     "ppermute": functools.partial(_one, "stablehlo.collective_permute"),
 }

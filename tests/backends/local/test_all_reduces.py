@@ -13,6 +13,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
+import shardy_py as sp
 from shardy_py.backends.local.reshard import all_reduce
 from shardy_py.dialect import AxisRef
 from shardy_py.frontends import all_reduces
@@ -87,6 +88,16 @@ def test_products_are_all_reduces():
     assert names("mul", "float32", 4) == ["pmul"]
     text = jax.jit(region("mul")).lower(jax.ShapeDtypeStruct((8, 4), "float32")).as_text()
     assert text.count("stablehlo.all_reduce") == 1
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_products_in_regions_of_the_user(lowering: Any) -> None:
+    own = jax.shard_map(lambda x: all_reduces.product(x, ("x",)), in_specs=PartitionSpec("x"), out_specs=PartitionSpec(), check_vma=False)
+    step = sp.auto_shard(own, mesh={"x": 4, "y": 2}, in_shardings=PartitionSpec("x"), lowering=lowering)
+    x = np.arange(1, 33, dtype="float32").reshape(4, 8)
+    np.testing.assert_allclose(step(x), x.prod(0, keepdims=True))
+    assert [c.kind for c in step.plan(x).collectives] == ["all_reduce"]
+    assert not step.plan(x).findings
 
 
 def test_products_without_an_all_reduce(monkeypatch):
