@@ -15,7 +15,6 @@ from shardy_py.api.planning import Planned
 from shardy_py.dialect.grouping import grouped
 from shardy_py.errors import PlanWarning
 from shardy_py.facade import Plan
-from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
@@ -56,11 +55,9 @@ def report(planned: Planned) -> None:
 
 
 def _grave(plan: Plan) -> list[Finding]:
-    """Warnings, without those that are about few bytes, and without ops that nothing is known of in small programs."""
-    values = (*plan.inputs, *plan.outputs)
-    small = sum(local_bytes(v.type, v.sharding, plan.program.meshes) for v in values) < NOTABLE
-    left_out = _WARNED_ELSEWHERE | {"no-rule"} if small else _WARNED_ELSEWHERE
-    return [f for f in plan.findings if f.severity != "info" and f.kind not in left_out and (not f.bytes or f.bytes >= NOTABLE)]
+    """Warnings, without those that are about few bytes."""
+    grave = (f for f in plan.findings if f.severity != "info" and f.kind not in _WARNED_ELSEWHERE)
+    return [f for f in grave if not f.bytes or f.bytes >= NOTABLE]
 
 
 def warning_text(findings: Sequence[Finding], location: str) -> str:

@@ -18,6 +18,7 @@ from shardy_py.frontends.meshes import Meshes
 from shardy_py.frontends.primitives.avals import is_extended, physical_shape, type_of_aval
 from shardy_py.frontends.rule_memo import memoised_rule
 from shardy_py.ir import Block, Op, TensorType, Type, Value
+from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
 from shardy_py.rules import CONTEXT
 
@@ -59,7 +60,7 @@ class Importer(abc.ABC):
         self.findings: list[Finding] = []
         self.manual: _jax.ManualContext | None = None
         self.typed = typed
-        self._reported: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str, str]] = set()
         self._symbols: dict[Any, str] = {}
         self._symbol_names = {"main"}
         self._symbol_counter = 0
@@ -202,12 +203,15 @@ class Importer(abc.ABC):
         return symbol
 
     def report(self, kind: str, eqn: JaxprEqn, message: str, fix: str) -> None:
-        """Adds a finding about an equation, once per kind and primitive."""
-        if (kind, eqn.primitive.name) in self._reported:
+        """Adds a finding about an equation, once per kind, primitive and severity: a warning for values of `NOTABLE` bytes, else a note."""
+        types = [type_of_aval(v.aval) for v in (*eqn.invars, *eqn.outvars)]
+        severity = "warning" if any(isinstance(t, TensorType) and t.bytes >= NOTABLE for t in types) else "info"
+        key = (kind, eqn.primitive.name, severity)
+        if key in self._reported:
             return
-        self._reported.add((kind, eqn.primitive.name))
+        self._reported.add(key)
         where = locate(eqn.source_info)
-        self.findings.append(Finding(kind, message, location="" if where is None else where.place, fix=fix))
+        self.findings.append(Finding(kind, message, "", "" if where is None else where.place, severity, fix=fix))
 
 
 def _zero_strides(array: Any) -> tuple[int, ...]:

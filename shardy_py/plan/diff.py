@@ -16,7 +16,7 @@ from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import received_by
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
-from shardy_py.plan.findings import Finding
+from shardy_py.plan.findings import Finding, Findings
 from shardy_py.plan.matching import partners
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
@@ -126,8 +126,8 @@ class PlanDiff(Report):
     values: tuple[ValueChange, ...]
     reshards: tuple[ReshardChange, ...]
     collectives: tuple[CollectiveChange, ...]
-    new_findings: tuple[Finding, ...]
-    gone_findings: tuple[Finding, ...]
+    new_findings: Findings
+    gone_findings: Findings
     bytes: tuple[int, int]
     searches: tuple[str, str] = ("", "")
 
@@ -169,8 +169,8 @@ def diff_plans(before: PlanRecord, after: PlanRecord) -> PlanDiff:
         values=tuple(_values(before, after, matches)),
         reshards=tuple(_reshards(before, after, names)),
         collectives=tuple(_collectives(before, after)),
-        new_findings=tuple(_only_in(after, before, {new: old for old, new in names.items()})),
-        gone_findings=tuple(_only_in(before, after, names)),
+        new_findings=Findings(_only_in(after, before, {new: old for old, new in names.items()})),
+        gone_findings=Findings(_only_in(before, after, names)),
         bytes=(received_by(collectives_of(before)), received_by(collectives_of(after))),
         searches=(_search_text(before), _search_text(after)),
     )

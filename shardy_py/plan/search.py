@@ -42,7 +42,7 @@ class Price:
     gap: float = 0.0
 
     def __str__(self) -> str:
-        least = f", at least {seconds_text(self.lower_bound_seconds)}" if self.lower_bound_seconds > 0 else ""
+        least = f", at least {seconds_text(self.lower_bound_seconds)}" if self.lower_bound_seconds > WORTH_TELLING * self.seconds else ""
         return f"{self.path} as {self.spec}: {seconds_text(max(self.seconds, 0.0))} more{least}"
 
 

@@ -46,7 +46,7 @@ class Kind:
 
 
 KINDS = (
-    Kind("no-rule", "warning", "a primitive or a `custom_partitioning` without a sharding rule: shardings stop there"),
+    Kind("no-rule", "warning, note", "a primitive or a `custom_partitioning` without a sharding rule: shardings stop there"),
     Kind(
         "unused-rule",
         "warning, note",

@@ -15,7 +15,7 @@ from shardy_py.ir import Op, Program
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.executed import explicit_of
-from shardy_py.plan.findings import Finding
+from shardy_py.plan.findings import Findings
 from shardy_py.plan.memory.graph import local_graph
 from shardy_py.plan.memory.lifetimes import Lifetimes, LiveBuffer
 from shardy_py.plan.memory.models import MemoryModel, model
@@ -75,8 +75,8 @@ class _Queries:
     plan: PlanRecord
     of_compiler: MemoryModel
 
-    def findings(self, memory: MemoryAnalysis) -> tuple[Finding, ...]:
-        return remedies(self.plan, memory, lambda variant: _usage(variant, self.of_compiler)[0])
+    def findings(self, memory: MemoryAnalysis) -> Findings:
+        return Findings(remedies(self.plan, memory, lambda variant: _usage(variant, self.of_compiler)[0]))
 
     def relief(self, memory: MemoryAnalysis) -> Relief:
         return relief(self.plan, memory)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from shardy_py.dialect.format import aligned, printable, short_location
-from shardy_py.plan.findings import Finding
+from shardy_py.plan.findings import Findings
 from shardy_py.plan.memory.models import model
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.report import LISTED, Report, html_report, html_rows
@@ -109,7 +109,7 @@ class Relief:
 class Queries(Protocol):
     """Answers questions on an analysis that need the plan."""
 
-    def findings(self, memory: MemoryAnalysis) -> tuple[Finding, ...]:
+    def findings(self, memory: MemoryAnalysis) -> Findings:
         """See `MemoryAnalysis.findings`."""
         ...
 
@@ -184,13 +184,13 @@ class MemoryAnalysis(Report):
         return None if room is None else room >= 0
 
     @functools.cached_property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         """Variants with a smaller peak, where it does not fit or residuals of scans are most of it, the best first.
 
         Variants of the function are planned when this is first read, as where the analysis is printed: with the bodies of scans
         checkpointed, more arguments donated, large arguments cut further.
         """
-        return () if self.queries is None else self.queries.findings(self)
+        return Findings() if self.queries is None else self.queries.findings(self)
 
     @functools.cached_property
     def peak_buffers(self) -> tuple[PeakBuffer, ...]:
