@@ -40,13 +40,18 @@ _HASHES = frozenset({"key<fry>", "key<fry4>", "key<phx2>", "key<phx4>"})
 
 
 def _hashed(local: LocalContext, keys: Array, shape: tuple[int, ...], result: tuple[int, ...]) -> tuple[Array, Array]:
-    """Hashes of the positions in arrays of a global shape, one for every key; this device's part of them."""
+    """Hashes of the positions in arrays of a global shape, one for every key; this device's part of them.
+
+    The hash takes keys and positions as they are, as in JAX's own draws: where it is a loop, the loop carries what it takes.
+    """
     data = jax.random.key_data(keys)
     lead = keys.ndim
-    high, low = linear_index(local, shape, tuple(range(lead, lead + len(shape))), result[lead:])
-    spread = [lax.broadcast_in_dim(lax.index_in_dim(data, i, lead, keepdims=False), result, tuple(range(lead))) for i in range(2)]
-    counts = [lax.broadcast_in_dim(half, result, tuple(range(lead, len(result)))) for half in (high, low)]
-    first, second = threefry2x32_p.bind(*spread, *counts)
+    counts = linear_index(local, shape, tuple(range(lead, lead + len(shape))), result[lead:])
+    halves = [lax.index_in_dim(data, i, lead, keepdims=False) for i in range(2)]
+    if lead:
+        halves = [lax.expand_dims(half, range(lead, len(result))) for half in halves]
+        counts = [lax.expand_dims(half, range(lead)) for half in counts]
+    first, second = threefry2x32_p.bind(*halves, *counts)
     return first, second
 
 

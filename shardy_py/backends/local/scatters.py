@@ -1,8 +1,11 @@
 """Splits reduce-scatters over several axes of the mesh into one per axis.
 
 The compiler for TPUs has no reduce-scatter over two dimensions of a torus at once: it makes an all-reduce of the whole, which sends twice
-as much and needs a buffer of that size, and slices. Over one axis after the other the same bytes arrive, and the same parts. Where the
-pieces lie along a dimension of their own, it neither pads them nor exchanges what padding shifts.
+as much and needs a buffer of that size, and slices. Over one axis after the other the same bytes arrive, and the same parts.
+
+Two forms of such a step stay reduce-scatters, by the shapes that were compiled for v5e and v5p: a dimension of its own for the pieces in
+front of a first dimension, and of columns that are no whole lanes, where the compiler would pad the pieces and exchange what padding
+shifts; and the dimension itself elsewhere, where pieces of their own would become an all-reduce.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from shardy_py.backends.local.jaxpr_rewriting import Rewritten, retraced, rewrite, rewrite_bodies
+
+LANES = 128
+"""Elements of the last dimension that a vector register of a TPU holds side by side."""
 
 
 def scatter_by_axis(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[str, str]) -> Jaxpr:
@@ -46,6 +52,9 @@ def _scattered(x: Any, runs: Sequence[tuple[str, ...]], dim: int, sizes: Mapping
     for names in runs:
         k = math.prod(sizes[name] for name in names)
         part = x.shape[dim] // k
+        if dim and (x.ndim > 2 or part % LANES == 0):
+            x = lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+            continue
         pieces = lax.reshape(x, (*x.shape[:dim], k, part, *x.shape[dim + 1 :]))
         x = lax.reshape(lax.psum_scatter(pieces, names, scatter_dimension=dim, tiled=True), (*x.shape[:dim], part, *x.shape[dim + 1 :]))
     return x
