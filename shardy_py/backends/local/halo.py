@@ -7,6 +7,7 @@ device sends only what its receiver lacks. Where that would be as much as all of
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -248,13 +249,26 @@ def of_device(values: Sequence[int | None], index: Array) -> Array:
     step, rest = divmod(v1 - v0, i1 - i0)
     if not rest and all(v == v0 + (i - i0) * step for i, v in numbers):
         return affine(index, step, v0 - i0 * step)
-    return _looked_up(tuple(v or 0 for v in values), index)
+    return _looked_up(tuple(numbers), index)
+
+
+MAX_SELECTS = 16
+"""Scalar selects that are cheaper than a table. On TPU the entry of a table is an array: a kernel of a microsecond, which the compiler may
+place in HBM, where the first array of a program costs a block that has room for all of its tuples."""
 
 
 @once
-def _looked_up(table: tuple[int, ...], index: Array) -> Array:
-    entry = lax.dynamic_slice(jnp.asarray(np.array(table, np.int32)), (index,), (1,), allow_negative_indices=False)
-    return lax.squeeze(entry, (0,))
+def _looked_up(numbers: tuple[tuple[int, int], ...], index: Array) -> Array:
+    """The number of the last position up to an index."""
+    changes = [(i, v) for (_, before), (i, v) in itertools.pairwise(numbers) if v != before]
+    if len(changes) <= MAX_SELECTS:
+        entry = np.int32(numbers[0][1])
+        for i, v in changes:
+            entry = lax.select(lax.ge(index, np.int32(i)), np.int32(v), entry)
+        return entry
+    table = np.zeros(numbers[-1][0] + 1, np.int32)
+    table[[i for i, _ in numbers]] = [v for _, v in numbers]
+    return lax.squeeze(lax.dynamic_slice(jnp.asarray(table), (index,), (1,), allow_negative_indices=False), (0,))
 
 
 def padded(x: Array, dim: int, low: int, high: int) -> Array:

@@ -12,8 +12,8 @@ from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
 from shardy_py.backends.local.in_place import update_out_of_place
 from shardy_py.backends.local.loop_invariants import hoist_invariant_carries
 from shardy_py.backends.local.narrow_sums import narrow_sums
-from shardy_py.backends.local.scatters import scatter_by_axis
 from shardy_py.backends.local.simplify import simplify
+from shardy_py.backends.local.tpu_collectives import tpu_collectives
 from shardy_py.backends.local.transposed_products import transposed_products
 from shardy_py.backends.local.unroll import unroll_scans
 
@@ -26,7 +26,7 @@ def optimize_region(jaxpr: Jaxpr, sizes: Mapping[str, int], platform: str, spell
     """Optimizes the collectives of a region: drops equal and dead ones, moves them out of loops, packs small ones.
 
     On CPU, sums of bfloat16 are sent as such, and updates are out of place where XLA would run them wrongly in place. On TPU, sums are
-    scattered over one axis after the other.
+    scattered over one axis after the other, and short vectors exchanged in place of gathered.
 
     Args:
         jaxpr: The jaxpr of the region.
@@ -41,7 +41,7 @@ def optimize_region(jaxpr: Jaxpr, sizes: Mapping[str, int], platform: str, spell
     if platform == "cpu":
         optimized = narrow_sums(optimized, sizes)
     elif platform == "tpu":
-        optimized = scatter_by_axis(optimized, sizes, spelling or {})
+        optimized = tpu_collectives(optimized, sizes, spelling or {})
     packed = pack_reductions(optimized if optimized is jaxpr else simplify(optimized), sizes, MAX_PACKED_BYTES)
     return update_out_of_place(packed, sizes) if platform == "cpu" else packed
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 
+import jax
+import numpy as np
 import pytest
+from jax import numpy as jnp
 
 from shardy_py.backends.local.halo import Exchange, Have, block_exchange, blocks, exchange, of_device
 from shardy_py.backends.local.slicing import joined, mirror, steps
@@ -88,3 +91,16 @@ def test_numbers_of_devices():
     assert of_device([3, 3, None, 3], 2) == 3
     assert of_device([None, None], 0) == 0
     assert of_device([1, 5, 2], 1) == 5
+
+
+@pytest.mark.parametrize("size", [4, 40])
+@pytest.mark.parametrize("hole", [None, 2])
+def test_entries_of_a_short_table_are_selected_one_by_one(size: int, hole: int | None) -> None:
+    """A TPU reads an entry of a table in a kernel of its own, and may place it in HBM."""
+    values: list[int | None] = [i * i % 7 for i in range(size)]
+    if hole is not None:
+        values[hole] = None
+    lookup = jax.jit(lambda index: of_device(values, index))
+    found = [int(lookup(jnp.int32(i))) for i in range(size)]
+    assert [v for i, v in enumerate(found) if i != hole] == [v for i, v in enumerate(values) if i != hole]
+    assert ("dynamic_slice" in str(jax.make_jaxpr(lookup)(np.int32(0)))) == (size == 40)

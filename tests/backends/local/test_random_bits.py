@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 from jax import numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
+import shardy_py as sp
 from shardy_py.backends.local.iota import linear_index
 from shardy_py.backends.local.local_rule import LocalContext
 from shardy_py.backends.local.table import LOCAL_RULES
@@ -89,3 +95,21 @@ def test_positions_beyond_32_bits() -> None:
     at = np.indices((2, 3, 5)).astype(object)
     want = ((at[0] + 13 * block[0]) * 3 + at[1]) * (1 << 14) + at[2]
     np.testing.assert_array_equal(np.asarray(high).astype(object) * (1 << 32) + np.asarray(low).astype(object), want)
+
+
+DRAWS: dict[str, tuple[Callable[..., Any], P, P]] = {
+    "one key": (lambda keys: jax.random.truncated_normal(keys[0], -2, 2, (512, 256)), P(), P("x")),
+    "raw key": (lambda keys: jax.random.normal(jax.random.key_data(keys[0]), (512, 256)), P(), P(None, "x")),
+    "a key a row": (jax.vmap(lambda key: jax.random.normal(key, (8192,))), P(), P(None, "x")),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_part_takes_no_more_memory_than_under_jit(name: str) -> None:
+    draw, cut, out = DRAWS[name]
+    keys = jax.random.split(KEY, 16)
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    plain = jax.jit(draw, in_shardings=NamedSharding(mesh, cut), out_shardings=NamedSharding(mesh, out)).lower(keys).compile()
+    step = sp.auto_shard(draw, mesh=mesh, in_shardings=cut, out_shardings=out, lowering="shard_map").lower(keys).compile()
+    temporaries = [one.memory_analysis().temp_size_in_bytes for one in (step, plain)]
+    assert temporaries[0] <= 1.2 * temporaries[1]

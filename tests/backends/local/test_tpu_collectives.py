@@ -1,8 +1,9 @@
-"""Sums that are scattered over one axis after the other."""
+"""Collectives in the forms that the compiler for TPUs keeps: sums scattered over one axis after the other, short vectors exchanged."""
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -17,7 +18,12 @@ from shardy_py.backends.local.passes import optimize_region
 from shardy_py.backends.local.read_collectives import read_collectives
 from tests.backends.local.test_hoist import SIZES, changed
 
-X = jnp.arange(16 * 24.0).reshape(16, 24)
+
+def numbered(shape: tuple[int, ...]) -> jax.Array:
+    return jnp.arange(1.0 * math.prod(shape)).reshape(shape)
+
+
+X = numbered((16, 24))
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -53,3 +59,39 @@ def test_bytes_stay(platform: str, count: int) -> None:
     plan = step.plan(struct, struct)
     assert [c.kind for c in plan.collectives] == ["reduce_scatter"] * count
     assert sum(c.total_bytes or 0 for c in plan.collectives) == 64 * 64 * 4 * 15 // 16
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "rank"),
+    [((8, 16), 0, 3), ((8, 16), 1, 3), ((8, 1024), 1, 2), ((4, 16, 8), 1, 3), ((4, 3, 16), 2, 3), ((16, 3, 4), 0, 4)],
+    ids=str,
+)
+def test_when_pieces_have_a_dimension_of_their_own(shape: tuple[int, ...], dim: int, rank: int) -> None:
+    ranks: list[int] = []
+
+    def run(body: Any) -> Any:
+        body = optimize_region(body, SIZES, "tpu")
+        ranks.extend(eqn.invars[0].aval.ndim for eqn in body.eqns if eqn.primitive.name == "reduce_scatter")
+        return body
+
+    def local(x: Any) -> Any:
+        part = lax.psum_scatter(jnp.sin(x), ("x", "y"), scatter_dimension=dim, tiled=True)
+        return [lax.all_gather(part, ("x", "y"), axis=dim, tiled=True)]
+
+    _, before, after = changed(local, run, (numbered(shape),), (P(),))
+    assert ranks == [rank] * 2
+    np.testing.assert_allclose(before[0], after[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "over", "kind"),
+    [((64,), "x", "collective_permute"), ((64,), "y", "all_gather"), ((256,), "x", "all_gather"), ((8, 4), "x", "all_gather")],
+    ids=str,
+)
+def test_two_devices_exchange_a_short_vector(shape: tuple[int, ...], over: str, kind: str) -> None:
+    def local(x: Any) -> Any:
+        return [lax.all_gather(jnp.sin(x), over, axis=0, tiled=True)]
+
+    listed, before, after = changed(local, lambda body: optimize_region(body, SIZES, "tpu"), (numbered(shape),), (P(over),))
+    assert listed == [f"{kind}({over}) x1"]
+    np.testing.assert_array_equal(before[0], after[0])

@@ -1,0 +1,79 @@
+"""Collectives in the forms that the compiler for TPUs keeps; in other forms it sends an all-reduce of the whole, twice as much, and slices.
+
+A reduce-scatter over several axes of the mesh becomes one per axis: that compiler has none over two dimensions of a torus at once. Over one
+axis after the other the same bytes arrive, and the same parts. Two forms of such a step stay reduce-scatters, by the shapes that were
+compiled for v5e and v5p: pieces along a dimension of their own for a first dimension, and for a matrix whose pieces are not whole
+lanes, which would be padded; and the dimension as it is elsewhere.
+
+An all-gather of less than a tile from two devices becomes a permute, in which each sends its block to the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax import lax
+from jax.extend.core import Jaxpr, JaxprEqn
+
+from shardy_py.backends.local.jaxpr_rewriting import Rewritten, retraced, rewrite_by_name
+from shardy_py.backends.local.local_rule import block_index, is_key
+
+LANES = 128
+"""Elements of the last dimension that a vector register of a TPU holds side by side."""
+
+
+def tpu_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[str, str]) -> Jaxpr:
+    """The jaxpr of a region for TPUs, with its collectives in the forms that stay.
+
+    Args:
+        jaxpr: The jaxpr of a region.
+        sizes: The axes of the region.
+        spelling: Parts of the user's axes -> their notation.
+    """
+
+    def scatter(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
+        if not eqn.params["tiled"] or eqn.params["axis_index_groups"] is not None:
+            return None
+        runs = _runs(eqn.params["axis_name"], spelling)
+        return retraced(lambda x: [_scattered(x, runs, eqn.params["scatter_dimension"], sizes)], eqn, sizes)
+
+    return rewrite_by_name(jaxpr, sizes, {"all_gather": _exchange, "reduce_scatter": scatter})
+
+
+def _exchange(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
+    (block,) = eqn.invars
+    names = _names(eqn.params["axis_name"])
+    is_small = block.aval.ndim == 1 and block.aval.size < LANES and not is_key(block.aval.dtype)
+    if not is_small or eqn.params["axis_size"] != 2 or not eqn.params["tiled"] or eqn.params["axis_index_groups"] is not None:
+        return None
+
+    def exchanged(x: Any) -> list[Any]:
+        other = lax.ppermute(x, names, [(0, 1), (1, 0)])
+        is_first = lax.broadcast(lax.eq(block_index(names), 0), x.shape)
+        return [lax.concatenate([lax.select(is_first, x, other), lax.select(is_first, other, x)], 0)]
+
+    return retraced(exchanged, eqn, sizes)
+
+
+def _names(axes: Any) -> tuple[str, ...]:
+    return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
+
+
+def _runs(axes: Any, spelling: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Splits axes into runs of consecutive parts of the same axis of the user's mesh."""
+    return [tuple(run) for _, run in itertools.groupby(_names(axes), lambda axis: spelling.get(axis, axis).partition(":")[0])]
+
+
+def _scattered(x: Any, runs: Sequence[tuple[str, ...]], dim: int, sizes: Mapping[str, int]) -> Any:
+    for names in runs:
+        k = math.prod(sizes[name] for name in names)
+        part = x.shape[dim] // k
+        if dim and (x.ndim > 2 or part % LANES == 0):
+            x = lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+            continue
+        pieces = lax.reshape(x, (*x.shape[:dim], k, part, *x.shape[dim + 1 :]))
+        x = lax.reshape(lax.psum_scatter(pieces, names, scatter_dimension=dim, tiled=True), (*x.shape[:dim], part, *x.shape[dim + 1 :]))
+    return x
