@@ -44,9 +44,9 @@ def tpu_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[st
 
 
 def _exchange(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
-    (block,) = eqn.invars
+    block: Any = eqn.invars[0].aval
     names = _names(eqn.params["axis_name"])
-    is_small = block.aval.ndim == 1 and block.aval.size < LANES and not is_key(block.aval.dtype)
+    is_small = block.ndim == 1 and block.size < LANES and not is_key(block.dtype)
     if not is_small or eqn.params["axis_size"] != 2 or not eqn.params["tiled"] or eqn.params["axis_index_groups"] is not None:
         return None
 
