@@ -171,7 +171,9 @@ def unmatched(rules: Sequence[tuple[str, object]], inputs: Sequence[PlannedValue
         inputs: The leaves of the arguments, planned.
         location: `file:line` of the user's function.
     """
-    paths = rule_paths([Leaf(v.path, v.shape, v.dtype) for v in inputs]) if rules else []
+    if not rules:
+        return
+    paths = rule_paths([Leaf(v.path, v.shape, v.dtype) for v in inputs])
     whole = [
         v
         for v, path in zip(inputs, paths)
