@@ -22,7 +22,6 @@ from shardy_py.api.trees import Leaf, one_level
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.dialect.verify import verify_sharding
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.context import is_in_host_memory
 from shardy_py.ir import TensorType
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.specs import nearest, sharding_text
@@ -135,14 +134,16 @@ def refuse_host_memory(value: Any, where: str, *, is_result: bool = False) -> No
     """Raises where an argument, or what a function is traced to return, is in the host's memory.
 
     Args:
-        value: An array or its type.
+        value: An array, its type, or a `ShapeDtypeStruct`.
         where: For messages.
         is_result: Whether it is a result.
 
     Raises:
         SpecError: It is.
     """
-    if not is_in_host_memory(value):
+    aval = jax.typeof(value) if isinstance(value, jax.Array) else value
+    kind = getattr(value.sharding, "memory_kind", "") if isinstance(value, jax.ShapeDtypeStruct) else ""
+    if getattr(aval, "memory_space", None) is not jax.memory.Space.Host and not str(kind).endswith("_host"):
         return
     if is_result:
         what, fix = "result is moved to", "return it as it is, and move it after the call, jax.device_put(y, jax.memory.Space.Host)"

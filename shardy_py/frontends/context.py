@@ -55,14 +55,6 @@ def explicit_sharding(tracer: Any) -> Any:
     return _jax.sharding_of(aval) if _jax.has_explicit_axes(aval) else None
 
 
-def is_in_host_memory(value: Any) -> bool:
-    """Whether an array, its type, or a `ShapeDtypeStruct` is in memory of the host."""
-    if isinstance(value, jax.ShapeDtypeStruct):
-        return str(getattr(value.sharding, "memory_kind", None)).endswith("_host")
-    aval = jax.typeof(value) if isinstance(value, jax.Array) else value
-    return getattr(aval, "memory_space", None) is jax.memory.Space.Host
-
-
 def device_platform(device: Any) -> str:
     """The platform that programs for a device are lowered for: `cpu`, `cuda`, `rocm`, `tpu`."""
     client = device.client

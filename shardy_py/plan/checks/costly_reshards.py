@@ -189,13 +189,12 @@ def _is_end_of_sum(first: Collective, second: Collective) -> bool:
 
 
 def _gathered(context: CheckContext) -> Iterator[Finding]:
-    """Collectives of the partitioned program that bring most of an intermediate to every device; one per line and kind.
+    """Collectives of the partitioned program that bring most of an intermediate to every device.
 
     Ops that the partitioner reported as taking whole operands are skipped.
     """
     locations_run_whole = {finding.location for finding in context.findings if finding.location and finding.kind in _TAKE_WHOLE}
     arguments = {"", *(value.path for value in context.plan.inputs)}
-    groups: dict[tuple[object, ...], tuple[int, int, str]] = {}
     before: Collective | None = None
     for c in collectives_of(context.plan):
         adds, before = before is not None and _is_end_of_sum(before, c), c
@@ -206,13 +205,7 @@ def _gathered(context: CheckContext) -> Iterator[Finding]:
             continue
         if c.value in arguments:  # or a loop's slice of one, such as weights cut over the axis of the data
             continue
-        key = (c.location, c.primitive, c.dtype, c.shape, c.axes, c.trips)
-        count, _, name = groups.get(key, (0, 0, c.value))
-        groups[key] = (count + 1, total, name)
-    for (location, primitive, dtype, shape, axes, _), (count, total, name) in groups.items():
-        operand = f"{dtype}[{','.join(map(str, shape))}]"  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
-        over = ",".join(axes)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        asks = f" ({primitive})" if primitive else ""
-        more = more_text(count, "like it")
-        message = f"all_gather({over}) of {operand}{asks} brings {format_bytes(total)} to each device in a call{more}"
-        yield Finding(KIND, message, name, str(location), "info", total)
+        operand, over = f"{c.dtype}[{','.join(map(str, c.shape))}]", ",".join(c.axes)
+        asks = f" ({c.primitive})" if c.primitive else ""
+        message = f"all_gather({over}) of {operand}{asks} brings {format_bytes(total)} to each device in a call"
+        yield Finding(KIND, message, c.value, c.location, "info", total)

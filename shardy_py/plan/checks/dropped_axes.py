@@ -9,7 +9,7 @@ from shardy_py.dialect import AxisRef, OpShardingRule, TensorSharding
 from shardy_py.dialect.axis import num_shards
 from shardy_py.dialect.format import format_axis
 from shardy_py.dialect.projection import project
-from shardy_py.ir import Op, TensorType, Value
+from shardy_py.ir import Op, TensorType
 from shardy_py.passes.export import remove_sub_axes_in_input_output_shardings as sub_axes
 from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.phrases import annotation_of, more_text
@@ -42,13 +42,12 @@ class _Loss:
 
 
 def axis_lost_in_reshape(context: CheckContext) -> Iterator[Finding]:
-    """Reshapes of `NOTABLE` bytes and more whose result is cut by fewer axes than their operand, one finding per source line.
+    """Reshapes of `NOTABLE` bytes and more whose result is cut by fewer axes than their operand.
 
     A dimension that several are merged into can be cut by an axis of a later one only where the earlier ones are cut completely; one
     that is split gives its axes to the first part as far as they divide it.
     """
     losses: dict[tuple[OpShardingRule, TensorSharding, TensorSharding | None], _Loss | None] = {}
-    groups: dict[tuple[str, str], tuple[list[Value], Op, _Loss]] = {}
     for op, _ in context.ops:
         rule = op.rule
         if op.name != "stablehlo.reshape" or rule is None:
@@ -62,11 +61,7 @@ def axis_lost_in_reshape(context: CheckContext) -> Iterator[Finding]:
             losses[key] = _loss(rule, source, target, context)
         loss = losses[key]
         if loss is not None:
-            described = context.described[value]
-            group = groups.setdefault((described.location, typed(value.type, target)), ([], op, loss))
-            group[0].append(value)
-    for (location, text), (values, op, loss) in groups.items():
-        yield _finding(context, values, op, loss, location, text)
+            yield _finding(context, op, loss)
 
 
 def _loss(rule: OpShardingRule, source: TensorSharding, target: TensorSharding | None, context: CheckContext) -> _Loss | None:
@@ -103,8 +98,8 @@ def _sizes(factors: Sequence[int], rule: OpShardingRule) -> tuple[int, ...]:
     return tuple(rule.factor_sizes[f] for f in factors)
 
 
-def _finding(context: CheckContext, values: Sequence[Value], op: Op, loss: _Loss, location: str, text: str) -> Finding:
-    described = context.described[values[0]]
+def _finding(context: CheckContext, op: Op, loss: _Loss) -> Finding:
+    described = context.described[op.results[0]]
     size = context.bytes_of(described)
     operand = op.operands[0]
     axes = ", ".join(repr(format_axis(axis)) for axis in loss.axes)
@@ -122,9 +117,9 @@ def _finding(context: CheckContext, values: Sequence[Value], op: Op, loss: _Loss
         fits = [name for name, n in context.mesh.shape.items() if n > 1 and part % n == 0 and name not in used]
         fix = f"make {part} a multiple of {shards}" + (f", or use {' or '.join(map(repr, fits))}, which divides it" if fits else "")
     lost = axes if not any(axis.name in _shards_by_axis(op.results[0].sharding, context) for axis in loss.axes) else f"a part of {axes}"
-    more = more_text(len(values), "of this line")
-    message = f"the reshape of {typed(operand.type, operand.sharding)} to {text} loses {lost}: {why}{more}"
-    return Finding(RESHAPE, message, described.path, location, graded(size), size, fix)
+    text = typed(described.type, described.sharding)
+    message = f"the reshape of {typed(operand.type, operand.sharding)} to {text} loses {lost}: {why}"
+    return Finding(RESHAPE, message, described.path, described.location, graded(size), size, fix)
 
 
 def sub_axis_removed(context: CheckContext) -> Iterator[Finding]:
