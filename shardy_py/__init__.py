@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from shardy_py.plan import Donated as Donated
     from shardy_py.plan import Finding as Finding
     from shardy_py.plan import PlanError as PlanError
+    from shardy_py.planner.errors import PlannerBudgetError as PlannerBudgetError
     from shardy_py.planner.errors import PlannerInfeasible as PlannerInfeasible
     from shardy_py.planner.options import Planner as Planner
     from shardy_py.rules import RuleTable as RuleTable
@@ -75,6 +76,7 @@ _HOMES = {
     "PlanMismatchError": "errors",
     "PlanWarning": "errors",
     "Planner": "planner.options",
+    "PlannerBudgetError": "planner.errors",
     "PlannerInfeasible": "planner.errors",
     "RuleTable": "rules.rule_table",
     "ShardyError": "errors",

@@ -17,7 +17,7 @@ from shardy_py.api.statement import statement
 from shardy_py.api.tracing import TracedCall
 from shardy_py.plan.search import Search
 from shardy_py.plan.store.search import read_search, write_search
-from shardy_py.planner.errors import PlannerInfeasible
+from shardy_py.planner.errors import PlannerBudgetError, PlannerInfeasible
 from shardy_py.planner.judge import Candidate
 from shardy_py.planner.propagated import Trial
 from shardy_py.planner.result import search_of
@@ -81,12 +81,14 @@ def _outcome(searcher: Searcher) -> Outcome:
 def _written(searcher: Searcher, outcome: Outcome) -> str:
     """The result of a search as JSON."""
     if isinstance(outcome, PlannerInfeasible):
-        parts = ("what", "where", "why", "fix", "minimum_bytes", "budget_bytes", "contributors")
-        return json.dumps({"infeasible": {name: getattr(outcome, name) for name in parts}})
+        parts = ("what", "where", "why", "fix", "minimum_bytes", "budget_bytes", "bound_bytes", "contributors")
+        return json.dumps(
+            {"infeasible": {name: getattr(outcome, name) for name in parts}, "proven": not isinstance(outcome, PlannerBudgetError)}
+        )
     best, search = outcome
     resolution = searcher.space.resolution
     chosen = {
-        "groups": resolution.groups,
+        "cuts": resolution.cuts,
         "layers": resolution.layers,
         "name": best.name,
         "assignment": best.assignment,
@@ -99,8 +101,9 @@ def _read(searcher: Searcher, text: str) -> Outcome:
     """The inverse of `_written`, for the same search in another process."""
     data = json.loads(text)
     if "infeasible" in data:
-        return PlannerInfeasible(**{**data["infeasible"], "contributors": [tuple(each) for each in data["infeasible"]["contributors"]]})
-    searcher.prepare(Resolution(tuple(map(tuple, data["groups"])), data["layers"]))
+        parts = {**data["infeasible"], "contributors": [tuple(each) for each in data["infeasible"]["contributors"]]}
+        return (PlannerInfeasible if data["proven"] else PlannerBudgetError)(**parts)
+    searcher.prepare(Resolution(tuple(map(tuple, data["cuts"])), data["layers"]))
     trial = Trial(data["name"], tuple(data["assignment"]), data["results"])
     best = searcher.candidate(trial.name, trial.assignment) if searcher.propagate is None else searcher.propagated(trial)
     return best, replace(read_search(data["search"]), timings=data["timings"])

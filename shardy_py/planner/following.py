@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from shardy_py.ir import Op, Program
+from shardy_py.ir import Op, Program, Value
 from shardy_py.passes.dataflow import WHILE
-from shardy_py.planner.space import Space
+from shardy_py.planner.space import SLICE, Space
 from shardy_py.rules import rule_for
+from shardy_py.rules.traits import ELEMENTWISE
 
 Neighbours = Sequence[Sequence[int]]
 """Per class, the classes that an op with one factor along both reads or makes."""
@@ -32,7 +33,7 @@ def neighbours_of(program: Program, space: Space) -> Neighbours:
 
 
 def _pairs(op: Op, space: Space) -> Iterator[tuple[int, int]]:
-    """Pairs of different classes that share a factor of an op."""
+    """Pairs of different classes that share a factor of an op, of a dimension that it merges or splits the first one."""
     if op.name == WHILE:
         for operand, result, end in zip(op.operands, op.results, op.regions[1].terminator.operands):
             yield from zip(space.classes[operand], space.classes[result])
@@ -43,11 +44,42 @@ def _pairs(op: Op, space: Space) -> Iterator[tuple[int, int]]:
     first: dict[int, int] = {}
     for value, mapping in zip((*op.operands, *op.results), rule.mappings):
         for c, factors in zip(space.classes[value], mapping):
-            if len(factors) == 1:
+            if factors:
                 yield first.setdefault(factors[0], c), c
 
 
-def followed(space: Space, neighbours: Neighbours, strategies: Mapping[int, int], order: Iterable[int]) -> tuple[int, ...]:
+def computes(value: Value) -> bool:
+    """Whether a value, or what ops of one operand make of it, as in another precision, is read by more than elementwise ops."""
+    waiting = [value]
+    while waiting:
+        for op, _ in waiting.pop().uses:
+            if op.name not in ELEMENTWISE:
+                return True
+            if len(op.operands) == 1:
+                waiting.append(op.result)
+    return False
+
+
+def copies_of(arguments: Iterable[Value], space: Space) -> tuple[int, ...]:
+    """The classes of what a step computes with of some arguments, such as a layer of a stack, or a value in another precision.
+
+    Args:
+        arguments: The arguments.
+        space: The classes.
+    """
+    waiting, copies = list(arguments), dict[int, None]()
+    own = {c for argument in waiting for c in space.classes[argument]}
+    while waiting:
+        for op, number in waiting.pop().uses:
+            if number == 0 and (len(op.operands) == 1 or op.name == SLICE) and len(op.results) == 1 and computes(op.result):
+                copies.update(dict.fromkeys(space.classes[op.result]))
+                waiting.append(op.result)
+    return tuple(c for c in copies if c not in own)
+
+
+def followed(
+    space: Space, neighbours: Neighbours, strategies: Mapping[int, int], order: Iterable[int], whole: Iterable[int], rest: Iterable[int]
+) -> tuple[int, ...]:
     """The strategy of each class where some are stated and the others follow, as far as no value has an axis twice.
 
     Args:
@@ -55,6 +87,8 @@ def followed(space: Space, neighbours: Neighbours, strategies: Mapping[int, int]
         neighbours: Of each.
         strategies: Class -> the number of its strategy; these stay.
         order: Classes whose strategies are carried on, the first as far as they go before the next.
+        whole: Classes that stay whole where none of these reach them.
+        rest: Classes whose strategies are carried on then.
 
     Returns:
         Per class, the number of its strategy; whole where nothing reaches it.
@@ -66,7 +100,7 @@ def followed(space: Space, neighbours: Neighbours, strategies: Mapping[int, int]
         others = {other for value, _ in space.members[c] for other in space.classes[value]} - {c}
         return not any(axes & set(space.strategies[other][chosen[other]]) for other in others if chosen[other] >= 0)
 
-    for origin in order:
+    def carry(origin: int) -> None:
         waiting = deque((origin,))
         while waiting:
             c = waiting.popleft()
@@ -77,4 +111,11 @@ def followed(space: Space, neighbours: Neighbours, strategies: Mapping[int, int]
                     if is_free(other, strategy):
                         chosen[other] = strategy
                         waiting.append(other)
+
+    for c in order:
+        carry(c)
+    for c in whole:
+        chosen[c] = max(chosen[c], 0)
+    for c in rest:
+        carry(c)
     return tuple(max(strategy, 0) for strategy in chosen)

@@ -1,23 +1,25 @@
-"""The error for a memory budget that no plan fits: the least that was found, its largest arrays, and remedies."""
+"""The error for a memory budget that no plan fits: the least peak that was found, its largest arrays, and remedies."""
 
 from __future__ import annotations
 
 from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
-from shardy_py.planner.errors import PlannerInfeasible
+from shardy_py.planner.errors import PlannerBudgetError, PlannerInfeasible
 from shardy_py.planner.options import Planner
 
 LISTED = 5
 """Arrays that the error names."""
 
 
-def infeasible(plan: PlanRecord, planner: Planner, *remedies: str) -> PlannerInfeasible:
-    """The error for a budget that nothing fits.
+def infeasible(plan: PlanRecord, name: str, planner: Planner, bound: int, *remedies: str) -> PlannerInfeasible:
+    """The error for a budget that nothing fits: `PlannerBudgetError` where the bound does not prove it.
 
     Args:
         plan: The plan with the least peak, which is over the budget.
+        name: How it was found; empty of what no template says.
         planner: The options.
+        bound: No plan has a lower peak.
         remedies: Those to name first.
     """
     memory, budget = memory_of(plan, planner.hardware), planner.budget or 0
@@ -29,12 +31,24 @@ def infeasible(plan: PlanRecord, planner: Planner, *remedies: str) -> PlannerInf
     if relief is not None and relief.donation_bytes:
         fixes.append(f"donate what results could replace, {format_bytes(relief.donation_bytes)} (donate_argnums)")
     if relief is not None and relief.residual_bytes:
-        fixes.append(f"recompute residuals of scans, {format_bytes(relief.residual_bytes)} (jax.checkpoint)")
-    fixes.append(f"use more devices than {plan.mesh.size}")
-    return PlannerInfeasible(
-        f"no plan fits {format_bytes(budget)} a device: the least peak found is {format_bytes(least)}{place}",
+        left = f"which leaves {format_bytes(least - relief.residual_bytes)} of the smallest plan's peak"
+        fixes.append(f"recompute residuals of scans (jax.checkpoint), {left}")
+    if bound <= budget and memory.temp_size_in_bytes > budget - bound:
+        half = format_bytes(least - memory.temp_size_in_bytes // 2)
+        fixes.append(f"split the batch into microbatches of half the size, which leaves {half} if all temporaries shrink with it")
+    # Arguments and results are cut over all devices in the bound; temporaries shrink at most as much.
+    count = -(-(bound if bound > budget else least) * plan.mesh.size // max(budget, 1))
+    fixes.append(f"use at least {count} devices instead of {plan.mesh.size}")
+    found = f"the smallest plan found takes {format_bytes(least)}{f' ({name})' if name else ''}{place}"
+    kind, what = PlannerBudgetError, f"no plan was found that fits {format_bytes(budget)} a device: {found}"
+    if bound > budget:
+        proof = f"arguments and results alone take {format_bytes(bound)}, however they are sharded"
+        kind, what = PlannerInfeasible, f"no plan fits {format_bytes(budget)} a device: {proof}; {found}"
+    return kind(
+        what,
         minimum_bytes=least,
         budget_bytes=budget,
+        bound_bytes=bound,
         contributors=[(c.name, c.bytes) for c in largest],
         where=f"Planner(memory_bytes=...), {plan.name} on {plan.mesh}",
         why=f"the largest arrays there are {listed}",

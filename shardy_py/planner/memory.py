@@ -43,9 +43,9 @@ def fixed_bytes(program: Program, model: Model, aliased: Iterable[int], dropped:
     for value, type_ in values:
         table = model.values.get(value)
         if table is None:
-            budget -= _bytes(type_, model.space.layout(value, (0,) * len(model.space.strategies)), mesh)
+            budget -= bytes_of(type_, model.space.layout(value, (0,) * len(model.space.strategies)), mesh)
         else:
-            weights[table] = np.array([_bytes(type_, layout, mesh) for layout in model.layouts[table]], float)
+            weights[table] = np.array([bytes_of(type_, layout, mesh) for layout in model.layouts[table]], float)
     return Limit(tuple(weights), tuple(weights.values()), budget)
 
 
@@ -96,7 +96,7 @@ def _row(
             return _own_bytes(model, value)
     if read is None:
         return None
-    sizes = np.array([*(_bytes(value.type, layout, mesh) for layout in read.targets), 0.0])
+    sizes = np.array([*(bytes_of(value.type, layout, mesh) for layout in read.targets), 0.0])
     row, entry = sizes[read.read], chosen[read.table]
     if row[entry] != buffer.bytes:  # a layout on the way to that in which it is read, as a whole copy that is then cut another way
         return read.table, np.where((read.own == read.own[entry]) & (read.read == read.read[entry]), float(buffer.bytes), 0.0)
@@ -110,7 +110,7 @@ def _own_bytes(model: Model, value: Value) -> tuple[int, Array] | None:
     if place is None:
         return None
     mesh = model.space.mesh
-    return place[0], np.array([_bytes(value.type, layout, mesh) for layout in place[1]], float)
+    return place[0], np.array([bytes_of(value.type, layout, mesh) for layout in place[1]], float)
 
 
 def _with_classes(model: Model, value: Value) -> tuple[int, Sequence[Layout]] | None:
@@ -130,7 +130,8 @@ def _with_classes(model: Model, value: Value) -> tuple[int, Sequence[Layout]] | 
     return smallest[1], layouts
 
 
-def _bytes(type_: Type, layout: Layout, mesh: Mesh) -> int:
+def bytes_of(type_: Type, layout: Layout, mesh: Mesh) -> int:
+    """The bytes of the piece of a value that a device has."""
     return piece_bytes(type_, math.prod(local_shape(type_.shape, layout, mesh)))
 
 

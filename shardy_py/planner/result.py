@@ -81,10 +81,11 @@ def _space(searcher: Searcher, best: Candidate) -> dict[str, object]:
 def _resolution_notes(resolution: Resolution) -> dict[str, str]:
     """Layers and mesh axes that the space does not tell apart."""
     reason = "or there would be more entries than time; the bound is of such plans"
-    together = [f"({', '.join(group)})" for group in resolution.groups if len(group) > 1]
+    count = len({name for names in resolution.cuts for name in names})
+    cuts = ", ".join("+".join(names) for names in resolution.cuts if names)
     return {
         "alike layers": "" if resolution.layers else f"sharded alike, {reason}",
-        "axes taken together": f"{' and '.join(together)}, {reason}" if together else "",
+        "sets of axes": f"dimensions are cut over {cuts} or not at all, {reason}" if len(resolution.cuts) < 1 << count else "",
     }
 
 

@@ -20,15 +20,16 @@ from shardy_py.plan.progress import report
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import CHOSEN, Search
 from shardy_py.planner.assigned import assign, shardings_of
-from shardy_py.planner.assignment import least, solve
+from shardy_py.planner.assignment import least as least_of
+from shardy_py.planner.assignment import solve
 from shardy_py.planner.descent import descend
 from shardy_py.planner.elimination import reduced
 from shardy_py.planner.evaluation import Evaluation
-from shardy_py.planner.following import Neighbours, followed, neighbours_of
+from shardy_py.planner.following import Neighbours, copies_of, followed, neighbours_of
 from shardy_py.planner.infeasibility import infeasible
 from shardy_py.planner.inputs import SHARE, cut
 from shardy_py.planner.judge import Candidate, objective, peak_of, received_of
-from shardy_py.planner.memory import binding, fixed_bytes, peak_bytes
+from shardy_py.planner.memory import binding, bytes_of, fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge
 from shardy_py.planner.options import Planner
@@ -45,7 +46,7 @@ MARGIN = 0.01
 """The part of the budget that limits of temporaries leave free: other plans have their fullest moments at other steps."""
 
 ENTRIES = 150_000
-"""Entries of a model per second of the time limit: where there would be more, mesh axes are taken together."""
+"""Entries of a model per second of the time limit: where there would be more, dimensions are cut as in the best templates."""
 
 BRANCH_ROUNDS = 3
 """Searches in which other branches of conds count, each those that took longest in the plan before."""
@@ -53,6 +54,18 @@ BRANCH_ROUNDS = 3
 MEMORY_SHARE = 0.2
 """The part of the gap that a region may cost more than the cheapest if it takes half of its memory or less: a budget may allow
 parameters to lie whole, at tens of gigabytes, to spare a thousandth of the step."""
+
+JUDGED, KEPT = 16, 3
+"""Templates that are finished before there is a model, and those of the best whose sets of axes the model has."""
+
+JUDGED_SHARE = 0.3
+"""The part of the time in which they are finished."""
+
+ROUND_SHARE = 0.5
+"""The part of the time that is left for a search whose plan may be over the budget; the rest is for the next one."""
+
+TRIED = 4
+"""Templates that are finished whatever the time where no plan fits, those that take least first."""
 
 PEAKS = 8
 """Steps of a plan that become limits at once."""
@@ -65,9 +78,6 @@ OWN_SHARE = 0.1
 
 REACH = 0.1
 """How much dearer than the plan, by the model, a template may be to be run as a region: models and regions differ by less."""
-
-TEMPLATE_SHARE = 0.25
-"""The part of the time in which the templates of a large problem are completed, where its gap was not reached."""
 
 LARGE = 50_000
 """Entries of a problem that the linear program may not end in time."""
@@ -116,6 +126,7 @@ class Searcher:
         outcomes: Of trials of plans that propagation gives.
         share: The part of the time that may be taken now.
         is_late: Whether the time limit ended some of the search.
+        finished: All plans that were finished, of which the cheapest that fits is the result.
     """
 
     base: PlanRecord
@@ -134,6 +145,7 @@ class Searcher:
     outcomes: tuple[Outcome, ...] = ()
     share: float = 1.0
     is_late: bool = False
+    finished: list[Candidate] = field(default_factory=list[Candidate])
 
     # ------------------------------------------------------------------ the whole search
 
@@ -144,15 +156,53 @@ class Searcher:
             PlannerInfeasible: None fits the budget.
         """
         most = ENTRIES * max(self.planner.time_limit_s, 1.0)
-        stages = resolutions(self.base.mesh)
         with no_collection():
-            for stage in stages:
+            for stage in self.stages():
                 try:
-                    self.prepare(stage, None if stage is stages[-1] else LARGE if stage.layers else most)
+                    self.prepare(stage, LARGE if stage.layers else most if len(stage.cuts) > 2 else None)
                 except TooLarge:
                     continue
-                return self.solved()
+                best, bound = self.solved()
+                cheapest = None if self.propagate is not None else self.cheapest_fitting
+                assert cheapest is None or best.seconds <= (1 + self.planner.gap) * cheapest.seconds, "a plan that was finished is cheaper"
+                return best, bound
         raise AssertionError("the smallest space is searched whatever its size")
+
+    def stages(self) -> Iterator[Resolution]:
+        """Spaces, the largest first; small ones know the sets of axes over which the best templates cut dimensions."""
+        whole = resolutions(self.base.mesh)
+        yield from whole
+        self.enter(whole[-1])
+        report("finishing templates")
+        used = [set(self.cuts(chosen)) for chosen in self.judged()[:KEPT]]
+        for count in range(len(used), 0, -1):
+            cuts = set().union(*used[:count])
+            yield Resolution(tuple(names for names in whole[-1].cuts if frozenset(names) in cuts or not names), layers=False)
+        names = whole[-1].cuts[-1]
+        yield Resolution(((), names) if names else ((),), layers=False)
+
+    def judged(self) -> list[tuple[int, ...]]:
+        """Assignments of the templates whose arguments may fit, finished: those that fit first, the cheapest first."""
+        figures: list[tuple[bool, float, tuple[int, ...]]] = []
+        until = self.left - JUDGED_SHARE * self.planner.time_limit_s
+        for template in sorted((*self.own_templates, *self.templates), key=self.size_of):
+            if figures and (len(figures) == JUDGED or self.left <= until):
+                break
+            chosen = self.followed(template)
+            candidate = self.finish(template.name, (), chosen)
+            fits = self.planner.fits(candidate.peak)
+            figures.append((not fits, candidate.seconds if fits else candidate.peak, chosen))
+        return [chosen for _, _, chosen in sorted(figures)]
+
+    def cuts(self, chosen: Sequence[int]) -> Iterator[frozenset[str]]:
+        """The sets of axes over which an assignment of all classes cuts dimensions."""
+        return (frozenset(part.name for part in strategies[s]) for strategies, s in zip(self.space.strategies, chosen))
+
+    def size_of(self, template: Template) -> tuple[bool, int]:
+        """Whether the arguments alone are over the budget, and about how large they are: the logarithm of the square of their bytes."""
+        chosen, space = self.followed(template), self.space
+        bytes_ = sum(bytes_of(a.type, space.layout(a, chosen), space.mesh) for a in self.program.main.arguments)
+        return not self.planner.fits(bytes_), (bytes_**2).bit_length()
 
     def solved(self) -> tuple[Candidate, float]:
         """The best plan of the space at hand, and the lower bound of the upper end of a step."""
@@ -175,10 +225,17 @@ class Searcher:
             TooLarge: There are more.
         """
         started = time.monotonic()
-        self.program, self.ops, self.copies, op_tables, spaces = self._parts
-        self.space: Space = spaces(resolution)
+        op_tables = self.enter(resolution)
         self.model: Model = model_of(op_tables, self.space, math.inf if most is None else most)
         self.timings["model"] = time.monotonic() - started
+
+    def enter(self, resolution: Resolution | None) -> OpTables:
+        """The space of a resolution, without a model."""
+        self.program, self.ops, self.copies, op_tables, spaces = self._parts
+        self.space: Space = spaces(resolution)
+        for of_space in ("templates", "own_templates", "neighbours", "fixed", "entries"):
+            self.__dict__.pop(of_space, None)
+        return op_tables
 
     @functools.cached_property
     def _parts(self) -> tuple[Program, dict[Op, Op], Mapping[Value, Value], OpTables, Callable[[Resolution | None], Space]]:
@@ -199,10 +256,22 @@ class Searcher:
     def candidate(self, name: str, assignment: Sequence[int]) -> Candidate:
         """An assignment as a finished plan."""
         chosen = tuple(map(int, assignment))
-        self.assign(chosen)
+        candidate = self.finish(name, chosen, self.model.assignment(chosen))
+        self.finished.append(candidate)
+        return candidate
+
+    def finish(self, name: str, variables: tuple[int, ...], chosen: Sequence[int]) -> Candidate:
+        """An assignment of all classes as a finished plan.
+
+        Args:
+            name: For people to read.
+            variables: The strategies of the variables of the model.
+            chosen: Per class, the number of its strategy.
+        """
+        assign(self.base.program, self.space, shardings_of(self.space, chosen, self.mesh_name), self.copies)
         plan = replace(self.collect(CHOSEN), partitioner=None)
         run = plan if self.region is None else self.region(CHOSEN)
-        return Candidate(name, chosen, plan, run, objective(run, self.planner), peak_of(run, self.planner))
+        return Candidate(name, variables, plan, run, objective(run, self.planner), peak_of(run, self.planner))
 
     def shardings(self, trial: Trial) -> tuple[list[TensorSharding], dict[int, TensorSharding]]:
         """The shardings of all arguments, and of results by their numbers, that a plan follows from."""
@@ -239,7 +308,13 @@ class Searcher:
         self.outcomes = tuple(trials.outcomes.values())
         candidate = self.propagated(outcome.trial)
         if outcome.over:
-            raise infeasible(candidate.run, self.planner, f"let values inside be constrained (constraints=True), {format_bytes(best.peak)}")
+            raise infeasible(
+                candidate.run,
+                candidate.name,
+                self.planner,
+                self.least_bytes(),
+                f"let values inside be constrained (constraints=True), {format_bytes(best.peak)}",
+            )
         self.timings["propagate"] = time.monotonic() - started
         return candidate
 
@@ -267,7 +342,7 @@ class Searcher:
     @functools.cached_property
     def templates(self) -> tuple[Template, ...]:
         """The built-in templates, and behind them those of the user's."""
-        return (*templates(self.program, self.space, self.annotations), *self.own_templates)
+        return (*templates(self.program, self.space, self.annotations, self.neighbours), *self.own_templates)
 
     @functools.cached_property
     def own_templates(self) -> tuple[Template, ...]:
@@ -293,11 +368,21 @@ class Searcher:
         return neighbours_of(self.program, self.space)
 
     def start(self, template: Template) -> list[int]:
-        """The assignment in which arguments are sharded as in a template, and all else follows them; data come before parameters."""
-        data = dict.fromkeys(self.data)
-        order = [c for argument in (*data, *self.program.main.arguments) for c in self.space.classes[argument]]
-        chosen = followed(self.space, self.neighbours, template.strategies, order)
+        """The assignment of a template."""
+        chosen = self.followed(template)
         return [chosen[c] for c in self.model.variables]
+
+    def followed(self, template: Template) -> tuple[int, ...]:
+        """The assignment of all classes in which arguments are sharded as in a template, and all else follows; data before parameters."""
+        arguments = self.program.main.arguments
+        data, every = ([c for argument in some for c in self.space.classes[argument]] for some in (self.data, arguments))
+        copies = () if template.carried is None else copies_of([a for a in arguments if a not in self.data], self.space)
+        return followed(self.space, self.neighbours, template.strategies, [*data, *(template.carried or ())], copies, every)
+
+    def start_of(self, template: Template) -> tuple[int, ...]:
+        """The assignment of a template: of the user's as it was completed, of others as they follow."""
+        solution = self.completions.get(template.name)
+        return tuple(self.start(template)) if solution is None or math.isinf(solution.cost) else solution.assignment
 
     def completed(self, template: Template, best: Sequence[int], seconds: float) -> Solution:
         """A cheap assignment in which arguments are sharded as in a template."""
@@ -328,13 +413,12 @@ class Searcher:
             if not self.left:
                 self.is_late = True
                 break
-            report(f"completing {template.name}")
-            solution = self.completions[template.name] = self.completed(template, best.assignment, self.left * OWN_SHARE)
-            if math.isinf(solution.cost) or solution.assignment in seen or self.predicted(solution.assignment) > most:
+            start = self.start_of(template)
+            if start in seen or self.predicted(start) > most:
                 continue
-            seen.add(solution.assignment)
-            if weight(self.fixed, entries(self.model.problem, solution.assignment)) <= self.fixed.limit:
-                candidate = self.candidate(template.name, solution.assignment)
+            seen.add(start)
+            if weight(self.fixed, entries(self.model.problem, start)) <= self.fixed.limit:
+                candidate = self.candidate(template.name, start)
                 if self.planner.fits(candidate.peak):
                     candidates.append(candidate)
         template = min(candidates, key=lambda each: each.seconds, default=best)
@@ -387,7 +471,6 @@ class Searcher:
             PlannerInfeasible: No plan that was tried fits.
         """
         starts = self.starts()
-        over: list[Candidate] = []
         limits: list[Limit] = []
         bound = 0.0
         for round_ in range(ROUNDS):
@@ -402,19 +485,74 @@ class Searcher:
             best = tuple(map(int, polished.assignment)) if polished.allowed else solution.assignment
             candidate = self.candidate("", cut(self.model, evaluation, best, self.data, self.planner.gap))
             if self.planner.fits(candidate.peak):
-                return candidate, bound
-            over.append(candidate)
-            starts = [solution.assignment, *starts[: STARTS + len(self.own_templates)]]
+                break
             limits += self.fullest(candidate)
+            template = self.cheapest_template()
+            starts = [
+                solution.assignment,
+                *([] if template is None else [template.assignment]),
+                *starts[: STARTS + len(self.own_templates)],
+            ]
             if not self.left:
                 self.is_late = True
                 break
-        for name, assignment in self.smallest(starts):
-            candidate = self.candidate(name, assignment)
-            if self.planner.fits(candidate.peak):
-                return candidate, bound
-            over.append(candidate)
-        raise infeasible(min(over, key=lambda c: c.peak).run, self.planner)
+        best = self.cheapest_template()
+        if best is None:
+            solution = least_of(self.model.problem, replace(self.fixed, limit=math.inf), starts[:1], seconds=max(self.left, 1.0), gap=0.05)
+            best = self.candidate("least bytes of arguments", solution.assignment)
+        if not self.planner.fits(best.peak):
+            smallest = min(self.finished, key=lambda each: each.peak)
+            raise infeasible(smallest.run, smallest.name, self.planner, self.least_bytes())
+        return best, bound
+
+    def cheapest_template(self) -> Candidate | None:
+        """The cheapest plan that fits of those that were finished, after templates that the model has below it, the cheapest first.
+
+        Where none fits yet, templates are finished until one does, those whose arguments and results take least first.
+        """
+        seen = {each.assignment for each in self.finished}
+        starts = {start: template.name for template in self.templates if (start := self.start_of(template)) not in seen}
+        seconds = {start: self.predicted(start) for start in starts}
+        bytes_ = {start: weight(self.fixed, entries(self.model.problem, start)) for start in starts if seconds[start] < math.inf}
+        tried = 0
+        for start in sorted(bytes_, key=lambda start: bytes_[start]):
+            if self.cheapest_fitting is not None or (tried >= TRIED and (not self.left or bytes_[start] > self.fixed.limit)):
+                break
+            self.candidate(starts[start], start)
+            tried += 1
+        tries = {each.assignment for each in self.finished}
+        for start in sorted(bytes_, key=lambda start: seconds[start]):
+            best = self.cheapest_fitting
+            if best is None or seconds[start] >= best.seconds or not self.left:
+                break
+            if start not in tries and bytes_[start] <= self.fixed.limit:
+                self.candidate(starts[start], start)
+        return self.cheapest_fitting
+
+    @property
+    def cheapest_fitting(self) -> Candidate | None:
+        """The cheapest plan that fits of those that were finished."""
+        fitting = (each for each in self.finished if self.planner.fits(each.peak))
+        return min(fitting, key=lambda each: each.seconds, default=None)
+
+    def least_bytes(self) -> int:
+        """A lower bound on the peak of every plan: arguments, and results that take no argument's memory, in as many pieces as devices.
+
+        What the user shards is as the user says.
+        """
+        space, main = self._parts[-1](None), self.program.main
+        in_place = {d.output for d in self.base.donation}
+        arguments = [(a, a.type, n in self.base.dropped) for n, a in enumerate(main.arguments)]
+        results = [(n, type_, n in in_place) for n, type_ in enumerate(main.result_types)]
+        pins = (*self.annotations.inputs, *self.annotations.outputs)
+        total = 0
+        for (value, type_, is_free), pin in zip((*arguments, *results), pins, strict=True):
+            classes = space.classes[value]
+            is_pinned = pin is not None and all(len(space.strategies[c]) == 1 for c in classes)
+            pieces = 1 if is_pinned else math.prod(axis.size for axis in space.mesh.axes)
+            layout = tuple(space.strategies[c][0] if is_pinned else () for c in classes)
+            total += 0 if is_free else bytes_of(type_, layout, space.mesh) // pieces
+        return total
 
     def branched(self, limits: Sequence[Limit], starts: Sequence[Sequence[int]]) -> tuple[Solution, float]:
         """The best solution, and the lower bound of a step, where of each cond the branch counts that takes longest in it.
@@ -461,17 +599,14 @@ class Searcher:
     def solution(self, problem: Problem, starts: Sequence[Sequence[int]]) -> Solution:
         """The solution of a problem: well within the gap, of a small one to the end if that is soon reached."""
         large = self.entries > LARGE
-        seconds = self.left * (1 - TEMPLATE_SHARE if large else 1)
+        seconds = self.left * (1 if self.planner.budget is None else ROUND_SHARE)
         report("searching")
         small = reduced(problem)
         solution = solve(problem, starts, gap=self.planner.gap * SOLVER_GAP, seconds=seconds, watch=self.watch, small=small)
         self.is_late |= solution.status == "time_limit"
         if math.isinf(solution.cost):
             return solution
-        if large:
-            close = solution.cost - solution.bound <= self.planner.gap * solution.cost
-            return solution if close or problem.limits else self.no_worse_than_templates(solution)
-        if problem.limits:
+        if large or problem.limits:
             return solution
         ended = solve(
             problem,
@@ -489,26 +624,3 @@ class Searcher:
         """Reports how far the solver is; it starts without the bound that an earlier search has proven."""
         constant = self.model.constant
         report("searching", objective=None if math.isinf(cost) else cost + constant, bound=max(bound, proven) + constant)
-
-    def no_worse_than_templates(self, solution: Solution) -> Solution:
-        """The cheapest of a solution and the templates, as far as there is time to complete them."""
-        end, seconds = time.monotonic() + self.left, self.left / max(len(self.templates), 1)
-        best = solution
-        # Those over the most axes come first, past the one that cuts nothing.
-        for template in (*self.templates[1:], *self.templates[:1]):
-            if time.monotonic() >= end:
-                break
-            report(f"completing {template.name}")
-            completed = self.completed(template, solution.assignment, seconds)
-            if completed.cost < best.cost:
-                best = completed
-        return replace(best, bound=min(solution.bound, best.cost))
-
-    def smallest(self, starts: Sequence[Sequence[int]]) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Assignments that take little memory."""
-        solution = least(self.model.problem, replace(self.fixed, limit=math.inf), starts[:1], seconds=max(self.left, 1.0), gap=0.05)
-        yield "least bytes of arguments", solution.assignment
-        for template in self.templates:
-            completed = self.completed(template, solution.assignment, max(self.left, 1.0))
-            if not math.isinf(completed.cost):
-                yield template.name, completed.assignment

@@ -33,6 +33,8 @@ OPEN = frozenset(f"stablehlo.{name}" for name in "convolution dot dot_general ga
 REDUCTIONS = frozenset(("stablehlo.reduce", "stablehlo.reduce_window"))
 """Ops whose results, which are cut alike, are cut independently of their operands."""
 
+SLICE = "stablehlo.dynamic_slice"
+
 HANDING_ON = frozenset(("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.data_flow_edge"))
 """Ops each of whose results is an operand."""
 
@@ -40,8 +42,8 @@ Dim = tuple[Value | int, int]
 """A dimension of a value, or of a result of the function by its number."""
 
 
-Groups = tuple[tuple[str, ...], ...]
-"""Names of mesh axes that cut a dimension together or not at all."""
+Cuts = tuple[tuple[str, ...], ...]
+"""Sets of mesh axes, each of which may cut a dimension."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,11 @@ class Resolution:
     """The distinctions of a space.
 
     Attributes:
-        groups: Mesh axes that are taken together; all are in one of the groups.
+        cuts: Sets of mesh axes over which a dimension may be cut.
         layers: Whether layers that are alike are sharded each by itself; in a space, whether there are none.
     """
 
-    groups: Groups
+    cuts: Cuts
     layers: bool = True
 
 
@@ -108,16 +110,15 @@ class Annotations:
 
 
 def resolutions(mesh: Mesh) -> tuple[Resolution, ...]:
-    """From the largest space to the smallest: all apart, alike layers as one, all axes but the first taken together, all of them.
+    """The largest spaces: all layers apart, and alike ones sharded alike.
 
     Example:
-        >>> [(resolution.groups, resolution.layers) for resolution in resolutions(Mesh([("x", 2), ("y", 4)]))]
-        [((('x',), ('y',)), True), ((('x',), ('y',)), False), ((('x', 'y'),), False)]
+        >>> resolutions(Mesh([("x", 2), ("y", 4)]))[1]
+        Resolution(cuts=((), ('x',), ('y',), ('x', 'y')), layers=False)
     """
-    names = tuple(axis.name for axis in mesh.axes if axis.size > 1)
-    apart: Groups = tuple((name,) for name in names)
-    coarser: list[Groups] = [apart] if len(names) < 2 else [apart, (names[:1], names[1:]), (names,)]
-    return (Resolution(apart), *dict.fromkeys(Resolution(groups, layers=False) for groups in coarser))
+    names = [axis.name for axis in mesh.axes if axis.size > 1]
+    cuts = tuple(some for count in range(len(names) + 1) for some in itertools.combinations(names, count))
+    return Resolution(cuts), Resolution(cuts, layers=False)
 
 
 def values_of(program: Program) -> Iterator[Value]:
@@ -405,10 +406,21 @@ class _Joiner:
             first: dict[int, Dim] = {}
             for value, mapping in joined:
                 if value in self.fixed:
-                    continue
+                    if not _is_stack(op, value):
+                        continue
+                    self.keep_whole(value, op.result)
                 for dim, factors in enumerate(mapping):
                     if len(factors) == 1 and value.type.shape[dim] > 1:
                         self.join((value, dim), first.setdefault(factors[0], (value, dim)))
+        if count and _is_stack(op, op.operands[0]) and op.operands[0] in self.fixed:
+            self.fixed.add(op.result)  # each layer may be gathered where it is used
+
+    def keep_whole(self, stack: Value, part: Value) -> None:
+        """Cuts no dimension of a stack along which a loop takes one part after the other, unless the user does."""
+        for dim, size in enumerate(part.type.shape):
+            root = self.root(self.numbers[stack, dim])
+            if size < stack.type.shape[dim] and self.pins[root] is None:
+                self.pins[root] = ()
 
     def ends(self) -> None:
         """Joins arguments of the function with the results that take their place."""
@@ -433,7 +445,7 @@ class _Joiner:
             classes[value] = (*classes[value], numbers.setdefault(root, len(numbers)))
         for value in (*self.program.main.arguments, *range(len(self.program.main.result_types))):
             classes.setdefault(value, ())
-        strategies = [self.strategies(self.sizes[root], self.pins[root], resolution.groups) for root in numbers]
+        strategies = [self.strategies(self.sizes[root], self.pins[root], resolution.cuts) for root in numbers]
         of_roots = [numbers[root] for root in roots]
         first = range(len(strategies)) if resolution.layers else representatives(self.program, classes, strategies)
         places = {c: place for place, c in enumerate(dict.fromkeys(first))}
@@ -447,18 +459,25 @@ class _Joiner:
             members[c].append(dim)
         return Space(self.mesh, classes, tuple(strategies), tuple(map(tuple, members)), resolution)
 
-    def strategies(self, size: int, pin: Axes | None, groups: Groups) -> tuple[Axes, ...]:
-        """The axes that may cut a dimension: sets of groups of whole axes, in mesh order, that divide it."""
+    def strategies(self, size: int, pin: Axes | None, cuts: Cuts) -> tuple[Axes, ...]:
+        """The axes that may cut a dimension: those of the sets that divide it, whole axes in mesh order."""
         if pin is not None:
             return (pin,)
         chosen: list[Axes] = []
-        for count in range(len(groups) + 1):
-            for some in itertools.combinations(groups, count):
-                names = {name for group in some for name in group}
-                axes = [axis for axis in self.mesh.axes if axis.name in names]
-                if size % math.prod(axis.size for axis in axes) == 0:
-                    chosen.append(tuple(part for axis in axes for part in parts(AxisRef(axis.name), self.mesh)))
+        for names in cuts:
+            axes = [axis for axis in self.mesh.axes if axis.name in names]
+            if size % math.prod(axis.size for axis in axes) == 0:
+                chosen.append(tuple(part for axis in axes for part in parts(AxisRef(axis.name), self.mesh)))
         return tuple(dict.fromkeys(chosen))
+
+
+def _is_stack(op: Op, value: Value) -> bool:
+    """Whether an op takes the part of one trip of a loop out of an argument of the function: as of a stack of layers.
+
+    Such a stack stays as it is cut: in a space that may read it in another layout, all layers are gathered in front of the loop, since
+    that takes as long as to gather each where it is used.
+    """
+    return op.name == SLICE and value.defining_op is None and any(each.name == WHILE for each in op.outward())
 
 
 def _out_spec(result: Value) -> TensorSharding | None:

@@ -17,8 +17,8 @@ from shardy_py.errors import UserError
 from shardy_py.ir import Program, Value
 from shardy_py.partition.layouts import layout_of, parts
 from shardy_py.plan.checks.specs import sharding_text
+from shardy_py.planner.following import Neighbours, computes
 from shardy_py.planner.space import Annotations, Space
-from shardy_py.rules.traits import ELEMENTWISE
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,13 @@ class Template:
     Attributes:
         name: For people to read.
         strategies: Class -> number of its strategy.
+        carried: The classes whose strategies what is made of parameters follows too; it is whole along all others, however the
+            parameters themselves are cut. None: all.
     """
 
     name: str
     strategies: Mapping[int, int]
+    carried: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,61 +96,112 @@ class _Roles:
     state: tuple[Value, ...]
 
 
-def templates(program: Program, space: Space, annotations: Annotations) -> tuple[Template, ...]:
+def templates(program: Program, space: Space, annotations: Annotations, neighbours: Neighbours) -> tuple[Template, ...]:
     """The built-in templates, each once.
 
     Args:
         program: The program.
         space: Its search space.
         annotations: The user's; pairs of arguments and results tell parameters from data.
+        neighbours: As of `neighbours_of`.
     """
     roles = _roles(program, annotations)
     distinct: dict[tuple[tuple[int, int], ...], Template] = {}
-    for name, strategies in _built_in(space, roles):
-        distinct.setdefault(tuple(sorted(strategies.items())), Template(name, strategies))
+    features = _features(space, roles, neighbours)
+    for name, strategies in _built_in(space, roles, features):
+        whole = {c: 0 for argument in program.main.arguments for c in space.classes[argument] if len(space.strategies[c]) > 1}
+        complete = {**whole, **strategies}
+        distinct.setdefault(tuple(sorted(complete.items())), Template(name, complete, features))
     return tuple(distinct.values())
 
 
-def _built_in(space: Space, roles: _Roles) -> Iterator[tuple[str, dict[int, int]]]:
+def _built_in(space: Space, roles: _Roles, features: Sequence[int]) -> Iterator[tuple[str, dict[int, int]]]:
+    """Data parallel, with state or all parameters sharded, over all axes but those over which features are cut."""
     names = [axis.name for axis in space.mesh.axes if axis.size > 1]
-    everything = (*roles.batch, *roles.parameters, *roles.state)
-    yield "whole", _cut(space, everything, (), {})
-    for count in range(len(names), 0, -1):
-        for some in itertools.combinations(names, count):
-            axes = tuple(part for name in some for part in parts(AxisRef(name), space.mesh))
-            over = " and ".join(some)
-            batch = _cut(space, roles.batch, axes, {}, first=True)
-            whole = _cut(space, (*roles.parameters, *roles.state), (), batch)
-            yield f"data parallel over {over}", whole
-            if roles.state:
-                yield f"optimizer state sharded over {over}", _cut(space, roles.state, axes, _cut(space, roles.parameters, (), batch))
-            if roles.parameters or roles.state:
-                yield f"fully sharded over {over}", _cut(space, (*roles.parameters, *roles.state), axes, batch)
+    yield "whole", {}
+    for tensor in _subsets(names) if features else ((),):
+        rest = [name for name in names if name not in tensor]
+        behind = f"tensor parallel over {' and '.join(tensor)}" if tensor else ""
+        columns = _cut_features(space, features, _axes(tensor, space))
+        if tensor and not columns:
+            continue
+        batch = _cut(space, roles.batch, _axes(rest, space), columns, first=True)
+        if not rest:
+            yield behind, batch
+            continue
+        replicated = [(f"data parallel over {' and '.join(rest)}", ())]
+        sharded = [(f"fully sharded over {' and '.join(some)}", some) for some in reversed(_subsets(rest)[1:])]
+        for name, some in (*replicated, *sharded):
+            strategies = _cut(space, (*roles.parameters, *roles.state), _axes(some, space), batch)
+            yield f"{name}, {behind}" if behind else name, strategies
+        if roles.state and not tensor:
+            name = f"optimizer state sharded over {' and '.join(rest)}"
+            yield name, _cut(space, roles.state, _axes(rest, space), _cut(space, roles.parameters, (), batch))
+
+
+def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """All subsets, small ones first."""
+    return [some for count in range(len(names) + 1) for some in itertools.combinations(names, count)]
+
+
+def _axes(names: Sequence[str], space: Space) -> Axes:
+    return tuple(part for name in names for part in parts(AxisRef(name), space.mesh))
 
 
 def _roles(program: Program, annotations: Annotations) -> _Roles:
     handed_on = {argument for argument, _ in annotations.alike}
     arguments = program.main.arguments
     carried = [a for i, a in enumerate(arguments) if i in handed_on]
-    state = tuple(a for a in carried if a.uses and not _computes(a))
+    state = tuple(a for a in carried if a.uses and not computes(a))
     batch = tuple(a for i, a in enumerate(arguments) if i not in handed_on)
     return _Roles(batch, tuple(a for a in carried if a not in state), state)
 
 
-def _computes(value: Value) -> bool:
-    """Whether a value, or what ops of one operand make of it, as in another precision, is read by more than elementwise ops."""
-    waiting = [value]
-    while waiting:
-        for op, _ in waiting.pop().uses:
-            if op.name not in ELEMENTWISE:
-                return True
-            if len(op.operands) == 1:
-                waiting.append(op.result)
-    return False
+def _features(space: Space, roles: _Roles, neighbours: Neighbours) -> tuple[int, ...]:
+    """The classes that tensor parallelism cuts: of each parameter at most one dimension, which the op behind it sums over.
+
+    Dimensions that ops relate are one feature. Those of the data, and one that most parameters have, as the width of a residual stream,
+    stay whole.
+    """
+    feature = _connected(neighbours)
+    owners: dict[int, int] = {}
+    for value in roles.parameters:
+        for each in {feature[c] for c in space.classes[value]}:
+            owners[each] = owners.get(each, 0) + 1
+    most = max(owners.values(), default=0)
+    whole = {feature[c] for value in roles.batch for c in space.classes[value]}
+    whole |= {each for each, count in owners.items() if count == most and count > max(2, len(roles.parameters) / 2)}
+    cut: set[int] = set()
+    for value in roles.parameters:
+        if value.type.rank > 1 and not any(feature[c] in cut for c in space.classes[value]):
+            free = [feature[c] for c in space.classes[value] if feature[c] not in whole and len(space.strategies[c]) > 1]
+            cut.update(free[:1])
+        whole.update(feature[c] for c in space.classes[value] if feature[c] not in cut)
+    classes: dict[int, None] = {}
+    for value in (*roles.parameters, *roles.state):
+        classes.update(dict.fromkeys([c for c in space.classes[value] if feature[c] in cut and len(space.strategies[c]) > 1][:1]))
+    return tuple(classes)
+
+
+def _connected(neighbours: Neighbours) -> list[int]:
+    """Per class, the first of those that ops relate it to."""
+    first = [-1] * len(neighbours)
+    for c in range(len(neighbours)):
+        waiting = [c] if first[c] < 0 else []
+        while waiting:
+            each = waiting.pop()
+            if first[each] < 0:
+                first[each] = c
+                waiting += neighbours[each]
+    return first
+
+
+def _cut_features(space: Space, features: Sequence[int], axes: Axes) -> dict[int, int]:
+    return {c: space.strategies[c].index(axes) for c in features if axes and axes in space.strategies[c]}
 
 
 def _cut(space: Space, values: Sequence[Value], axes: Axes, strategies: Mapping[int, int], *, first: bool = False) -> dict[int, int]:
-    """Strategies with some values cut over axes as well, each along its longest dimension that they divide, or its first one.
+    """Strategies with some values cut as well, each along its longest dimension that the axes, or most of them, divide, or its first one.
 
     Classes that have a strategy keep it.
     """
@@ -155,19 +209,17 @@ def _cut(space: Space, values: Sequence[Value], axes: Axes, strategies: Mapping[
     for value in values:
         classes, shape = space.classes[value], value.type.shape
         used = {part for c in classes if c in chosen for part in space.strategies[c][chosen[c]]}
-        order = range(len(classes)) if first else sorted(range(len(classes)), key=lambda dim: (-shape[dim], dim))
-        placed = bool(used & set(axes)) or not axes
-        for dim in order:
-            c = classes[dim]
-            if c not in chosen and not placed and axes in space.strategies[c] and len(space.strategies[c]) > 1:
-                chosen[c], placed = space.strategies[c].index(axes), True
-                if first:
-                    break
+        order = classes if first else [classes[dim] for dim in sorted(range(len(classes)), key=lambda dim: (-shape[dim], dim))]
+        pieces: dict[tuple[int, int], int] = {}
+        for c in order if used.isdisjoint(axes) else ():
+            if c not in chosen:
+                some = {s: each for s, each in enumerate(space.strategies[c]) if each and set(each) <= set(axes)}
+                pieces |= {(c, s): math.prod(part.size_in(space.mesh) for part in each) for s, each in some.items()}
+            if first and pieces:
+                break
+        if pieces:
+            c, strategy = max(pieces, key=lambda choice: pieces[choice])
+            chosen[c] = strategy
         for c in classes:
             chosen.setdefault(c, 0)
     return {c: s for c, s in chosen.items() if len(space.strategies[c]) > 1}
-
-
-def size_of(value: Value) -> int:
-    """Elements of a value."""
-    return math.prod(value.type.shape)

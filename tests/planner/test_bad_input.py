@@ -80,11 +80,15 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "a budget that nothing fits": (
         lambda: planned(options={"memory_bytes": 1 << 16}), sp.PlannerInfeasible,
-        r"64 KiB a device: the least peak found is .* MiB at .*test_search\.py:\d+.*donate what results could replace, 1 MiB .*than 8",
+        r"arguments and results alone take 3 MiB, however they are sharded; .* MiB \(fully sharded over x\) at .*at least 384 devices",
     ),
     "residuals that do not fit": (
         lambda: planned({"x": 4}, residuals, (f32(8, 256, 256), f32(8192, 256)), {"memory_bytes": 1 << 20}), sp.PlannerInfeasible,
-        r"recompute residuals of scans, .*jax\.checkpoint\), or use more devices than 4",
+        r"recompute residuals of scans \(jax\.checkpoint\), which leaves .* MiB of .*peak, or use at least 12 devices instead of 4",
+    ),
+    "a budget that may be met": (
+        lambda: planned({"x": 4}, residuals, (f32(8, 256, 256), f32(8192, 256)), {"memory_bytes": 4 << 20}), sp.PlannerBudgetError,
+        r"no plan was found that fits 4 MiB a device: the smallest plan found takes .* MiB.*microbatches of half the size, which leaves",
     ),
 }  # fmt: skip
 
@@ -99,6 +103,7 @@ def test_mistakes(name: str) -> None:
         error = caught.value
         assert isinstance(error, ValueError)
         assert error.budget_bytes < error.minimum_bytes
+        assert (error.bound_bytes <= error.budget_bytes) is isinstance(error, sp.PlannerBudgetError)
         assert 0 < len(error.contributors) <= 5
 
 

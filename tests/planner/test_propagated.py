@@ -57,7 +57,7 @@ def test_no_template_is_cheaper_and_the_bound_holds() -> None:
     assert constrained is not None
     assert search.lower_bound_seconds <= search.objective_seconds
     assert constrained.objective_seconds <= search.objective_seconds <= 1.5 * constrained.objective_seconds
-    assert {"whole", "data parallel over x"} <= {alternative.name for alternative in search.alternatives}
+    assert {"whole", "data parallel over x and y"} <= {alternative.name for alternative in search.alternatives}
     for alternative in search.alternatives:
         assert alternative.objective_seconds >= search.objective_seconds * (1 - 1e-9)
         assert alternative.constraints == ()

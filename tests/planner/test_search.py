@@ -272,10 +272,44 @@ def test_no_template_is_cheaper_where_there_is_no_time() -> None:
     assert search is not None
     searcher = search.pricer.searcher  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
     prices = {template.name: searcher.model.seconds(searcher.start(template)) for template in searcher.templates}
-    assert list(prices) == ["whole", "data parallel over x", "optimizer state sharded over x", "fully sharded over x"]
+    names = ["whole", "data parallel over x", "fully sharded over x", "optimizer state sharded over x", "tensor parallel over x"]
+    assert list(prices) == names
     assert search.objective_seconds <= min(prices.values())
     assert prices["data parallel over x"] < 0.2 * prices["whole"]
     assert plan.input_shardings[2].spec == P("x")
+
+
+def layers(w: Any, x: jax.Array) -> Any:
+    """A step of eight scanned layers, each of a product that widens and one that narrows."""
+
+    def loss(w: Any) -> jax.Array:
+        return jnp.mean(lax.scan(jax.checkpoint(lambda x, w: (x + jnp.tanh(x @ w["up"]) @ w["down"], None)), x, w)[0] ** 2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+
+LAYERS = {"up": f32(8, 256, 1024), "down": f32(8, 1024, 256)}, f32(1 << 14, 256)
+
+
+def test_templates_cut_features_over_some_axes_and_parameters_over_the_others() -> None:
+    plan = sp.auto_shard(layers, mesh=SMALL, planner=planner(), donate_argnums=0).plan(*LAYERS)
+    assert plan.search is not None
+    inputs = {alternative.name: alternative.inputs for alternative in plan.search.alternatives}
+    assert inputs["data parallel over x, tensor parallel over y"] == {
+        "w['down']": "P(None, 'y')", "w['up']": "P(None, None, 'y')", "x": "P('x')",
+    }  # fmt: skip
+    assert inputs["fully sharded over y, tensor parallel over x"] == {
+        "w['down']": "P(None, 'x', 'y')", "w['up']": "P(None, 'y', 'x')", "x": "P('y')",
+    }  # fmt: skip
+
+
+def test_stacks_of_layers_stay_cut() -> None:
+    """Layers are gathered one by one where they are used, and no plan of the space gathers all of them in front of the loop."""
+    pins = {"up": P(None, "x"), "down": P(None, None, "x")}, P("x")
+    plan = sp.auto_shard(layers, mesh={"x": 8}, planner=planner(), in_shardings=pins, donate_argnums=0).plan(*LAYERS)
+    assert max(each.collective.operand_bytes for each in plan.cost_analysis("h100").collectives) <= 1 << 20
+    assert plan.search is not None
+    assert plan.search.gap <= 0.01
 
 
 def test_state_that_is_not_donated_comes_out_as_it_goes_in() -> None:
