@@ -66,6 +66,7 @@ class Interpreter:
         findings: Equations that had to run whole, with their price.
         values: In a dry run, values of the results of equations and of the arguments of loop bodies.
         charges: In a dry run, bytes that a device receives to run each equation.
+        late: Trips of the loop behind which a variable is summed over devices.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Interpreter:
         self.findings: list[Finding] = []
         self._sizes = dict(region.mesh.shape)
         self._scalars: dict[tuple[Any, int], ShardedValue] = {}
+        self.late: dict[Any, int] = {}
 
     @property
     def mesh(self) -> Mesh:
@@ -168,7 +170,7 @@ class Interpreter:
                     value.uses = used
                 if value.planned is None:
                     value.planned = scope.env.get(v)
-                env[v] = value
+                env[v] = self._settled(v, value)
         movements.primitive = around
 
     def _dry_run_steps(self, steps: Sequence[Step], env: dict[Any, ShardedValue], scope: Scope | None) -> None:
@@ -183,12 +185,18 @@ class Interpreter:
                 for (v, used), value in zip(results, outs, strict=True):
                     if value.uses < 2:
                         value.uses = used
-                    env[v] = value
+                    env[v] = self._settled(v, value)
             else:
                 strategy = best[1]
                 self._tally(eqn, operands, strategy, scope)
                 for (v, used), at, shape, dtype in zip(results, strategy.results, equation.result_shapes, equation.result_dtypes):
-                    env[v] = ShardedValue(region, shape, dtype, at, uses=used)
+                    env[v] = self._settled(v, ShardedValue(region, shape, dtype, at, uses=used))
+
+    def _settled(self, v: Any, value: ShardedValue) -> ShardedValue:
+        """The value of a variable, which is moved behind the loop if it is partial sums that are added up there."""
+        if v in self.late and any(at.unreduced for at in value.copies):
+            value.trips = self.region.trips / self.late[v]
+        return value
 
     def _tally(self, eqn: JaxprEqn, operands: Sequence[ShardedValue], strategy: Strategy, scope: Scope | None) -> None:
         """Adds the cost of an equation to the tally of a dry run."""
@@ -401,10 +409,12 @@ class Interpreter:
                 requested = None if requests is None else requests.get(v)
                 key.append(self.wanted_layouts(v, scope) if requested is None else requested)
         planned = self._planned_op(equation, scope) if self.hint is LayoutHint.PLANNER else None
-        ranked = equation.cache.get((*key, planned))
+        late = tuple([self.late.get(v, 1) for v in equation.eqn.outvars]) if self.late else ()
+        ranked = equation.cache.get((*key, planned, late))
         if ranked is None:
             operand_layouts, result_layouts = [value.layout_key for value in operands], key[1 + len(operands) :]
-            ranked = equation.cache[(*key, planned)] = self._strategies(equation, local_rule, operand_layouts, result_layouts, planned)
+            ranked = self._strategies(equation, local_rule, operand_layouts, result_layouts, planned, late)
+            equation.cache[(*key, planned, late)] = ranked
         return ranked[min(self.ranks.get((id(scope), id(equation.eqn)), 0), len(ranked) - 1)] if self.ranks else ranked[0]
 
     def _strategies(
@@ -414,6 +424,7 @@ class Interpreter:
         operand_layouts: Sequence[Any],
         result_layouts: Sequence[Any],
         planned: PlannedOp | None,
+        late: Sequence[int],
     ) -> list[tuple[LocalRule, Strategy]]:
         """Strategies for an equation, the cheapest first.
 
@@ -423,11 +434,13 @@ class Interpreter:
             operand_layouts: `ShardedValue.layout_key` of its operands.
             result_layouts: Wanted layouts of its results.
             planned: The op whose axes it runs along; None where the fewest bytes decide.
+            late: Trips of the loop behind which each result is moved; none where all are moved at once.
         """
         operands = tuple(
             [TensorLayouts(s, bits_of(d), *key) for s, d, key in zip(equation.shapes, equation.dtypes, operand_layouts, strict=True)]
         )
         results = tuple(map(TensorLayouts, equation.result_shapes, map(bits_of, equation.result_dtypes), result_layouts))
+        results = tuple([r._replace(moves_per_trip=1 / n) for r, n in zip(results, late)]) or results
         ranked: list[tuple[LocalRule, Strategy]] = []
         for each in (local_rule, *local_rule.alternatives):
             own = each.combine, each.uneven, each.linear, each.bytes_inside, each.weight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -13,13 +13,17 @@ from shardy_py.backends.local.local_rule import Builder, Equation, LocalRule
 from shardy_py.dialect import Mesh
 from shardy_py.frontends.context import current_settings, settings, trace_context, under_settings
 from shardy_py.frontends.importer import Scope
-from shardy_py.frontends.jaxprs import bodies, live_positions
+from shardy_py.frontends.jaxprs import bodies, live_positions, open_jaxpr
 from shardy_py.frontends.primitive_bodies import body_of
+from shardy_py.ir.jax_calls import PLAIN_CALLS, body_parameter
 
 NO_CONTEXT = contextlib.nullcontext()
 """The context of an equation that was traced under the current settings of JAX."""
 
 _MISSING = object()
+
+_REARRANGING = frozenset(("convert_element_type", "neg", "reshape", "squeeze", "transpose"))
+"""Primitives that partial sums pass through on their way to where they are added."""
 
 EquationCaches = dict[Any, dict[Any, Any]]
 """Signature of an equation -> its local rule, strategies and recorded traces."""
@@ -63,6 +67,7 @@ class JaxprAnalysis:
         self._live: dict[int, list[tuple[int, JaxprEqn]]] = {}
         self._steps: dict[int, list[Step]] = {}
         self._scopes: dict[int, Scope] = {}
+        self._late: dict[int, list[Var]] = {}
 
     def settings_of(self, eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
         """A context with the settings of JAX under which the equation was traced, where they differ from the current ones."""
@@ -141,6 +146,34 @@ class JaxprAnalysis:
                     self._used[id(eqn)] = tuple(v in counts for v in eqn.outvars)
             entry = self._uses[id(jaxpr)] = (jaxpr, counts)
         return entry[1]
+
+    def summed_late(self, jaxpr: Jaxpr, n_consts: int, n_carry: int) -> list[Var]:
+        """The variables of a scan body whose only use is to be added to a carry: their sums over devices move behind the loop (`hoist`)."""
+        late = self._late.get(id(jaxpr))
+        if late is None:
+            uses, terms = self.uses(jaxpr), list[Any]()
+            sums: dict[Any, JaxprEqn] = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name in ("add", "add_any")}
+            carries: list[Any] = jaxpr.invars[n_consts : n_consts + n_carry]
+            for carried, out in zip(carries, jaxpr.outvars):
+                add = None if isinstance(out, Literal) else sums.get(out)
+                if add is not None and carried in add.invars and uses.get(carried) == uses.get(add.outvars[0]) == 1:
+                    terms += [v for v in add.invars if v is not carried]
+            late = self._late[id(jaxpr)] = list(self._linear_in(jaxpr, terms)) if terms else []
+        return late
+
+    def _linear_in(self, jaxpr: Jaxpr, results: Iterable[Any]) -> Iterator[Var]:
+        """Variables that have no other use than to be rearranged to one of these, in the bodies of calls too."""
+        uses = self.uses(jaxpr)
+        producers: dict[Any, JaxprEqn] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        for v in results:
+            while not isinstance(v, Literal) and uses.get(v) == 1 and (eqn := producers.get(v)) is not None:
+                yield v
+                if eqn.primitive.name in PLAIN_CALLS:
+                    body = open_jaxpr(eqn.params[body_parameter(eqn.params)])
+                    yield from self._linear_in(body, [body.outvars[eqn.outvars.index(v)]])
+                if eqn.primitive.name not in _REARRANGING:
+                    break
+                v = eqn.invars[0]
 
     def live(self, jaxpr: Jaxpr) -> list[tuple[int, JaxprEqn]]:
         """The equations of a jaxpr that a result depends on or that have effects, with their positions."""

@@ -187,6 +187,9 @@ def scan(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, 
     carry_parts = [value.get(where) for value, where in zip(carry, carry_layouts)]
     x_parts = [value.get(layout([(), *(dim.axes for dim in where.dims)])) for value, where in zip(xs, x_layouts)]
 
+    late = interpreter.analysis.summed_late(inner.jaxpr, n_consts, n_carry)
+    interpreter.late.update({v: max(eqn.params["length"], 1) for v in late})
+
     @remembering()
     def step(state: Any, slices: Any) -> tuple[Any, Any]:
         at = [*const_layouts, *carry_layouts, *x_layouts]

@@ -47,9 +47,9 @@ class RegionContext:
         """Communication and work together."""
         return self.spent + self.work
 
-    def spend(self, count: int, trips: int | None = None) -> None:
+    def spend(self, count: int, trips: float | None = None) -> None:
         """Adds bytes received per trip; `trips` defaults to those of the current equation."""
-        self.spent += count * (self.trips if trips is None else trips)
+        self.spent += int(count * (self.trips if trips is None else trips))
 
 
 class ShardedValue:
@@ -73,7 +73,8 @@ class ShardedValue:
         requested: The layouts it was used in, in order.
         slice_of: The value it is a slice of, the sliced dimension and the start; None where it is no slice.
         planned: The value of the plan that it is; None where the plan has none, and in dry runs.
-        trips: Executions of the equation that computes it; a value from outside of a loop is moved once, in front of the loop.
+        trips: Executions of what moves it: of the equation that computes it; once for a value from outside of a loop, which is moved in
+            front of the loop, and for partial sums that are added up behind it.
     """
 
     __slots__ = ("copies", "dtype", "planned", "region", "rematerialize", "requested", "shape", "slice_of", "trips", "uses")
@@ -88,7 +89,7 @@ class ShardedValue:
         self.rematerialize: Callable[[Layout], Array] | None = None
         self.uses = uses
         self.requested: dict[Layout, None] = {}
-        self.trips = region.trips
+        self.trips: float = region.trips
         self.planned: Value | None = None
         self.slice_of: tuple[ShardedValue, int, int] | None = None
 

@@ -28,7 +28,8 @@ class TensorLayouts(NamedTuple):
         layouts: Of an operand, those of its copies, or `ANY_LAYOUT`. Of a result, the wanted ones; `ANY_LAYOUT` where any will do, none
             for an unused result.
         keeps_partial: Of an operand, whether its partial sums may pass through the equation.
-        moves_per_trip: Reshards of an operand per execution of the equation; below one if it is invariant in the loop around it.
+        moves_per_trip: Reshards per execution of the equation; below one for an operand that is invariant in the loop around it, and for a
+            result that is summed behind it.
     """
 
     shape: tuple[int, ...]
@@ -217,7 +218,7 @@ class EquationSpec(NamedTuple):
             if at_once:
                 piece = result.bits * math.prod(local_shape(result.shape, reduced, mesh)) // 8
                 inside += received("all_reduce", num_shards(at_once, mesh), piece, piece) + COLLECTIVE_LAUNCH_BYTES
-            total += _use_cost(source, reduced, result, mesh)
+            total += result.moves_per_trip * _use_cost(source, reduced, result, mesh)
         counts = [num_shards(a, mesh) if a else 1 for a in axes]
         if self.bytes_inside is not None:
             inside += self.bytes_inside(counts)

@@ -13,6 +13,7 @@ from jax import numpy as jnp
 from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+import shardy_py as sp
 from shardy_py.backends.local.combine import pack_reductions
 from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
 from shardy_py.backends.local.passes import optimize_region
@@ -250,3 +251,16 @@ def test_repeats_and_dead_collectives_go() -> None:
         return [full + 1, again * 2, lax.cond(full[0, 0] > 0, lambda v: lax.psum(v, "x"), lambda v: v, w)]
 
     assert check(local, simplify, (W,), (P("y"),)) == ["all_gather(y) x1", "all_reduce(x) x1"]
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_gradients_that_a_loop_adds_up_are_summed_behind_it_not_gathered_in_it(remat: bool) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        step = lambda c, _: (jnp.tanh(c @ w), None)  # noqa: E731
+        return jnp.sum(lax.scan(jax.checkpoint(step) if remat else step, x, None, length=50)[0])
+
+    # An all-reduce of the gradient would be dearer than the rows of one step, but there is one for all steps.
+    x, w = np.ones((8, 16), "float32"), np.full((16, 16), 0.1, "float32")
+    step = sp.auto_shard(jax.grad(loss), mesh={"x": 4}, in_shardings=(None, P("x")), lowering="shard_map")
+    assert [(c.kind, c.trips) for c in step.plan(w, x).collectives] == [("all_reduce", 1)]
+    np.testing.assert_allclose(step(w, x), jax.grad(loss)(w, x), rtol=1e-4)
