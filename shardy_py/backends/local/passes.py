@@ -12,6 +12,7 @@ from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
 from shardy_py.backends.local.in_place import update_out_of_place
 from shardy_py.backends.local.loop_invariants import hoist_invariant_carries
 from shardy_py.backends.local.narrow_sums import narrow_sums
+from shardy_py.backends.local.scaled_sums import scale_sums
 from shardy_py.backends.local.simplify import simplify
 from shardy_py.backends.local.tpu_collectives import tpu_collectives
 from shardy_py.backends.local.transposed_products import transposed_products
@@ -25,8 +26,8 @@ each reader of a piece of a packed one is a kernel of its own, which costs a fif
 def optimize_region(jaxpr: Jaxpr, sizes: Mapping[str, int], platform: str, spelling: Mapping[str, str] | None = None) -> Jaxpr:
     """Optimizes the collectives of a region: drops equal and dead ones, moves them out of loops, packs small ones.
 
-    On CPU, sums of bfloat16 are sent as such, and updates are out of place where XLA would run them wrongly in place. On TPU, sums are
-    scattered over one axis after the other, and short vectors exchanged in place of gathered.
+    Sums are scaled, not their parts. On CPU, sums of bfloat16 are sent as such, and updates are out of place where XLA would run them
+    wrongly in place. On TPU, sums are scattered over one axis after the other, and short vectors exchanged in place of gathered.
 
     Args:
         jaxpr: The jaxpr of the region.
@@ -37,7 +38,7 @@ def optimize_region(jaxpr: Jaxpr, sizes: Mapping[str, int], platform: str, spell
     simplified = transposed_products(simplify(unroll_scans(jaxpr, sizes)))
     jaxpr = hoist_invariant_carries(simplified, sizes)
     jaxpr = jaxpr if jaxpr is simplified else simplify(jaxpr)
-    optimized = defer_sums(hoist_collectives(jaxpr, sizes), sizes)
+    optimized = scale_sums(defer_sums(hoist_collectives(jaxpr, sizes), sizes))
     if platform == "cpu":
         optimized = narrow_sums(optimized, sizes)
     elif platform == "tpu":
