@@ -85,7 +85,7 @@ def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> 
                 inner = open_jaxpr(body)
                 inside = (*path, (index, k))
                 unconstrained = only_results(eqn, inner)
-                for number in _starts(eqn, name) if inner.eqns else ():
+                for number in _starts(eqn, name, inner) if inner.eqns else ():
                     variable = inner.invars[number]
                     if variable not in unconstrained:
                         yield Site(inside, variable, eqn)
@@ -102,14 +102,14 @@ def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> 
                 yield Site(path, variable, eqn, number)
 
 
-def _starts(eqn: JaxprEqn, body: str) -> Sequence[int]:
+def _starts(eqn: JaxprEqn, body: str, inner: Jaxpr) -> Sequence[int]:
     """The arguments of a body that are not carried through a loop: constants of a loop, slices of stacked operands, operands of calls."""
     if eqn.primitive.name == "scan":
         consts, carry = scan_counts(eqn)
         return [*range(consts), *range(consts + carry, len(eqn.invars))]
     if eqn.primitive.name == "while":
         return range(eqn.params["body_nconsts"] if body == "body_jaxpr" else 0)
-    return range(len(eqn.invars))
+    return range(len(inner.invars))
 
 
 def _first_carry(eqn: JaxprEqn) -> int | None:

@@ -287,7 +287,7 @@ class _Planning:
             described = (inputs, outputs, findings, imported.program, self.log or (), self.timings, pytrees, donated, partitioning)
             options = request.settings.options
             propagation = PropagationOptions(options.strategy, options.conservative, options.op_priority, options.provenance)
-            platform, variants = options.platform_of(request.view.user_mesh), TracedVariants(traced, _plan_alone)
+            platform, variants = options.platform_of(request.view.user_mesh), TracedVariants(traced, _plan_alone, imported)
             return Plan(request.name, request.view.dialect_mesh, *described, propagation, platform, variants, search, dropped)
 
     def searcher(self, planner: Planner, began: float) -> Searcher:

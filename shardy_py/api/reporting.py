@@ -16,6 +16,7 @@ from shardy_py.dialect.grouping import grouped
 from shardy_py.errors import PlanWarning
 from shardy_py.facade import Plan
 from shardy_py.plan.checks.paths import paths_as_one
+from shardy_py.plan.checks.table import observed_in
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
@@ -56,8 +57,12 @@ def report(planned: Planned) -> None:
 
 def _grave(plan: Plan) -> list[Finding]:
     """Warnings, without those that are about few bytes."""
-    grave = (f for f in plan.findings if f.severity != "info" and f.kind not in _WARNED_ELSEWHERE)
-    return [f for f in grave if not f.bytes or f.bytes >= NOTABLE]
+
+    def is_grave(finding: Finding) -> bool:
+        return finding.severity != "info" and finding.kind not in _WARNED_ELSEWHERE and (not finding.bytes or finding.bytes >= NOTABLE)
+
+    observed, _ = observed_in(plan)  # where none of these is grave, no plans are made to try fixes
+    return list(filter(is_grave, plan.findings)) if any(map(is_grave, observed)) else []
 
 
 def warning_text(findings: Sequence[Finding], location: str) -> str:

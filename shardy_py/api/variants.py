@@ -1,17 +1,24 @@
-"""Plans of a function with something changed: bodies of scans checkpointed, more arguments donated, arguments cut further."""
+"""Plans of a function with something changed: bodies of scans checkpointed, more arguments donated, values cut otherwise."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardy_py.api.constraining import constrained
 from shardy_py.api.meshes import MESH_NAME
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.recomputed import recomputed
+from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import short_location
+from shardy_py.errors import ShardyError
+from shardy_py.frontends.jaxpr import Imported, lowered
+from shardy_py.ir import Value
 from shardy_py.ir.pieces import local_bytes
-from shardy_py.plan.checks.specs import extended, sharding_text
+from shardy_py.plan.checks.specs import extended, spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.donation import donatable
 from shardy_py.plan.record import PlanRecord, Variant
@@ -27,10 +34,12 @@ class TracedVariants:
     Attributes:
         traced: The call.
         plan_of: Plans one.
+        imported: The call's program, whose values are those of its plan.
     """
 
     traced: TracedCall
     plan_of: Callable[[TracedCall], PlanRecord]
+    imported: Imported
 
     def variants(self, plan: PlanRecord, peak: int) -> Iterator[Variant]:
         """See `plan.record.Variants`.
@@ -42,6 +51,42 @@ class TracedVariants:
         yield from self._checkpointed()
         yield from self._donating(plan)
         yield from self._cut(plan, peak)
+
+    def with_shardings(self, plan: PlanRecord, shardings: Mapping[str, TensorSharding]) -> PlanRecord | None:
+        """See `plan.record.Variants`.
+
+        Args:
+            plan: The plan of the call.
+            shardings: By path.
+        """
+        request = self.traced.request
+        inputs, outputs, pins = list(request.shardings), list(self.traced.out_specs), dict[int, TensorSharding]()
+        for path, sharding in shardings.items():
+            value, planned = plan.by_path[path]
+            if isinstance(value, int):
+                outputs[value] = sharding
+            elif planned.kind == "input":
+                inputs[value.index] = sharding
+            else:  # of an op that is several in the program, the next with a name in the user's code that has its line and type
+                line, values = (planned.location, planned.type), dict(plan.intermediates)
+                later = itertools.islice(values.items(), list(values).index(value), None)
+                named = (v for v, each in later if v in self._sites and (v is value or (each.location, each.type) == line))
+                if (holder := next(named, None)) is None:
+                    return None
+                pins[self._sites[holder]] = sharding
+        jaxpr = constrained(lowered(self.traced.jaxpr), pins, request.view.auto_mesh).closed if pins else self.traced.jaxpr
+        request = dataclasses.replace(request, shardings=tuple(inputs))
+        try:
+            return self.plan_of(dataclasses.replace(self.traced, request=request, jaxpr=jaxpr, out_specs=tuple(outputs)))
+        except ShardyError:  # something else that the user says contradicts it
+            return None
+
+    @functools.cached_property
+    def _sites(self) -> dict[Value, int]:
+        """The values that have a name in the user's code -> the number of the place where each may be constrained."""
+        copy = constrained(lowered(self.traced.jaxpr), {}, self.traced.request.view.auto_mesh)
+        variables = enumerate(copy.variables(self.imported.scope))
+        return {v.value: n for n, v in variables if v is not None and v.value is v.holder and v.operand is None and not v.is_unnamed}
 
     def _checkpointed(self) -> Iterator[Variant]:
         variant = recomputed(self.traced.jaxpr)
@@ -70,17 +115,16 @@ class TracedVariants:
         return self.plan_of(dataclasses.replace(self.traced, request=dataclasses.replace(request, layout=layout)))
 
     def _cut(self, plan: PlanRecord, peak: int) -> Iterator[Variant]:
-        request = self.traced.request
-        shardings, changes = list(request.shardings), list[tuple[int, str]]()
-        for i, value in enumerate(plan.inputs):
+        shardings, changes = dict[str, TensorSharding](), list[tuple[int, str]]()
+        for value in plan.inputs:
             size = local_bytes(value.type, value.sharding, plan.program.meshes)
             meant = value.given is not None and value.given.is_fully_replicated and all(dim.is_closed for dim in value.given.dims)
             more = None if meant or size < max(NOTABLE, SHARE * peak) else extended(value.shape, value.sharding, plan.mesh, MESH_NAME)
-            if more is not None:
-                shardings[i] = more
-                changes.append((size, f"{value.path} by {sharding_text(more)}"))
-        if changes:
+            if more is not None and (text := spec_text(more)) is not None:
+                shardings[value.path] = more
+                changes.append((size, f"{value.path} by {text}"))
+        variant = self.with_shardings(plan, shardings) if changes else None
+        if variant is not None:
             texts = [text for _, text in sorted(changes, key=lambda change: -change[0])]
             more = f" and {len(texts) - 2} more arrays" if len(texts) > 2 else ""
-            variant = self.plan_of(dataclasses.replace(self.traced, request=dataclasses.replace(request, shardings=tuple(shardings))))
             yield Variant(f"cutting {', '.join(texts[:2])}{more}", variant)

@@ -12,7 +12,7 @@ from shardy_py.dialect.format import aligned, printable, short_location, sizes_t
 from shardy_py.dialect.grouping import grouped
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.paths import paths_as_one
-from shardy_py.plan.checks.table import findings_of
+from shardy_py.plan.checks.table import observed_in
 from shardy_py.plan.collectives import received_by
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
@@ -273,8 +273,8 @@ def _collectives(before: PlanRecord, after: PlanRecord) -> Iterable[CollectiveCh
 
 def _only_in(plan: PlanRecord, other: PlanRecord, names: Mapping[str, str]) -> Iterable[Finding]:
     """Findings that the other plan lacks by kind, severity and path, counted with multiplicity."""
-    counts = Counter((f.kind, f.severity, path) for f in findings_of(other) for path in f.all_paths)
-    for finding in findings_of(plan):
+    counts = Counter((f.kind, f.severity, path) for f in observed_in(other)[0] for path in f.all_paths)
+    for finding in observed_in(plan)[0]:
         keys = Counter((finding.kind, finding.severity, names.get(path, path)) for path in finding.all_paths)
         if keys - counts:
             yield finding

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import printable
 from shardy_py.plan.checks.paths import paths_as_one
 
@@ -24,6 +25,8 @@ class Finding:
         bytes: Bytes per device that it is about: that one value takes, or that move in one call; 0 where it is about none.
         fix: Advice: a sentence, or code to paste.
         paths: The paths of all values with the same cause, as those of layers, where there are several.
+        targets: The paths of the values that the fix gives another sharding; none where it does not.
+        sharding: That sharding.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -42,6 +45,8 @@ class Finding:
     bytes: int = 0
     fix: str = ""
     paths: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    sharding: TensorSharding | None = None
 
     @property
     def all_paths(self) -> tuple[str, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from shardy_py.dialect import Mesh
+from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Program, Value
 from shardy_py.passes.collection import no_collection
@@ -113,6 +113,10 @@ class Variants(Protocol):
             plan: The plan of the function.
             peak: Its peak in bytes.
         """
+        ...
+
+    def with_shardings(self, plan: PlanRecord, shardings: Mapping[str, TensorSharding]) -> PlanRecord | None:
+        """The plan with other shardings of values, by path, as if the user had written them; None where that cannot be."""
         ...
 
 

@@ -9,13 +9,14 @@ import jax
 import numpy as np
 
 import shardy_py as sp
+from tests.fixes import judge, small_programs_count
 
 LOWERINGS = ("jit", "shard_map")
 MESH = {"data": 2, "model": 4}
 
 
 def check(step: Callable[..., Any], arguments: tuple[Any, ...], in_shardings: Any, *, tolerance: float = 1e-4) -> None:
-    """Compares a step on eight devices with `jax.jit` on one.
+    """Compares a step on eight devices with `jax.jit` on one, and applies the fixes of its findings.
 
     Args:
         step: A function of pytrees.
@@ -37,3 +38,5 @@ def check(step: Callable[..., Any], arguments: tuple[Any, ...], in_shardings: An
                 np.testing.assert_array_equal(g, w, err_msg=name)
             else:
                 np.testing.assert_allclose(g, w, rtol=tolerance, atol=tolerance * np.max(np.abs(w), initial=1e-3), err_msg=name)
+    with small_programs_count():
+        judge(sp.auto_shard(step, mesh=MESH, in_shardings=in_shardings).plan(*arguments))

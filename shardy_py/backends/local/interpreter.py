@@ -293,8 +293,10 @@ class Interpreter:
             self._tally(eqn, operands, strategy, scope)
             return [ShardedValue(region, s, d, at) for at, s, d in zip(strategy.results, shapes, dtypes)]
         if not any(strategy.axes) and any(local_rule.rule.factor_sizes[f] > 1 for f in local_rule.rule.need_replication):
-            why = f"{equation.name} runs whole on every device", "shard dimensions that it does not work along, if there are any"
-            self.report_gathers(eqn, operands, "whole-dimension", *why, severity="info")
+            dims = [not set(local_rule.rule.need_replication) & set(dim) for dim in local_rule.rule.operand_mappings[0]]
+            free = " or ".join(str(d) for d, is_free in enumerate(dims) if is_free)
+            fix = f"shard dimension {free} of its first operand instead" if free and not all(dims) else ""
+            self.report_gathers(eqn, operands, "whole-dimension", f"{equation.name} runs whole on every device", fix, severity="info")
         arrays = [value.get(at) for value, at in zip(operands, strategy.operands, strict=True)]
         with self._exchanging(local_rule, strategy.axes, operands, eqn, scope):
             parts = self.apply_rule(equation, local_rule, id(strategy), strategy.axes, arrays)

@@ -10,8 +10,9 @@ from shardy_py.dialect.projection import project
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import WHILE
 from shardy_py.plan.checks.context import CheckContext
+from shardy_py.plan.checks.fixes import CONSTRAINT, Proposal, receives_less
 from shardy_py.plan.checks.phrases import more_text
-from shardy_py.plan.checks.specs import spec_text
+from shardy_py.plan.checks.specs import with_axes_on
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import BODIES
@@ -48,7 +49,7 @@ class _Loss:
 
 
 def batch_axis_lost(context: CheckContext) -> Iterator[Finding]:
-    """Values of `NOTABLE` bytes and more in which an axis of the data went to another dimension, because a parameter has it there.
+    """Values of `NOTABLE` bytes and more in which an axis of the data went to another dimension, where keeping it there moves less.
 
     Data are arguments none of whose leaves is a result again, as those of a training step's state are; where no argument is, all but the
     one with the most bytes. Only the op where it happens is found, one finding per source line.
@@ -61,8 +62,8 @@ def batch_axis_lost(context: CheckContext) -> Iterator[Finding]:
             search.set(argument, frozenset(axes))
     if search.marks:
         search.visit(main.body)
-    for (location, _), (op, loss, count) in search.losses.items():
-        yield _finding(context, op, loss, count, location)
+    for (location, _), losses in search.losses.items():
+        yield _finding(context, losses, location)
 
 
 class _Search:
@@ -76,7 +77,7 @@ class _Search:
         self.context = context
         self.data = _data_paths(context.plan.inputs, context.plan.outputs, context)
         self.marks: dict[Value, Marks] = {}
-        self.losses: dict[tuple[str, str], tuple[Op, _Loss, int]] = {}
+        self.losses: dict[tuple[str, str], list[tuple[Op, Value, _Loss]]] = {}
         self.memo: dict[tuple[object, ...], tuple[Marks, _Loss | None]] = {}
 
     def set(self, value: Value, marks: Marks) -> None:
@@ -139,9 +140,7 @@ class _Search:
         is_constrained = any(user.name in CONSTRAINTS for user, _ in result.uses)
         if described is None or is_constrained or self.context.local(result.type, result.sharding) < NOTABLE:
             return
-        key = (described.location, loss.mark[1])
-        first, where, count = self.losses.get(key, (op, loss, 0))
-        self.losses[key] = (first, where, count + 1)
+        self.losses.setdefault((described.location, loss.mark[1]), []).append((op, result, loss))
 
 
 def _data_paths(inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], context: CheckContext) -> set[str]:
@@ -199,8 +198,8 @@ def _factor_axes(
     return {f: [axis.name for axis in state.axes] for f, state in factors.items() if state.axes}
 
 
-def _finding(context: CheckContext, op: Op, loss: _Loss, count: int, location: str) -> Finding:
-    result = op.results[0]
+def _finding(context: CheckContext, losses: Sequence[tuple[Op, Value, _Loss]], location: str) -> Finding:
+    op, result, loss = losses[0]
     described = context.described[result]
     size = context.bytes_of(described)
     _, axis, origin = loss.mark
@@ -209,15 +208,12 @@ def _finding(context: CheckContext, op: Op, loss: _Loss, count: int, location: s
     message = (
         f"{axis!r} came with {origin} to dimension {loss.expected} of the result of {described.primitive}, which has it on dimension"
         f" {loss.actual} instead{because}: {typed(described.type, described.sharding)}, {format_bytes(size)} on each device; what follows"
-        f" is not cut by the data any more{more_text(count, 'of this line')}"
+        f" is not cut by the data any more{more_text(len(losses), 'of this line')}"
     )
-    dims = [dim.axes for dim in described.sharding.dims] if described.sharding is not None else []
-    proposed_dims = [[a for a in axes if a.name != axis] for axes in dims]
-    proposed_dims[loss.expected] = [*proposed_dims[loss.expected], *(a for axes in dims for a in axes if a.name == axis)]
-    text = spec_text(TensorSharding("mesh", proposed_dims))
-    fix = (
-        f"x = sp.with_sharding_constraint(x, {text}) on it"
-        if text is not None
-        else f"constrain it to {axis!r} on dimension {loss.expected}"
-    )
-    return Finding(KIND, message, described.path, location, graded(size), size, fix)
+    assert described.sharding is not None
+    kept = with_axes_on(described.sharding, [axis], loss.expected)
+    same = [v for _, v, other in losses if v.type == result.type and (other.expected, other.actual) == (loss.expected, loss.actual)]
+    paths = tuple(context.described[v].path for v in same) if len(same) > 1 else ()
+    finding = Finding(KIND, message, described.path, location, graded(size), size, paths=paths)
+    context.propose(finding, Proposal([(CONSTRAINT, described.path, kept)], receives_less, None))
+    return finding

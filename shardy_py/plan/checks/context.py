@@ -10,6 +10,7 @@ from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.ir import Op, Type, Value
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
+from shardy_py.plan.checks.fixes import Proposal, key_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue
@@ -29,7 +30,12 @@ class CheckContext:
 
     def __post_init__(self) -> None:
         self.meshes = self.plan.program.meshes
+        self.proposals: dict[object, Proposal] = {}
         self._bytes: dict[tuple[Type, TensorSharding | None], int] = {}
+
+    def propose(self, finding: Finding, proposal: Proposal) -> None:
+        """Adds fixes of a finding, which are tried when all findings are known."""
+        self.proposals[key_of(finding)] = proposal
 
     @property
     def mesh(self) -> Mesh:

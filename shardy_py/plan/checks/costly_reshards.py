@@ -116,7 +116,8 @@ def _runs_whole(context: CheckContext, group: Sequence[Reshard]) -> Finding:
         f"XLA runs {first.primitive} whole on every device and cuts its result again: {typed(first.type, first.source)} is gathered over"
         f" {','.join(axes)}, {format_bytes(total)} to each device in a call{more_text(len(group), 'like it')}"
     )
-    fix = f'lowering="shard_map" runs on the pieces what {first.primitive} can; or cut a dimension that it does not work along'
+    pieces = "" if context.plan.partitioner is not None else f'lowering="shard_map" runs on the pieces what {first.primitive} can; or '
+    fix = f"{pieces}cut a dimension that it does not work along"
     return Finding(KIND, message, first.value, first.location, graded(total), total, fix)
 
 
@@ -176,7 +177,7 @@ def _two_steps(context: CheckContext, reshard: Reshard, steps: Sequence[Collecti
             if any(value.path == reshard.value for value in context.plan.inputs):
                 return f"{reshard.value}: {text} in in_shardings or rules; at most {saved}"
             return f"in two steps, x = sp.with_sharding_constraint(sp.with_sharding_constraint(x, {text}), {target}); {saved}"
-    return "lowering='shard_map' moves it without that"
+    return "" if context.plan.partitioner is not None else "lowering='shard_map' moves it without that"
 
 
 def _is_end_of_sum(first: Collective, second: Collective) -> bool:

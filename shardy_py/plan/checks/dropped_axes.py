@@ -12,7 +12,9 @@ from shardy_py.dialect.projection import project
 from shardy_py.ir import Op, TensorType
 from shardy_py.passes.export import remove_sub_axes_in_input_output_shardings as sub_axes
 from shardy_py.plan.checks.context import CheckContext
+from shardy_py.plan.checks.fixes import Proposal, costs_less
 from shardy_py.plan.checks.phrases import annotation_of, more_text
+from shardy_py.plan.checks.specs import with_axes_on
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
@@ -108,8 +110,7 @@ def _finding(context: CheckContext, op: Op, loss: _Loss) -> Finding:
     if loss.merged:
         part = loss.sizes[loss.part]
         why = f"{parts} become one dimension, and an axis on the part of size {part} would cut it into pieces that do not adjoin"
-        first = f"cut the part of size {loss.sizes[0]} over {axes}, or " if loss.sizes[0] % shards == 0 else ""
-        fix = f"{first}do the work that needs {axes} before the reshape"
+        fix = f"do the work that needs {axes} before the reshape"
     else:
         part = loss.sizes[loss.part]
         why = f"dimension {loss.dim} is split into {parts}, and {shards} ways do not divide {part}"
@@ -119,7 +120,13 @@ def _finding(context: CheckContext, op: Op, loss: _Loss) -> Finding:
     lost = axes if not any(axis.name in _shards_by_axis(op.results[0].sharding, context) for axis in loss.axes) else f"a part of {axes}"
     text = typed(described.type, described.sharding)
     message = f"the reshape of {typed(operand.type, operand.sharding)} to {text} loses {lost}: {why}"
-    return Finding(RESHAPE, message, described.path, described.location, graded(size), size, fix)
+    finding = Finding(RESHAPE, message, described.path, described.location, graded(size), size, fix)
+    if loss.merged and operand.sharding is not None and (before := context.described.get(operand)) is not None:
+        first = with_axes_on(operand.sharding, [axis.name for axis in loss.axes], loss.dim - loss.part)
+        how = f"in {annotation_of(before)}" if before.kind == "input" else "by sp.with_sharding_constraint"
+        cut = f"cut the part of size {loss.sizes[0]} over {axes}, {before.path}: {{spec}} {how}"
+        context.propose(finding, Proposal([(cut, before.path, first)], costs_less, fix))
+    return finding
 
 
 def sub_axis_removed(context: CheckContext) -> Iterator[Finding]:
@@ -143,6 +150,9 @@ def sub_axis_removed(context: CheckContext) -> Iterator[Finding]:
             f"propagation gave it {typed(value.type, uncut)}; an input or output has whole axes only, unless they were asked for,"
             f" so it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device{more_text(len(group), 'like it')}"
         )
-        fix = f"make the mesh axis two axes, or say how to cut {value.path} in {annotation_of(value)}"
         paths = tuple(sorted((other.path for other, _ in group), key=value.path.__ne__)) if len(group) > 1 else ()
-        yield Finding(SUB_AXIS, message, value.path, "", graded(size), size, fix, paths)
+        finding = Finding(SUB_AXIS, message, value.path, "", graded(size), size, paths=paths)
+        parts = list(dict.fromkeys(axis.name for axis in uncut.dim_axes() if not axis.is_full))
+        fix, others = f"{value.path}: {{spec}} in {annotation_of(value)}", (with_axes_on(uncut, parts, d) for d in range(len(value.shape)))
+        context.propose(finding, Proposal([(fix, value.path, other) for other in others], costs_less, "make the mesh axis two axes"))
+        yield finding

@@ -43,7 +43,7 @@ def _cut(context: CheckContext, value: PlannedValue, uncut: TensorSharding) -> I
             f"dimension {d} of size {n} is no multiple of {shards} ({_sizes(dim.axes, context)}), so it is not cut as"
             f" {typed(value.type, uncut)} says: it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device"
         )
-        yield Finding(KIND, message, value.path, "", severity, size, _fix(context, d, n, shards))
+        yield Finding(KIND, message, value.path, "", severity, size, _fix(context, d, n, uncut))
 
 
 def _is_requested(value: PlannedValue, sharding: TensorSharding) -> bool:
@@ -55,10 +55,12 @@ def _sizes(axes: tuple[AxisRef, ...], context: CheckContext) -> str:
     return " x ".join(f"{format_axis(axis)}={axis.size_in(context.mesh)}" for axis in axes)
 
 
-def _fix(context: CheckContext, d: int, n: int, shards: int) -> str:
-    fits = [name for name, size in context.mesh.shape.items() if size > 1 and size != shards and n % size == 0]
-    also = f", or cut it over {' or '.join(map(repr, fits))} alone, which divides {n}" if fits else ""
-    return f"make dimension {d} {nearest(n, shards)}{also}"
+def _fix(context: CheckContext, d: int, n: int, sharding: TensorSharding) -> str:
+    shards = sharding.dims[d].shards(context.mesh)
+    taken = {axis.name for e, dim in enumerate(sharding.dims) if e != d for axis in dim.axes}
+    fits = [name for name, size in context.mesh.shape.items() if size > 1 and size != shards and n % size == 0 and name not in taken]
+    also = f"cut it over {' or '.join(map(repr, fits))} alone, which divides {n}" if fits else ""
+    return ", or ".join(filter(None, (f"make dimension {d} {nearest(n, shards)}" if n > 1 else "", also)))
 
 
 def _padded(context: CheckContext) -> Iterator[Finding]:
@@ -95,4 +97,5 @@ def _padded(context: CheckContext) -> Iterator[Finding]:
             f"dimension {d} of size {n} is cut {shards} ways ({_sizes(axes, context)}), as if it were {padded}: {part:.0f} % of"
             f" {typed(described.type, described.sharding)} of {described.primitive}, {format_bytes(size)} on each device, is padding{more}"
         )
-        yield Finding(KIND, message, described.path, described.location, "info", size, _fix(context, d, n, shards))
+        assert described.sharding is not None
+        yield Finding(KIND, message, described.path, described.location, "info", size, _fix(context, d, n, described.sharding))

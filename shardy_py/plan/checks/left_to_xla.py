@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from shardy_py.ir import Value
 from shardy_py.plan.checks.context import CheckContext
-from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.jit_program import jit_program_of
@@ -37,9 +36,7 @@ def left_to_xla(context: CheckContext) -> Iterator[Finding]:
         f"planned as {typed(value.type, value.sharding)}, and XLA is expected to run it as {typed(value.type, as_run.sharding)}: shardings"
         f" conflict there, and holding XLA to the plan would not move notably less{more}"
     )
-    text = None if value.sharding is None else spec_text(value.sharding)
-    fix = "lowering='shard_map' runs what is planned"
-    fix += "" if text is None else f", as does a constraint: x = sp.with_sharding_constraint(x, {text})"
+    fix = "" if context.plan.partitioner is not None else "lowering='shard_map' runs what is planned"
     yield Finding(KIND, message, value.path, value.location, "info", sizes[largest], fix)
 
 

@@ -45,6 +45,7 @@ def opaque(context: CheckContext) -> Iterator[Finding]:
         more = f", {count} times on this line" if count > 1 else ""
         message = f"{name} has no sharding rule: its operands are brought to every device whole, {format_bytes(size)} to each{more}"
         fix = 'say how it propagates: @sp.sharding_rule("b i, i o -> b o"), or like= a function of JAX'
+        fix = "give it the mesh that is planned for" if name == "shard_map" else fix
         yield Finding(KIND, message, path, location, graded(size), size, fix)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from shardy_py.dialect import TensorSharding
 from shardy_py.passes.export.collective_bytes import reshard_bytes
 from shardy_py.plan.checks.context import CheckContext
+from shardy_py.plan.checks.fixes import Proposal, costs_less
 from shardy_py.plan.checks.phrases import annotation_of
-from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
@@ -42,9 +42,7 @@ def state_unlike_parameter(context: CheckContext) -> Iterator[Finding]:
             if names in reported or not _is_coarser(state.sharding, parameter.sharding):
                 continue
             reported.add(names)
-            finding = _finding(context, state, parameter)
-            if finding is not None:
-                yield finding
+            yield from _finding(context, state, parameter)
 
 
 _Parameters = dict[tuple[tuple[str, ...], tuple[int, ...]], list[PlannedValue]]
@@ -115,18 +113,18 @@ def _is_coarser(state: TensorSharding | None, parameter: TensorSharding | None) 
     )
 
 
-def _finding(context: CheckContext, state: PlannedValue, parameter: PlannedValue) -> Finding | None:
+def _finding(context: CheckContext, state: PlannedValue, parameter: PlannedValue) -> Iterator[Finding]:
     size = context.bytes_of(state)
     assert parameter.sharding is not None
     target = state.sharding or TensorSharding.closed(parameter.sharding.mesh, len(state.shape))
     moved = reshard_bytes(parameter.sharding, target, state.type, context.meshes)
     if max(size, moved) < NOTABLE:
-        return None
+        return
     message = (
         f"it is {typed(state.type, state.sharding)}, {format_bytes(size)} on each device, while its parameter {parameter.path} is"
         f" {typed(parameter.type, parameter.sharding)}: an update has to bring one to the other, {format_bytes(moved)} for each device"
     )
-    spec = spec_text(parameter.sharding)
-    where = annotation_of(state)
-    fix = f"{state.path}: {spec} in {where}" if spec is not None else f"give it the sharding of {parameter.path} in {where}"
-    return Finding(KIND, message, state.path, "", graded(max(size, moved)), size, fix)
+    finding = Finding(KIND, message, state.path, "", graded(max(size, moved)), size)
+    fix = f"{state.path}: {{spec}} in {annotation_of(state)}", state.path, parameter.sharding
+    context.propose(finding, Proposal([fix], costs_less))
+    yield finding

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.dataflow import WHILE
 from shardy_py.plan.checks.context import CheckContext, is_replicated
+from shardy_py.plan.checks.fixes import CONSTRAINT, Proposal, peak, received
 from shardy_py.plan.checks.opaque import OPAQUE
 from shardy_py.plan.checks.optimizer_state import state_and_parameter
 from shardy_py.plan.checks.paths import without_numbers
 from shardy_py.plan.checks.phrases import annotation_of, more_text
-from shardy_py.plan.checks.specs import extended, nearest, spec_text, unused_axes
+from shardy_py.plan.checks.specs import extended, nearest, unused_axes, with_axes_on
 from shardy_py.plan.checks.thresholds import NOTABLE, PARTLY, graded
 from shardy_py.plan.checks.unused_axes import NOTHING
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import BODIES
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, typed
 from shardy_py.rules.traits import is_elementwise
 
@@ -97,20 +99,31 @@ def _argument(context: CheckContext, value: PlannedValue, series: _Series) -> Fi
     else:
         free = ", ".join(map(repr, unused_axes(value.sharding, context.mesh)))
         message = f"{text} takes {format_bytes(size)} on each device: it is replicated over {free}"
-    fix = _advice(context, value, size, more, f"{value.path}: {{}} in {annotation_of(value)}")
-    if whole and more is not None:
-        fix += "; P() there says that it is meant"
-    return Finding(KIND, message, value.path, "", graded(size * count) if whole else "info", size, fix)
+    where = annotation_of(value)
+    finding = Finding(KIND, message, value.path, "", graded(size * count) if whole else "info", size)
+    return _proposed(context, value, finding, f"{value.path}: {{spec}} in {where}", f"P() in {where} says that it is meant" * whole)
 
 
-def _advice(context: CheckContext, value: PlannedValue, size: int, more: TensorSharding | None, how: str) -> str:
+def _proposed(context: CheckContext, value: PlannedValue, finding: Finding, fix: str, meant: str = "") -> Finding:
+    """The finding with shardings of the value: by all axes that divide a dimension, or along the longest dimension only."""
+    more = extended(value.shape, value.sharding, context.mesh)
+    dim = max(range(len(value.shape)), key=lambda d: value.shape[d])
     if more is None:
-        dim = max(range(len(value.shape)), key=lambda d: value.shape[d])
         axis = min((n for n in context.mesh.shape.values() if n > 1), default=1)
         n = value.shape[dim]
-        return f"no free axis divides a dimension: make dimension {dim} of size {n} a multiple, {nearest(n, axis)}"
-    after = context.local(value.type, more)
-    return f"{how.format(spec_text(more))} leaves {format_bytes(after)} of {format_bytes(size)}"
+        return replace(finding, fix=f"no free axis divides a dimension: make dimension {dim} of size {n} a multiple, {nearest(n, axis)}")
+    shardings = [more.closed_like(), with_axes_on(more, unused_axes(value.sharding, context.mesh), dim)]
+    leaves = f"{fix} leaves {{size}} of {format_bytes(finding.bytes)}{'; ' * bool(meant)}{meant}"
+    options = [(leaves, value.path, each) for each in shardings]
+    # An argument takes less between calls as well, where the peak of one stays.
+    is_better = (lambda after, before: peak(after) <= peak(before)) if value.kind == "input" else _takes_less
+    context.propose(finding, Proposal(options, is_better, meant))
+    return finding
+
+
+def _takes_less(after: PlanRecord, before: PlanRecord) -> bool:
+    """Whether the peak is not higher, and no more bytes are received than it is lower."""
+    return received(after) - received(before) <= peak(before) - peak(after) >= 0
 
 
 _Groups = dict[tuple[str, str, str], list[Value]]
@@ -147,12 +160,12 @@ def _intermediate_findings(context: CheckContext, groups: _Groups, reported: set
         if first.path in reported:
             continue
         size = context.bytes_of(first)
-        better, more = extended(first.shape, None, context.mesh), more_text(len(values), "of this line")
+        more = more_text(len(values), "of this line")
         message = f"{text} of {primitive} is whole on each of the {context.mesh.size} devices, {format_bytes(size)} on each{more}"
-        fix = _advice(context, first, size, better, "x = sp.with_sharding_constraint(x, {}) on it")
         op = values[0].defining_op
         together = op is not None and any(not is_replicated(operand.sharding) for operand in op.operands)
-        yield Finding(KIND, message, first.path, location, "info" if together else graded(size), size, fix)
+        finding = Finding(KIND, message, first.path, location, "info" if together else graded(size), size)
+        yield _proposed(context, first, finding, CONSTRAINT)
 
 
 def _is_cheap(op: Op, cheap: set[Value]) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardy_py.dialect import DimensionSharding, TensorSharding
+from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_axis, short_location
 from shardy_py.ir import Op, Value
 from shardy_py.passes.dataflow import WHILE
 from shardy_py.plan.checks.context import CheckContext
-from shardy_py.plan.checks.specs import sharding_text
+from shardy_py.plan.checks.fixes import Proposal, receives_less
+from shardy_py.plan.checks.specs import with_axes_on
 from shardy_py.plan.checks.thresholds import NOTABLE, graded
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import BODIES
@@ -49,10 +50,11 @@ def cut_along_scan(context: CheckContext) -> Iterator[Finding]:
             f"{text} is cut over {axes} along dimension {d}, along which the scan at {line} runs: a step needs a slice that other devices"
             f" have, and all of it is gathered, {format_bytes(size)} to each device"
         )
-        better = _along_another(context, source, d)
         place = "in in_shardings or rules" if described.kind == "input" else "by sp.with_sharding_constraint"
-        fix = "cut another dimension" if better is None else f"cut another dimension: {described.path}: {sharding_text(better)} {place}"
-        yield Finding(KIND, message, described.path, where, graded(size), size, fix)
+        fix = f"cut another dimension: {described.path}: {{spec}} {place}"
+        finding = Finding(KIND, message, described.path, where, graded(size), size)
+        context.propose(finding, Proposal([(fix, described.path, other) for other in _along_others(source, d, context)], receives_less))
+        yield finding
 
 
 def _in_front_of_scan(value: Value) -> tuple[Value, Op | None]:
@@ -75,18 +77,10 @@ def _sliced_dimension(op: Op) -> int | None:
     return next((d for d, dim in enumerate(dims) if dim.axes and result.type.shape[d] == 1 and source.type.shape[d] > 1), None)
 
 
-def _along_another(context: CheckContext, value: Value, d: int) -> TensorSharding | None:
-    """Moves the axes of dimension `d` to the longest other dimension they divide."""
+def _along_others(value: Value, d: int, context: CheckContext) -> list[TensorSharding]:
+    """Moves the axes of dimension `d` to each of the others, that with the longest pieces first."""
     sharding, shape = value.sharding, value.type.shape
     assert sharding is not None
-    moved: list[tuple[int, int]] = []
-    for e, dim in enumerate(sharding.dims):
-        together = DimensionSharding((*dim.axes, *sharding.dims[d].axes))
-        if e != d and shape[e] % together.shards(context.mesh) == 0:
-            moved.append((shape[e] // dim.shards(context.mesh), -e))
-    if not moved:
-        return None
-    e = -max(moved)[1]
-    dims = list(sharding.dims)
-    dims[d], dims[e] = DimensionSharding(), DimensionSharding((*dims[e].axes, *sharding.dims[d].axes))
-    return sharding.with_dims(dims)
+    others = [e for e in range(len(shape)) if e != d]
+    others.sort(key=lambda e: -shape[e] // sharding.dims[e].shards(context.mesh))
+    return [with_axes_on(sharding, [axis.name for axis in sharding.dims[d].axes], e) for e in others]

@@ -34,6 +34,21 @@ def sharding_text(sharding: TensorSharding) -> str:
     return f"P({', '.join(entries)})"
 
 
+def with_axes_on(sharding: TensorSharding, names: Sequence[str], to: int) -> TensorSharding:
+    """A sharding with whole axes only, some of them on dimension `to`, wherever they and parts of them have been.
+
+    Example:
+        >>> with_axes_on(TensorSharding("mesh", [[AxisRef("data", 1, 4)], [AxisRef("data", 4, 2)], ["model"]]), ["data"], 1)
+        #sdy.sharding<@mesh, [{}, {"data"}, {"model"}]>
+    """
+    placed, dims = set(names), list[list[str]]()
+    for d, dim in enumerate(sharding.dims):
+        others = [name for name in dict.fromkeys(axis.name for axis in dim.axes) if name not in placed]
+        placed.update(others)
+        dims.append([*others, *names] if d == to else others)
+    return TensorSharding(sharding.mesh, dims)
+
+
 def unused_axes(sharding: TensorSharding | None, mesh: Mesh) -> list[str]:
     """Axes of the mesh, larger than one, that cut no dimension and are not being summed over, in the order of the mesh."""
     used = set() if sharding is None else {axis.name for dim in sharding.dims for axis in dim.axes}

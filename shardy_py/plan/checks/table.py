@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shardy_py.ir.tables import merge_tables
@@ -13,6 +13,7 @@ from shardy_py.plan.checks.batch_axes import batch_axis_lost
 from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.costly_reshards import costly_reshard
 from shardy_py.plan.checks.dropped_axes import axis_lost_in_reshape, sub_axis_removed
+from shardy_py.plan.checks.fixes import Proposal, with_fixes
 from shardy_py.plan.checks.indivisible import indivisible
 from shardy_py.plan.checks.left_to_xla import left_to_xla
 from shardy_py.plan.checks.merging import merged
@@ -102,8 +103,8 @@ def _weighed(finding: Finding) -> Finding:
 
 @Analysis
 @no_collection()
-def findings_of(plan: PlanRecord) -> Findings:
-    """The findings of a plan, errors first, then warnings, then notes; among those the ones with the most bytes first."""
+def observed_in(plan: PlanRecord) -> tuple[Findings, Mapping[object, Proposal]]:
+    """The findings before fixes are tried, errors first, then warnings, then notes, each by bytes; and the fixes of some."""
     findings = plan.planning_findings if plan.partitioner is None else (*plan.planning_findings, *plan.partitioner.findings(plan))
     context = CheckContext(plan, list(findings))
     for kind in KINDS:
@@ -112,7 +113,14 @@ def findings_of(plan: PlanRecord) -> Findings:
             context.findings.extend(_weighed(each) if kind.name in WEIGHED and _is_weighed(each, plan) else each for each in reported)
     order = {kind.name: i for i, kind in enumerate(KINDS)}
     findings = sorted(context.findings, key=lambda f: (_RANK[f.severity], -f.bytes, order.get(f.kind, len(order))))
-    return merged(findings, _causes(plan))
+    return merged(findings, _causes(plan)), {} if plan.search is not None else context.proposals
+
+
+@Analysis
+@no_collection()
+def findings_of(plan: PlanRecord) -> Findings:
+    """The findings of a plan, the gravest first, with fixes that were tried: plans are made with them."""
+    return with_fixes(plan, *observed_in(plan))
 
 
 def _causes(plan: PlanRecord) -> dict[str, str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
-from shardy_py.dialect import AxisRef, DimensionSharding, TensorSharding
+from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION, manual_axes
 from shardy_py.plan.checks.context import CheckContext
+from shardy_py.plan.checks.fixes import Proposal, peak
+from shardy_py.plan.checks.optimizer_state import state_and_parameter
 from shardy_py.plan.checks.phrases import annotation_of
-from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.values import PlannedValue
@@ -17,6 +19,9 @@ KIND = "unused-axis"
 
 NOTHING = "nothing is sharded"
 """Beginning of the message where no axis is used."""
+
+MAX_EXAMPLES = 4
+"""Shardings that are tried, of the largest values first."""
 
 
 def unused_axis(context: CheckContext) -> Iterator[Finding]:
@@ -27,22 +32,23 @@ def unused_axis(context: CheckContext) -> Iterator[Finding]:
     unused = [name for name, size in context.mesh.shape.items() if size > 1 and name not in used]
     if not unused:
         return
-    largest = sorted(context.plan.inputs or context.plan.outputs, key=lambda value: (-context.bytes_of(value), value.path))
+    follows = {state.path for state, _, _ in state_and_parameter(context.plan.inputs)}
+    ends = context.plan.inputs or context.plan.outputs
+    largest = sorted(ends, key=lambda value: (value.path in follows, -context.bytes_of(value), value.path))
     if not used:
-        examples = [text for value in largest[:1] for name in unused if (text := _example(context, value, name))]
-        message = f"{NOTHING}: all {context.mesh.size} devices do the same"
+        message, fix = (
+            f"{NOTHING}: all {context.mesh.size} devices do the same",
+            "say where to begin, with in_shardings, rules or a constraint",
+        )
         if any(value.shape for value in largest):
-            fix = "say where to begin, " + (examples[0] if examples else "with in_shardings, rules or a constraint")
-            yield Finding(KIND, message, fix=fix)
+            yield _proposed(context, Finding(KIND, message, fix=fix), largest, unused)
         return
     if all(len(value.shape) < 2 for value in context.plan.inputs):
         return  # an init function of a key: the axis is for the data of the step
     for name in unused:
         n = context.mesh.shape[name]
-        fitting = next((text for value in largest if (text := _example(context, value, name))), "")
-        fix = fitting or f"no dimension of an argument is free and a multiple of {n}; make the axis smaller, or constrain an intermediate"
         message = f"mesh axis {name!r} of size {n} cuts nothing: the {n} devices along it do the same"
-        yield Finding(KIND, message, fix=fix)
+        yield _proposed(context, Finding(KIND, message, fix="make the axis smaller, or constrain an intermediate"), largest, [name])
 
 
 def _used(context: CheckContext) -> set[str]:
@@ -63,14 +69,22 @@ def _used(context: CheckContext) -> set[str]:
     return names
 
 
-def _example(context: CheckContext, value: PlannedValue, name: str) -> str:
-    """A spec that would use the axis on a value; empty where it does not fit."""
+def _proposed(context: CheckContext, finding: Finding, values: Sequence[PlannedValue], names: Sequence[str]) -> Finding:
+    """The finding with shardings by one of the axes that fit the first few values, if one lowers the peak."""
+    examples = ((value, spec) for value in values for name in names for spec in _examples(context, value, name))
+    options = [
+        (f"for example {value.path}: {{spec}} in {annotation_of(value)}", value.path, spec)
+        for value, spec in itertools.islice(examples, MAX_EXAMPLES)
+    ]
+    context.propose(finding, Proposal(options, lambda after, before: peak(after) < peak(before), finding.fix))
+    return finding
+
+
+def _examples(context: CheckContext, value: PlannedValue, name: str) -> Iterator[TensorSharding]:
+    """Shardings that use the axis on a value, first on what is not cut yet, and there on the first, often a batch."""
     dims = list(value.sharding.dims[: len(value.shape)]) if value.sharding is not None else [DimensionSharding()] * len(value.shape)
-    shards = [dim.shards(context.mesh) for dim in dims]
-    fitting = [d for d, n in enumerate(value.shape) if n and n % (shards[d] * context.mesh.shape[name]) == 0]
-    if not fitting:
-        return ""
-    best = max(fitting, key=lambda d: (value.shape[d] // shards[d], -d))
-    dims[best] = dims[best].sharded(AxisRef(name))
-    text = spec_text(TensorSharding("mesh", dims))
-    return f"for example {value.path}: {text} in {annotation_of(value)}" if text is not None else ""
+    cut = TensorSharding("mesh" if value.sharding is None else value.sharding.mesh, dims).closed_like()
+    for d in sorted(range(len(dims)), key=lambda d: bool(dims[d].axes)):
+        n = value.shape[d]
+        if n and n % (dims[d].shards(context.mesh) * context.mesh.shape[name]) == 0:
+            yield cut.sharded(d, name)

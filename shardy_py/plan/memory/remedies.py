@@ -36,7 +36,7 @@ def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanR
     """
     peak, residuals = memory.peak_memory_in_bytes, _residual_bytes(plan, memory)
     dominated = residuals >= max(GRAVE, DOMINANT_SHARE * peak)
-    if plan.variants is None or not (dominated or memory.fits is False) or _is_large(plan):
+    if plan.variants is None or not (dominated or memory.fits is False) or sum(1 for _ in plan.program.walk()) > MAX_OPS:
         return ()
     smaller: list[tuple[int, Finding]] = []
     for variant in plan.variants.variants(plan, peak):
@@ -73,13 +73,3 @@ def _residual_bytes(plan: PlanRecord, memory: MemoryAnalysis) -> int:
 def _local_type(plan: PlanRecord, value: PlannedValue) -> str:
     shape = local_shape(value.type, value.sharding, plan.program.meshes)
     return f"{value.dtype}[{','.join(map(str, shape))}]"
-
-
-def _is_large(plan: PlanRecord) -> bool:
-    count = 0
-    stack = [plan.program.main.body]
-    while stack and count <= MAX_OPS:
-        block = stack.pop()
-        count += len(block.ops)
-        stack += [body for op in block.ops for body in op.regions]
-    return count > MAX_OPS
