@@ -175,12 +175,12 @@ class Search:
     Attributes:
         hardware: The hardware whose seconds these are.
         objective_seconds: Of one call of the plan, by `cost_analysis`: nothing overlaps unless `Planner.overlap` says so.
-        lower_bound_seconds: No plan of the space takes less, under `lowering="jit"`; of a region, by the model's prices of its ops.
+        lower_bound_seconds: No plan of the space takes less by the model's prices of its ops.
         peak_bytes: Of one device, by `memory_analysis`.
         budget_bytes: The most that the peak may be; None without a budget.
-        status: `optimal` where the gap was reached, of a region by the model's price of it; `time_limit` where time ran out before;
-            `work_limit` where the counted work of a search did, as the rounds that a budget takes do, or the bound is below any plan: under
-            a budget it knows arguments and results only; `template` where nothing better than a template was found.
+        status: `optimal` where the gap was reached; `time_limit` where time ran out before; `work_limit` where the counted work of a search
+            did, as the rounds that a budget takes do, or the bound is below any plan: a plan can cost more than its ops one by one, and under
+            a budget the bound knows arguments and results only; `template` where nothing better than a template was found.
         stored_alternatives: Of a search that was read from a file.
         space: The searched space, in words.
         timings: Seconds of each step.

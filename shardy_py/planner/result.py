@@ -34,9 +34,7 @@ def search_of(searcher: Searcher, best: Candidate, bound: float) -> Search:
     """
     planner, run = searcher.planner, best.run
     bound *= 1 - planner.overlap  # the upper end of a step is at least the bound, and the lower end at least nothing
-    # The bound is of the model's prices: where a region is dearer than these, a longer search is of no use.
-    searched = best.seconds if searcher.region is None else min(best.seconds, searcher.predicted(best.assignment))
-    optimal = searched - bound <= (planner.gap + ROUNDING) * searched
+    optimal = best.seconds - bound <= (planner.gap + ROUNDING) * best.seconds
     ended: Status = "time_limit" if searcher.is_late else "work_limit"
     return Search(
         hardware=planner.machine.name,

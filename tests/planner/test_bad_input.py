@@ -158,6 +158,6 @@ def test_an_op_without_a_rule_runs_whole_and_is_priced_so(kind: str) -> None:
 
     plan = planned(fun=fun, args=(f32(4096, 1024),))
     assert plan.search is not None
-    assert plan.search.status == "optimal"
+    assert plan.search.lower_bound_seconds <= plan.search.objective_seconds
     assert plan.inputs[0].sharding is not None
     assert plan.inputs[0].sharding.is_fully_replicated
