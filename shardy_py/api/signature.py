@@ -17,6 +17,7 @@ import numpy as np
 
 from shardy_py.api.errors import ArgumentTypeError, SpecError, StaticArgumentError
 from shardy_py.api.trees import location_of, parameter_names
+from shardy_py.frontends.context import traced_dtype
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ def abstract(leaf: Any, path: str, fun: Callable[..., Any], argument: Any, label
         ArgumentTypeError: It is no array.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return tuple(leaf.shape), leaf.dtype, bool(leaf.weak_type)
+        return tuple(leaf.shape), traced_dtype(leaf), bool(leaf.weak_type)
     try:
         aval = jax.typeof(leaf)
     except TypeError:

@@ -49,6 +49,11 @@ def types_enabled(dtypes: Iterable[str]) -> contextlib.AbstractContextManager[An
 _OF_64_BITS = frozenset(("complex128", "float64", "int64", "uint64"))
 
 
+def traced_dtype(struct: jax.ShapeDtypeStruct) -> Any:
+    """The element type that JAX traces a struct with, as that of an array: 32 bits of 64 where those are off."""
+    return struct.dtype if is_extended_dtype(struct.dtype) else jax.dtypes.canonicalize_dtype(struct.dtype)
+
+
 def explicit_sharding(tracer: Any) -> Any:
     """The sharding in a tracer's type, over Explicit axes, or None."""
     aval = jax.typeof(tracer)

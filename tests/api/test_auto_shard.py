@@ -377,6 +377,19 @@ def test_weak_types_and_x64_are_part_of_the_signature(auto_shard, auto):
         assert step(np.ones(8), 2.0).dtype == jnp.float64
 
 
+@pytest.mark.parametrize(("wide", "narrow"), [(np.float64, np.float32), (np.int64, np.int32), (np.complex128, np.complex64)])
+def test_structs_of_64_bits_count_as_arrays_of_them(auto_shard, auto, wide, narrow):
+    """While those are off, JAX traces both with 32."""
+    dtypes = []
+    step = auto_shard(lambda x: x * 2, mesh=auto, in_shardings=lambda path, leaf: dtypes.append(leaf.dtype) or P("data"))
+    struct, array = jax.ShapeDtypeStruct((8, 6), wide), np.ones((8, 6), wide)
+    plan = step.plan(struct)
+    assert (plan.inputs[0].dtype, plan.outputs[0].dtype) == (np.dtype(narrow).name,) * 2
+    assert plan.abstract_state("x").dtype == dtypes[0] == narrow
+    assert str(plan) == str(step.plan(array))
+    assert step.lower(struct).compile()(array).dtype == narrow
+
+
 def test_stages(auto_shard, auto):
     params, x = arguments()
     step = auto_shard(mlp, mesh=auto, in_shardings=SPECS)

@@ -18,7 +18,7 @@ from shardy_py.api.trees import location_of, parameter_names
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.cost.quantity import quantity
-from shardy_py.frontends.context import api_boundary
+from shardy_py.frontends.context import api_boundary, traced_dtype
 from shardy_py.planner.options import Planner
 from shardy_py.stages.partitions.result import Partition
 from shardy_py.stages.profiles.graph import ProfileGraph
@@ -342,11 +342,11 @@ class Pipelined(Generic[P]):
             for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]:
                 paths.append(name + jax.tree_util.keystr(path))
                 try:
-                    aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+                    dtype = traced_dtype(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf).dtype
                 except TypeError as error:
                     raise TypeError(f"{paths[-1]} is {leaf!r}, which is no array; close over it instead") from error
                 refuse_host_memory(leaf, f"{paths[-1]}, argument of {location_of(self._options.fun)}")
-                structs.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+                structs.append(jax.ShapeDtypeStruct(np.shape(leaf), dtype))
                 argument.append(number)
         batch = batch_leaves(self._options, paths, structs, argument)
         return Signature(jax.tree.structure(args), tuple(structs), tuple(argument), tuple(paths), batch)
