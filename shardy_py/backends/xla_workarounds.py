@@ -172,7 +172,7 @@ def _shares_parts(op: Op, parts: Parts) -> bool:
     (operand,), (result,) = op.operands, op.results
     for cut in (parts(operand), parts(result)):
         if all(-(-n // k) == -(-m // k) for n, m, k in zip(operand.type.shape, result.type.shape, cut)):
-            shardings = {operand.sharding, result.sharding, *(user.results[0].sharding for user, _ in result.uses)}
+            shardings = {operand.sharding, result.sharding, *(each.sharding for user, _ in result.uses for each in user.results)}
             return len(shardings) > 1 or not all(rotates(user) for user, _ in result.uses)
     return False
 

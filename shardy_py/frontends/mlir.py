@@ -38,7 +38,8 @@ KEPT_REGIONS = frozenset(
 _SHARDING = "sdy.sharding"
 _RULE = "sdy.sharding_rule"
 _OWN_FUNCTION_ATTRIBUTES = frozenset(("arg_attrs", "res_attrs", "function_type", "sym_name", "sym_visibility"))
-_READ_BY_PASSES = frozenset((_SHARDING, "execution_thread", "sdy.original_func_name", "sym_name"))
+_TEXTS = ("execution_thread", "sdy.original_func_name")
+_READ_BY_PASSES = frozenset((_SHARDING, *_TEXTS, "sym_name"))
 _OWN_MESH_ATTRIBUTES = frozenset(("mesh", "sym_name"))
 _FILE_LOCATION = re.compile(r'(?:"((?:[^"\\]|\\.)*)"\()?"((?:[^"\\]|\\.)*)":(\d+):\d+')
 _SCOPE = re.compile(r'loc\("((?:[^"\\]|\\.)*)"\(')
@@ -153,6 +154,9 @@ class _Reader:
             body = Block([self.type(t) for t in function_type.inputs])
         else:
             body = self.block(region, f"function '{name}'")
+        for key in _TEXTS:
+            if key in attributes and not isinstance(attributes[key], ir.StringAttr):
+                raise DialectError(f"attribute {key!r} is {attributes[key]}, which is not a text", fix=f'write {key} = "..."')
         function = Function(name, body, results, visibility=visibility)
         function.attributes = {key: self.attribute(key, value) for key, value in attributes.items() if key not in _OWN_FUNCTION_ATTRIBUTES}
         if self.keep and visibility == "public" and "sym_visibility" in attributes:

@@ -383,6 +383,12 @@ PADDED_BY_DERIVATIVES = {
 }
 
 
+def test_a_slice_that_is_returned(mesh):
+    """Its reader is the end of the function, which has no results."""
+    shifted = sp.auto_shard(lambda x: jnp.pad(x, (0, 1))[1:], mesh=mesh, in_shardings=P(), lowering="jit")
+    np.testing.assert_array_equal(shifted(np.arange(8.0)), [*range(1, 8), 0])
+
+
 @pytest.mark.parametrize("spec", [P(), P("x", "y")])
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("kind", PADDED_BY_DERIVATIVES)

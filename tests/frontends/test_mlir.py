@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from shardy_py.backends.mlir import to_mlir
 from shardy_py.dialect import PropagationDirection, TensorSharding
+from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir import from_mlir, locate, parse_module
 from shardy_py.frontends.mlir_attributes import AttributeText
 from shardy_py.ir import TOKEN, Op, OpaqueType, Program
@@ -212,6 +214,16 @@ def test_attributes_of_functions() -> None:
     assert function.argument_attributes == [{"jax.buffer_donor": True, "tf.aliasing_output": 0}]
     assert function.result_attributes == [{"jax.result_info": "r"}]
     assert function.attributes == {"sdy.original_func_name": "g"}
+
+
+@pytest.mark.parametrize("name", ["sdy.original_func_name", "execution_thread"])
+@pytest.mark.parametrize("value", ["{}", "3 : i64", "[]"])
+def test_names_in_attributes_of_functions_are_texts(name: str, value: str) -> None:
+    function = f"func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> attributes {{{name} = {value}}} {{ return %x : tensor<8xf32> }}"
+    for keep in (False, True):
+        with pytest.raises(ShardyError, match=f"attribute '{name}' is {re.escape(value)}, which is not a text") as caught:
+            from_mlir(f"module {{\n{function}\n}}", keep=keep)
+        assert caught.value.where == "-:2, 'func.func'"
 
 
 def test_unknown_ops_keep_their_name_and_text_attributes() -> None:

@@ -406,9 +406,9 @@ def add_attribute(e: Editor) -> None:
     rank = e.draw.randint(0, 3)
     sharding = e.sharding(rank)
     stated = (f"#sdy.sharding{sharding}", f"#sdy.sharding_per_value<[{sharding}]>")
-    value = e.draw.choice([*stated, "3 : i64", '"text"', "unit", "[]", "dense<1> : tensor<2xi32>"])
-    names = ("sharding", "sharding", "sharding_rule", "propagation_edges", "sharding_origins")
-    name = e.draw.choice([*(f"sdy.{name}" for name in names), "mhlo.sharding", "x.y"])
+    value = e.draw.choice([*stated, "3 : i64", '"text"', "unit", "[]", "{}", "dense<1> : tensor<2xi32>"])
+    names = ("sharding", "sharding", "sharding_rule", "propagation_edges", "sharding_origins", "original_func_name", "func_manual_axes")
+    name = e.draw.choice([*(f"sdy.{name}" for name in names), "execution_thread", "mhlo.sharding", "x.y"])
     if e.draw.random() < 0.6:
         match = e.any(re.compile(r"%\w+: tensor<[^<>]*>(?=[,)])"))
         if match is not None:

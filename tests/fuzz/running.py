@@ -25,6 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 TAKEN = "taken"
 REFUSED = "refused"
+UNPLACED = "refused without a place"
 UNREAD = "not read by MLIR"
 UNVERIFIED = "not verified after a pass"
 ERROR = "Python error"
@@ -106,7 +107,7 @@ def _attempt(run: Callable[[], Any]) -> tuple[str, Any]:
         return TAKEN, run()
     except ShardyError as error:
         if "Unable to parse module" not in error.what:
-            return REFUSED, str(error)
+            return (UNPLACED if error.where is None else REFUSED), str(error)
         return (UNREAD if error.where is None else UNVERIFIED), str(error)
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -124,7 +125,7 @@ def _of_module(seed: int) -> tuple[str, str]:
     kind, result = _attempt(lambda: run_passes(text, pipeline))
     if kind == TAKEN:
         kind, result = _attempt(lambda: from_mlir(result, keep=True))
-        kind = UNREADABLE if kind in (UNREAD, REFUSED, UNVERIFIED) else kind
+        kind = UNREADABLE if kind in (UNREAD, REFUSED, UNPLACED, UNVERIFIED) else kind
     return kind, "" if kind == TAKEN else f"{pipeline}: {result}"
 
 

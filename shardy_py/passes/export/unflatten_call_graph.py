@@ -48,7 +48,7 @@ class UnflattenCallGraph(Pass):
 
 
 def _key(function: Function, ignore_shardings: bool) -> tuple[Any, ...]:
-    key = (original_name(function), function.attributes.get(_MANUAL_AXES))
+    key = (original_name(function), repr(function.attributes.get(_MANUAL_AXES)))
     if ignore_shardings:
         return key
     return (*key, tuple(argument.sharding for argument in function.arguments), tuple(function.result_shardings))
