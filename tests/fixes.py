@@ -40,7 +40,7 @@ def peak(plan: Plan) -> int:
 BETTER = {
     "batch-axis-lost": lambda after, before: received(after) < received(before),
     "cut-along-scan": lambda after, before: received(after) < received(before),
-    "unused-axis": lambda after, before: peak(after) < peak(before),
+    "unused-axis": lambda after, before: received(after) - received(before) <= peak(before) - peak(after) > 0,
     "replicated-large": lambda after, before: peak(after) <= peak(before),
     "state-unlike-parameter": lambda after, before: received(after) <= received(before) and peak(after) <= peak(before),
     "sub-axis-removed": lambda after, before: received(after) <= received(before) and peak(after) <= peak(before),

@@ -61,6 +61,11 @@ def receives_less(after: PlanRecord, before: PlanRecord) -> bool:
     return received(after) < received(before)
 
 
+def takes_less(after: PlanRecord, before: PlanRecord) -> bool:
+    """Whether a device's memory peaks lower, by at least the bytes that it receives more."""
+    return received(after) - received(before) <= peak(before) - peak(after) > 0
+
+
 def costs_less(after: PlanRecord, before: PlanRecord) -> bool:
     """Whether a device receives fewer bytes or its memory peaks lower, and neither is more."""
     more = received(after) - received(before), peak(after) - peak(before)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.dataflow import WHILE
 from shardy_py.plan.checks.context import CheckContext, is_replicated
-from shardy_py.plan.checks.fixes import CONSTRAINT, Proposal, peak, received
+from shardy_py.plan.checks.fixes import CONSTRAINT, Proposal, peak, takes_less
 from shardy_py.plan.checks.opaque import OPAQUE
 from shardy_py.plan.checks.optimizer_state import state_and_parameter
 from shardy_py.plan.checks.paths import without_numbers
@@ -20,7 +20,6 @@ from shardy_py.plan.checks.unused_axes import NOTHING
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import BODIES
 from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, typed
 from shardy_py.rules.traits import is_elementwise
 
@@ -116,14 +115,9 @@ def _proposed(context: CheckContext, value: PlannedValue, finding: Finding, fix:
     leaves = f"{fix} leaves {{size}} of {format_bytes(finding.bytes)}{'; ' * bool(meant)}{meant}"
     options = [(leaves, value.path, each) for each in shardings]
     # An argument takes less between calls as well, where the peak of one stays.
-    is_better = (lambda after, before: peak(after) <= peak(before)) if value.kind == "input" else _takes_less
+    is_better = (lambda after, before: peak(after) <= peak(before)) if value.kind == "input" else takes_less
     context.propose(finding, Proposal(options, is_better, meant))
     return finding
-
-
-def _takes_less(after: PlanRecord, before: PlanRecord) -> bool:
-    """Whether the peak is not higher, and no more bytes are received than it is lower."""
-    return received(after) - received(before) <= peak(before) - peak(after) >= 0
 
 
 _Groups = dict[tuple[str, str, str], list[Value]]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION, manual_axes
 from shardy_py.plan.checks.context import CheckContext
-from shardy_py.plan.checks.fixes import Proposal, peak
+from shardy_py.plan.checks.fixes import Proposal, takes_less
 from shardy_py.plan.checks.optimizer_state import state_and_parameter
 from shardy_py.plan.checks.phrases import annotation_of
 from shardy_py.plan.checks.thresholds import NOTABLE
@@ -76,7 +76,7 @@ def _proposed(context: CheckContext, finding: Finding, values: Sequence[PlannedV
         (f"for example {value.path}: {{spec}} in {annotation_of(value)}", value.path, spec)
         for value, spec in itertools.islice(examples, MAX_EXAMPLES)
     ]
-    context.propose(finding, Proposal(options, lambda after, before: peak(after) < peak(before), finding.fix))
+    context.propose(finding, Proposal(options, takes_less, finding.fix))
     return finding
 
 
