@@ -57,12 +57,10 @@ def report(planned: Planned) -> None:
 
 def _grave(plan: Plan) -> list[Finding]:
     """Warnings, without those that are about few bytes."""
-
-    def is_grave(finding: Finding) -> bool:
-        return finding.severity != "info" and finding.kind not in _WARNED_ELSEWHERE and (not finding.bytes or finding.bytes >= NOTABLE)
-
-    observed, _ = observed_in(plan)  # where none of these is grave, no plans are made to try fixes
-    return list(filter(is_grave, plan.findings)) if any(map(is_grave, observed)) else []
+    if all(f.severity == "info" for f in observed_in(plan)[0]):
+        return []  # and no plans are made to try fixes
+    grave = (f for f in plan.findings if f.severity != "info" and f.kind not in _WARNED_ELSEWHERE)
+    return [f for f in grave if not f.bytes or f.bytes >= NOTABLE]
 
 
 def warning_text(findings: Sequence[Finding], location: str) -> str:
