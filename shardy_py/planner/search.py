@@ -126,6 +126,7 @@ class Searcher:
         outcomes: Of trials of plans that propagation gives.
         share: The part of the time that may be taken now.
         is_late: Whether the time limit ended some of the search.
+        ranks: Templates that were finished before there was a model, by name; the best first.
         finished: All plans that were finished, of which the cheapest that fits is the result.
     """
 
@@ -145,6 +146,7 @@ class Searcher:
     outcomes: tuple[Outcome, ...] = ()
     share: float = 1.0
     is_late: bool = False
+    ranks: dict[str, int] = field(default_factory=dict[str, int])
     finished: list[Candidate] = field(default_factory=list[Candidate])
 
     # ------------------------------------------------------------------ the whole search
@@ -183,16 +185,17 @@ class Searcher:
 
     def judged(self) -> list[tuple[int, ...]]:
         """Assignments of the templates whose arguments may fit, finished: those that fit first, the cheapest first."""
-        figures: list[tuple[bool, float, tuple[int, ...]]] = []
+        figures: list[tuple[bool, float, str, tuple[int, ...]]] = []
         until = self.left - JUDGED_SHARE * self.planner.time_limit_s
         for template in sorted((*self.own_templates, *self.templates), key=self.size_of):
-            if figures and (len(figures) == JUDGED or self.left <= until):
+            if len(figures) == JUDGED or (len(figures) > len(self.base.mesh.axes) and self.left <= until):
                 break
             chosen = self.followed(template)
             candidate = self.finish(template.name, (), chosen)
             fits = self.planner.fits(candidate.peak)
-            figures.append((not fits, candidate.seconds if fits else candidate.peak, chosen))
-        return [chosen for _, _, chosen in sorted(figures)]
+            figures.append((not fits, candidate.seconds if fits else candidate.peak, template.name, chosen))
+        self.ranks = {name: rank for rank, (_, _, name, _) in enumerate(sorted(figures))}
+        return [chosen for _, _, _, chosen in sorted(figures)]
 
     def cuts(self, chosen: Sequence[int]) -> Iterator[frozenset[str]]:
         """The sets of axes over which an assignment of all classes cuts dimensions."""
@@ -508,14 +511,15 @@ class Searcher:
     def cheapest_template(self) -> Candidate | None:
         """The cheapest plan that fits of those that were finished, after templates that the model has below it, the cheapest first.
 
-        Where none fits yet, templates are finished until one does, those whose arguments and results take least first.
+        Where none fits yet, templates are finished until one does: those that were finished before there was a model, the best first, and
+        then those whose arguments and results take least.
         """
         seen = {each.assignment for each in self.finished}
         starts = {start: template.name for template in self.templates if (start := self.start_of(template)) not in seen}
         seconds = {start: self.predicted(start) for start in starts}
         bytes_ = {start: weight(self.fixed, entries(self.model.problem, start)) for start in starts if seconds[start] < math.inf}
         tried = 0
-        for start in sorted(bytes_, key=lambda start: bytes_[start]):
+        for start in sorted(bytes_, key=lambda start: (self.ranks.get(starts[start], math.inf), bytes_[start])):
             if self.cheapest_fitting is not None or (tried >= TRIED and (not self.left or bytes_[start] > self.fixed.limit)):
                 break
             self.candidate(starts[start], start)
