@@ -110,7 +110,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "argument that lies elsewhere": (elsewhere, ["in_shardings says P('data'", "jax.device_put"]),
     "argument that is no array": (lambda: plan(PARAMS, "adam"), ["x is a str", "static_argnames"]),
     "array of a type that JAX lacks": (lambda: plan(PARAMS, np.array(["adam"])), ["x is a numpy array of <U4", "astype"]),
-    "function in a tree of arrays": (lambda: plan({**PARAMS, "act": jnp.tanh}, X), ["params['act']", "close over it"]),
+    "strings in a tree of arrays": (lambda: plan({**PARAMS, "names": np.array(["adam"])}, X), ["params['names']", "<U4", "astype"]),
     "static argument without a hash": (lambda: plan(PARAMS, [1], static_argnames="x"), ["'x'", "no hash"]),
     "argument that is not there": (lambda: plan(donate_argnums=5), ["5"]),
     "donated before": (deleted, ["the buffer of state has been deleted", "result of that call"]),

@@ -185,7 +185,7 @@ def request(settings: Settings, view: MeshView, layout: ArgumentSlots, slots: Se
         values += argument.values
         for value, key in zip(argument.values, argument.outline.keys, strict=True):
             path = layout.labels[i] + key
-            shape, dtype, weak = abstract(value, path, settings.fun, slots[i], layout.labels[i])
+            shape, dtype, weak = abstract(value, path, settings.fun, layout.labels[i])
             structs.append(jax.ShapeDtypeStruct(shape, dtype, weak_type=weak))
             leaves.append(Leaf(path, shape, str(dtype)))
         abstract_slots[i] = argument.outline.filled(structs[len(structs) - len(argument.values) :])

@@ -26,6 +26,7 @@ from shardy_py.api.planning import Planned
 from shardy_py.api.propagating import decided, import_and_propagate
 from shardy_py.api.reporting import report
 from shardy_py.api.signature import ArgumentSlots, configuration
+from shardy_py.api.static_leaves import holds, released
 from shardy_py.api.tangents import Tangents, is_differentiated_here
 from shardy_py.api.trees import argument_paths, location_of
 from shardy_py.backends.donation import Guard
@@ -103,6 +104,7 @@ class CompiledCall:
         layout: The slots.
         guard: Looks at buffers before dispatch.
         is_cacheable: Whether later calls may use it; not where the function closes over values of an outer trace.
+        holds_leaves: Whether leaves of the result are no arrays.
         closed_over: Whether the function is a closure made for one call.
     """
 
@@ -116,6 +118,7 @@ class CompiledCall:
     guard: Guard
     errors: BufferErrors
     is_cacheable: bool
+    holds_leaves: bool
     closed_over: bool = False
 
     @property
@@ -150,10 +153,12 @@ class CompiledCall:
         if agreement is not None and not agreement.settled:
             self._settle(agreement, slots, leaves, statics)
         if self.tangents is None or not is_differentiated_here():
-            return self.dispatch.run(leaves, statics)
-        of_arguments, of_results = self.tangents
-        results, tree = jax.tree.flatten(self.dispatch.run(of_arguments.placed(leaves), statics))
-        return tree.unflatten(of_results.placed(results))
+            result = self.dispatch.run(leaves, statics)
+        else:
+            of_arguments, of_results = self.tangents
+            results, tree = jax.tree.flatten(self.dispatch.run(of_arguments.placed(leaves), statics))
+            result = tree.unflatten(of_results.placed(results))
+        return released(result) if self.holds_leaves else result
 
     @property
     def is_reported(self) -> bool:
@@ -261,7 +266,8 @@ def compiled_call(planned: Planned, *, abstract: bool = False, in_order: bool = 
     dispatch = direct(jitted) if abstract else dispatched(jitted, mesh, agreement, traced.callback_errors)
     placing = Placing(request, mesh, in_shardings)
     tangents = None if view.explicit or devices is None else (Tangents(in_shardings), Tangents(out_shardings))
-    return CompiledCall(planned, pins, jitted, dispatch, placing, tangents, layout, guard, errors, not traced.closes_over_tracers)
+    kept = not traced.closes_over_tracers, holds(traced.out_tree)
+    return CompiledCall(planned, pins, jitted, dispatch, placing, tangents, layout, guard, errors, *kept)
 
 
 def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., Sequence[Any]]]:

@@ -211,23 +211,7 @@ def static_key(layout: ArgumentSlots, slots: Sequence[Any], fun: Callable[..., A
     return tuple((type(value), value) for value in values)
 
 
-def _without_other_leaves(argument: Any, label: str, path: str) -> str:
-    """The fix for an argument with leaves that are no arrays."""
-    if path == label:
-        return "name the argument in static_argnames, or pass an array"
-    if any(_is_equinox_module(node) for node in jax.tree.leaves(argument, is_leaf=_is_equinox_module)):
-        return (
-            f"arrays, rest = eqx.partition({label}, eqx.is_array); pass the arrays, and begin the function with "
-            f"{label} = eqx.combine(arrays, rest)"
-        )
-    return f"leave {path.removeprefix(label)} out of {label}, make it part of the structure of its class (meta_fields), or close over it"
-
-
-def _is_equinox_module(node: Any) -> bool:
-    return any(kind.__name__ == "Module" and kind.__module__.startswith("equinox.") for kind in type(node).__mro__)
-
-
-def abstract(leaf: Any, path: str, fun: Callable[..., Any], argument: Any, label: str) -> tuple[tuple[int, ...], Any, bool]:
+def abstract(leaf: Any, path: str, fun: Callable[..., Any], label: str) -> tuple[tuple[int, ...], Any, bool]:
     """Shape, element type and weak type of a leaf of the argument called `label`.
 
     Raises:
@@ -238,7 +222,9 @@ def abstract(leaf: Any, path: str, fun: Callable[..., Any], argument: Any, label
     try:
         aval = jax.typeof(leaf)
     except TypeError:
-        raise _no_array(leaf, path, fun, _without_other_leaves(argument, label, path)) from None
+        alone = "name the argument in static_argnames, or pass an array"
+        fix = alone if path == label else f"convert it, np.asarray(...), or leave {path.removeprefix(label)} out of {label}"
+        raise _no_array(leaf, path, fun, fix) from None
     return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
 
 

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, tree_flatten_with_path
 
 from shardy_py.api.abstract_state import Argument, abstract_state, all_arguments
+from shardy_py.api.static_leaves import Static, dropped, holds
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings
 from shardy_py.frontends.leaves import Outline
 from shardy_py.plan.record import PlanRecord
@@ -35,7 +36,7 @@ def structure_of(outline: Outline) -> Any:
     tree = outline.tree
     if tree.num_nodes == tree.num_leaves == 1:
         return ["leaf"]
-    if tree == jax.tree.structure(None):
+    if tree == jax.tree.structure(None) or tree.node_data()[0] is Static:
         return ["none"]
     parts = outline.children()
     children = [structure_of(part) for _, part in parts]
@@ -48,14 +49,15 @@ def structure_of(outline: Outline) -> Any:
 
 
 def rebuilt(outline: Outline, leaves: Sequence[Any]) -> Any:
-    """A tree of shardings or types; nodes of a class that refuses them are dicts by the names of their children.
+    """A tree of shardings or types, None for leaves that are no arrays; nodes of a class that refuses them are dicts by names of children.
 
     Args:
         outline: Its structure.
         leaves: Its leaves, in order.
     """
     try:
-        return outline.tree.unflatten(leaves)
+        tree = outline.tree.unflatten(leaves)
+        return dropped(tree) if holds(outline.tree) else tree
     except Exception:  # whatever a user's constructor raises
         kind, rest = outline.tree.node_data()[0], iter(leaves)
         children = [rebuilt(part, list(itertools.islice(rest, part.tree.num_leaves))) for _, part in outline.children()]

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from tests.documents import ROOT, blocks, run_python
-from tests.packages.running import check
+from tests.packages.running import LOWERINGS, MESH, check
 
 eqx = pytest.importorskip("equinox", exc_type=ImportError)
 optax = pytest.importorskip("optax", exc_type=ImportError)
@@ -58,10 +58,38 @@ def test_gradient_through_a_checkpointed_loop() -> None:
     check(step, (X,), P("data", "model"))
 
 
-def test_a_module_with_functions_says_how_to_take_it_apart() -> None:
-    model = eqx.nn.MLP(8, 4, 32, 2, key=jax.random.key(0))
-    with pytest.raises(TypeError, match=r"arrays, rest = eqx.partition\(model, eqx.is_array\)"):
-        sp.auto_shard(lambda model, x: jax.vmap(model)(x), mesh={"data": 8}).plan(model, X)
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_whole_modules_are_arguments_and_results(lowering: Any) -> None:
+    class Net(eqx.Module):
+        mlp: Any
+        dropout: Any
+        name: str
+
+        def __call__(self, x: Any) -> Any:
+            return self.dropout(self.mlp(x)) if self.name == "net" else x
+
+    optimizer = optax.adam(1e-2)
+    net = Net(eqx.nn.MLP(8, 8, 32, 2, key=jax.random.key(0)), eqx.nn.Dropout(0.1, inference=True), "net")
+
+    @eqx.filter_value_and_grad
+    def loss(net: Any, x: Any) -> Any:
+        return jnp.mean((jax.vmap(net)(x) - x) ** 2)
+
+    def step(net: Any, state: Any, x: Any) -> Any:
+        value, grads = loss(net, x)
+        updates, state = optimizer.update(grads, state)
+        return eqx.apply_updates(net, updates), state, value
+
+    state = optimizer.init(eqx.filter(net, eqx.is_array))
+    planned = sp.auto_shard(step, mesh=MESH, in_shardings={"x": P("data")}, lowering=lowering)
+    ours, theirs = (net, state), (net, state)
+    for _ in range(3):
+        *ours, value = planned(*ours, X)
+        *theirs, expected = eqx.filter_jit(step)(*theirs, X)
+        assert abs(value - expected) < 1e-4
+    assert planned.plan_count == 1
+    assert ours[0].mlp.activation is net.mlp.activation
+    assert abs(eqx.filter_jit(planned)(*ours, X)[2] - planned(*ours, X)[2]) < 1e-4
 
 
 def test_the_guide() -> None:

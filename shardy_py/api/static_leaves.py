@@ -1,0 +1,129 @@
+"""Leaves of arguments and results that are no arrays, such as the activation functions of an Equinox module: they are held static.
+
+As `equinox.filter_jit` does it: each stands in the structure of its pytree, so that other ones are another signature. Numbers of Python are
+traced, as under `jax.jit`, but for those of Equinox modules, which are options of theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.tree_util import register_pytree_node_class
+
+from shardy_py.api.signature import ArgumentSlots
+
+if TYPE_CHECKING:
+    from shardy_py.api.request import Settings
+
+
+@register_pytree_node_class
+class Static:
+    """A leaf that is part of the structure of its pytree; of values without a hash each is like itself only."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def tree_flatten(self) -> tuple[tuple[()], Static]:
+        """As JAX asks a node."""
+        return (), self
+
+    @classmethod
+    def tree_unflatten(cls, static: Static, _: Iterable[Any]) -> Static:
+        """As JAX asks a node."""
+        return static
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Static) or type(self.value) is not type(other.value):
+            return False
+        return self.value is other.value or (type(self.value).__hash__ is not None and bool(self.value == other.value))
+
+    def __hash__(self) -> int:
+        try:
+            return hash(self.value)
+        except TypeError:
+            return id(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+_NUMBERS = frozenset((bool, complex, float, int))
+_PLAIN = frozenset((*_NUMBERS, jax.ShapeDtypeStruct, np.ndarray))
+
+
+def _is_static(leaf: Any) -> bool:
+    """Whether a leaf is neither an array, nor something that is meant as one."""
+    if type(leaf) in _PLAIN or isinstance(leaf, (jax.Array, np.generic, np.ndarray)):
+        return False
+    return not any(hasattr(leaf, name) for name in ("__array__", "__jax_array__", "__dlpack__", "dtype"))
+
+
+def _is_module(node: Any) -> bool:
+    """Whether a node is a module of Equinox."""
+    return any(kind.__name__ == "Module" and kind.__module__.startswith("equinox.") for kind in type(node).__mro__)
+
+
+def held(tree: Any) -> Any:
+    """A pytree with its leaves that are no arrays in its structure; a leaf alone as it is."""
+    leaves, structure = jax.tree.flatten(tree)
+    has_options = "equinox" in sys.modules and not _NUMBERS.isdisjoint(map(type, leaves))
+    if jax.tree_util.treedef_is_leaf(structure) or not (has_options or any(map(_is_static, leaves))):
+        return tree
+    if has_options:
+        tree = jax.tree.map(lambda node: _with_options(node) if _is_module(node) else node, tree, is_leaf=_is_module)
+    return jax.tree.map(lambda leaf: Static(leaf) if _is_static(leaf) else leaf, tree)
+
+
+def _with_options(module: Any) -> Any:
+    return jax.tree.map(lambda leaf: Static(leaf) if type(leaf) in _NUMBERS else leaf, module)
+
+
+def released(tree: Any) -> Any:
+    """The pytree again."""
+    return jax.tree.map(lambda node: node.value if type(node) is Static else node, tree, is_leaf=lambda node: type(node) is Static)
+
+
+def dropped(tree: Any) -> Any:
+    """The pytree with None for what was held, as `equinox.filter` gives it."""
+    return jax.tree.map(lambda node: None if type(node) is Static else node, tree, is_leaf=lambda node: type(node) is Static)
+
+
+def holds(structure: Any) -> bool:
+    """Whether leaves are part of a structure.
+
+    Args:
+        structure: A `PyTreeDef`.
+    """
+    node = structure.node_data()
+    return (node is not None and node[0] is Static) or any(map(holds, structure.children()))
+
+
+def hold(
+    settings: Settings, layout: ArgumentSlots, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Settings, tuple[Any, ...], dict[str, Any]]:
+    """Settings and arguments of a call whose arguments are pytrees of arrays; unchanged where they are."""
+    slots = layout.slots(args, kwargs)
+    changed = {i: tree for i in layout.dynamic if (tree := held(slots[i])) is not slots[i]}
+    if not changed:
+        return settings, args, kwargs
+    slots = [changed.get(i, slot) for i, slot in enumerate(slots)]
+    settings = dataclasses.replace(settings, fun=_of_trees(settings.fun))
+    return settings, tuple(slots[: layout.positional]), dict(zip(layout.keywords, slots[layout.positional :]))
+
+
+@functools.lru_cache(maxsize=256)
+def _of_trees(fun: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fun)
+    def of_trees(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = released((args, kwargs))
+        return fun(*args, **kwargs)
+
+    return of_trees
