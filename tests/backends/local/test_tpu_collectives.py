@@ -63,7 +63,16 @@ def test_bytes_stay(platform: str, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "dim", "rank"),
-    [((8, 16), 0, 3), ((8, 16), 1, 3), ((8, 1024), 1, 2), ((4, 16, 8), 1, 3), ((4, 3, 16), 2, 3), ((16, 3, 4), 0, 4)],
+    [
+        ((8, 16), 0, 3),
+        ((8, 16), 1, 3),
+        ((8, 1024), 1, 2),
+        ((4, 16, 8), 1, 3),
+        ((4, 3, 16), 2, 3),
+        ((16, 3, 4), 0, 4),
+        ((2, 8, 3, 128), 1, 3),
+        ((2, 8, 3, 4), 1, 4),
+    ],
     ids=str,
 )
 def test_when_pieces_have_a_dimension_of_their_own(shape: tuple[int, ...], dim: int, rank: int) -> None:
