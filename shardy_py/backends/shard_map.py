@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from shardy_py.backends.local import regions
 from shardy_py.backends.local.effects import inspect_sharding
+from shardy_py.backends.local.frames import framed
 from shardy_py.backends.local.interpreter import EquationSite, Interpreter, LayoutHint
 from shardy_py.backends.local.jaxpr_analysis import JaxprAnalysis
 from shardy_py.backends.local.moved_values import MovedValues, MovementRecorder
@@ -30,7 +31,7 @@ from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.transforms import axes_bound
 from shardy_py.ir import Value
 from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
-from shardy_py.partition.region.layouts import Layout, layout, names, replicated
+from shardy_py.partition.region.layouts import Layout, layout, names, num_shards, replicated
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding
@@ -131,6 +132,10 @@ class Layouts:
             self._layouts[key] = result
         return result
 
+    def cuts(self, value: Value) -> tuple[int, ...]:
+        """The number of parts of each dimension of a value."""
+        return tuple(num_shards(dim.axes, self.mesh) for dim in self(value.sharding, value.type.rank).dims)
+
 
 @no_collection()
 def partitioned(
@@ -164,14 +169,21 @@ def partitioned(
     sharding_handler = inspect_sharding(NamedShardings(auto_mesh if mesh is None else mesh))
     handlers = {**HANDLERS, **regions.handlers(layouts.rename), "inspect_sharding": sharding_handler}
     analysis = JaxprAnalysis(LOCAL_RULES, handlers, layouts.mesh, RUNS_WHOLE)
-    run = LocalRun.of(closed.jaxpr, planned.scope, layouts, inputs, outputs, used)
     walks: list[Interpreter] = []
 
-    def dry_run(interpreter: Interpreter) -> None:
-        walks.append(interpreter)
-        run(interpreter, [None] * len(run.variables))
+    def chosen(scope: Scope) -> tuple[LocalRun, Choice]:
+        run = LocalRun.of(scope.jaxpr, scope, layouts, inputs, outputs, used)
 
-    choice = _cheapest_choice(layouts, platform, analysis, dry_run, by_planner)
+        def dry_run(interpreter: Interpreter) -> None:
+            walks.append(interpreter)
+            run(interpreter, [None] * len(run.variables))
+
+        return run, _cheapest_choice(layouts, platform, analysis, dry_run, by_planner)
+
+    with types_enabled({value.type.dtype for value in _values(planned.scope)}):
+        in_frames = framed(planned.scope, layouts.cuts)
+    scopes = [planned.scope] if in_frames is planned.scope else [planned.scope, in_frames]
+    run, choice = min((chosen(scope) for scope in scopes), key=lambda each: each[1].last.region.cost)
     movements = MovementRecorder()
     region_context = RegionContext(layouts.mesh, platform, movements=movements)
     interpreter = Interpreter(region_context, layouts, analysis, choice.before, choice.start, choice.ranks, choice.last)

@@ -71,13 +71,12 @@ class ShardedValue:
         rematerialize: Computes this device's part in any layout without communication; None where that is impossible.
         uses: Number of uses in its jaxpr.
         requested: The layouts it was used in, in order.
-        slice_of: The value it is a slice of, the sliced dimension and the start; None where it is no slice.
         planned: The value of the plan that it is; None where the plan has none, and in dry runs.
         trips: Executions of what moves it: of the equation that computes it; once for a value from outside of a loop, which is moved in
             front of the loop, and for partial sums that are added up behind it.
     """
 
-    __slots__ = ("copies", "dtype", "planned", "region", "rematerialize", "requested", "shape", "slice_of", "trips", "uses")
+    __slots__ = ("copies", "dtype", "planned", "region", "rematerialize", "requested", "shape", "trips", "uses")
 
     def __init__(
         self, region: RegionContext, shape: tuple[int, ...], dtype: Any, at: Layout | None = None, array: Array = None, *, uses: int = 0
@@ -91,7 +90,6 @@ class ShardedValue:
         self.requested: dict[Layout, None] = {}
         self.trips: float = region.trips
         self.planned: Value | None = None
-        self.slice_of: tuple[ShardedValue, int, int] | None = None
 
     @property
     def bits(self) -> int:

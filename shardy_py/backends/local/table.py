@@ -19,11 +19,11 @@ from shardy_py.backends.local import (
     linear_algebra,
     loops,
     misc,
+    moves,
     partial_sums,
     products,
     random_bits,
     reductions,
-    roll,
     ruled_call,
     shapes,
     slicing,
@@ -47,6 +47,7 @@ LOCAL_RULES = merge_tables(
         random_bits.LOCAL_RULES,
         reductions.LOCAL_RULES,
         misc.LOCAL_RULES,
+        moves.LOCAL_RULES,
         shapes.LOCAL_RULES,
         slicing.LOCAL_RULES,
         sorting.LOCAL_RULES,
@@ -56,7 +57,7 @@ LOCAL_RULES = merge_tables(
 """Primitive -> builder of its local rule."""
 
 HANDLERS = merge_tables(
-    (annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, partial_sums.HANDLERS, roll.HANDLERS, ruled_call.HANDLERS)
+    (annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, partial_sums.HANDLERS, ruled_call.HANDLERS)
 )
 """Primitive -> handler, for equations that hold jaxprs or name shardings."""
 

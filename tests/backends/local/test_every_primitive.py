@@ -197,6 +197,7 @@ INSIDE_OTHERS: Mapping[str, str] = {
     "rng_uniform": "draws other numbers every time",
     "stop_gradient": "is no primitive of every version",
     "threefry4x32": "stands in generators of other numbers than the default ones",
+    "windows": "stands for slices, pads and concatenations",
     "xla_metadata_value": "holds a value as it is",
 }
 """Primitives with forms that are not run here, and why."""
