@@ -326,3 +326,12 @@ def test_it_ends_where_pins_do_not_help() -> None:
 
     assert fewest_pins(places, propagate, 1.0) == ()
     assert len(tried) < 80
+
+
+def test_branches_have_no_argument_for_what_decides_among_them() -> None:
+    def f(x, w, v):
+        return lax.cond(x[0, 0] > 0, lambda x, w, v: jnp.tanh(x @ w), lambda x, w, v: jnp.sin(x @ v), x, w, v)
+
+    plan = sp.auto_shard(f, mesh=MESH, planner=sp.Planner(hardware="h100")).plan(f32(64, 512), f32(512, 512), f32(512, 512))
+    assert plan.search is not None
+    assert isinstance(plan.search.constraints, tuple)

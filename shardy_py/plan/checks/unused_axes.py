@@ -36,10 +36,8 @@ def unused_axis(context: CheckContext) -> Iterator[Finding]:
     ends = context.plan.inputs or context.plan.outputs
     largest = sorted(ends, key=lambda value: (value.path in follows, -context.bytes_of(value), value.path))
     if not used:
-        message, fix = (
-            f"{NOTHING}: all {context.mesh.size} devices do the same",
-            "say where to begin, with in_shardings, rules or a constraint",
-        )
+        message = f"{NOTHING}: all {context.mesh.size} devices do the same"
+        fix = "say where to begin, with in_shardings, rules or a constraint"
         if any(value.shape for value in largest):
             yield _proposed(context, Finding(KIND, message, fix=fix), largest, unused)
         return
