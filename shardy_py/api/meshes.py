@@ -140,8 +140,8 @@ def view_of(mesh: AnyMesh | None, user: str = "auto_shard") -> MeshView:
     if mesh is None:
         return _context_mesh(user)
     if isinstance(mesh, (JaxMesh, AbstractMesh)):
-        inside = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
-        if AxisType.Manual in mesh.axis_types and user not in _INSIDE and not inside:
+        inside = user in ("manual_computation", "with_sharding_constraint") or getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
+        if AxisType.Manual in mesh.axis_types and not inside:
             raise MeshError(
                 f"mesh axis {mesh.axis_names[mesh.axis_types.index(AxisType.Manual)]!r} is of type Manual",
                 where=f"mesh={mesh}",
@@ -195,9 +195,6 @@ def _with_devices(abstract: AbstractMesh) -> MeshView:
         return _view(abstract)
     return _view(concrete if concrete.axis_types == abstract.axis_types else concrete.update(axis_types=abstract.axis_types))
 
-
-_INSIDE = ("manual_computation", "with_sharding_constraint")
-"""What may stand in a `jax.shard_map`, where axes are of type Manual."""
 
 _NO_MESH = "mesh= was not given and no mesh is set"
 _WITHOUT_MESH = {

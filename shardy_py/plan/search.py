@@ -179,8 +179,8 @@ class Search:
         peak_bytes: Of one device, by `memory_analysis`.
         budget_bytes: The most that the peak may be; None without a budget.
         status: `optimal` where the gap was reached; `time_limit` where time ran out before; `work_limit` where the counted work of a search
-            did, as the rounds that a budget takes do, or the bound is below any plan: a plan can cost more than its ops one by one, and under
-            a budget the bound knows arguments and results only; `template` where nothing better than a template was found.
+            did, as the rounds that a budget takes do, or the bound is below any plan: a plan can cost more than its ops one by one, and
+            under a budget the bound knows arguments and results only; `template` where nothing better than a template was found.
         stored_alternatives: Of a search that was read from a file.
         space: The searched space, in words.
         timings: Seconds of each step.
@@ -259,12 +259,8 @@ class Search:
 
     def _pricer(self) -> Pricer:
         if self.pricer is None:
-            raise UserError(
-                "the search was read from a file",
-                where="plan.search",
-                why="a stored plan keeps the result of its search only",
-                fix="plan again, function.plan(*args), to ask for prices and code",
-            )
+            why = "a stored plan keeps the result of its search only"
+            raise UserError("the search was read from a file", where="plan.search", why=why, fix="plan again, function.plan(*args)")
         return self.pricer
 
     @property
