@@ -320,16 +320,20 @@ class _Framing:
 
     def _view(self, eqn: JaxprEqn, out: Var) -> _View | None:
         name, operand = eqn.primitive.name, eqn.invars[0]
+        if any(isinstance(v, Literal) and _shape(v) for v in eqn.invars):
+            return None
         if name == "concatenate":
             return self._concatenated(eqn)
-        if name == "reshape" and operand in self.broadcasts:  # an edge of one element, as `jnp.pad` repeats it
-            operand = self.broadcasts[operand].invars[0]
+        if name == "reshape" and not isinstance(operand, Literal) and operand in self.broadcasts:
+            operand = self.broadcasts[operand].invars[0]  # an edge of one element, as `jnp.pad` repeats it
+        if isinstance(operand, Literal):
+            return None
         if name in ("reshape", "rev") and operand in self.views and _shape(operand) == _shape(out):
             is_same = math.prod(_shape(eqn.invars[0])) == math.prod(_shape(out)) and all(
                 _shape(out)[d] == 1 for d in eqn.params["dimensions"] or ()
             )
             return replace(self.views[operand], like=eqn) if is_same else None
-        starts = self._starts(eqn) if name in _OF_ONE and not isinstance(operand, Literal) and _is_plain(operand) else None
+        starts = self._starts(eqn) if name in _OF_ONE and _is_plain(operand) else None
         if starts is None:
             return None
         source, fill = self._of(operand), self._scalar(eqn.invars[1]) if name == "pad" else None
@@ -343,10 +347,10 @@ class _Framing:
         """The view of parts of one array, and of a scalar, one behind the other."""
         dim = eqn.params["dimension"]
         parts = [v for v in eqn.invars if _shape(v)[dim]]
-        views = {v: self._of(v) for v in parts if not isinstance(v, Literal) and v not in self.scalars}
+        views = {v: self._of(v) for v in parts if v not in self.scalars}
         fills = [fill for v in parts if (fill := views[v].fill if v in views else self._scalar(v)) is not None]
         first = next(iter(views.values()), None)
-        if first is None or any(isinstance(v, Literal) for v in parts) or not all(_is_same(fills[0], fill) for fill in fills):
+        if first is None or not all(_is_same(fills[0], fill) for fill in fills):
             return None
         across = [(view.base, *view.runs[:dim], *view.runs[dim + 1 :]) for view in views.values()]
         runs = _joined([views[v].runs[dim] if v in views else ((FILL, _shape(v)[dim]),) for v in parts])
@@ -403,19 +407,21 @@ class _Framing:
     def _updated(self, eqn: JaxprEqn, out: Var) -> bool:
         """Whether a window of an array, or a part of several arrays one behind the other, is replaced where it is."""
         name, shape = eqn.primitive.name, _shape(out)
+        if any(isinstance(v, Literal) and _shape(v) for v in eqn.invars):
+            return False
         if name == "concatenate":
             dim = eqn.params["dimension"]
             ends = np.cumsum([0, *(_shape(v)[dim] for v in eqn.invars)])
             pieces = [(v, [int(at) * (d == dim) for d in range(len(shape))]) for v, at in zip(eqn.invars, ends) if _shape(v)[dim]]
             views = [self._of(v) for v, _ in pieces if 2 * _shape(v)[dim] >= shape[dim]]
             is_cut = len(pieces) <= _MOST_PIECES and any(dim in self._moved(view) for view in views)
-        elif name in _UPDATES and not isinstance(_update(eqn), Literal) and (starts := self._starts(eqn)) is not None:
+        elif name in _UPDATES and (starts := self._starts(eqn)) is not None:
             pieces = [(eqn.invars[0], [0] * len(shape)), (_update(eqn), starts)]
             cuts = zip(shape, _shape(_update(eqn)), self._parts(self._of(_update(eqn)).base), self._parts(out))
             is_cut = any(n != m and k > 1 and own > 1 for n, m, k, own in cuts)
         else:
             return False
-        if not is_cut or any(isinstance(v, Literal) for v, _ in pieces):
+        if not is_cut:
             return False
 
         def select(x: Any, *others: Any) -> Any:
