@@ -75,6 +75,7 @@ def solve(
     if not small.feasible:
         return search.solution(exhausted=True)
     search.enter(small)
+    search.prove(sum(float(table.costs.min()) for table in small.problem.tables))
     starts = starts or [(0,) * len(problem.strategies)]
     for start in starts:
         search.offer(start)

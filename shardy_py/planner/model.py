@@ -147,11 +147,6 @@ class _Column:
     own: Array
     other: Array
 
-    def uses(self) -> Iterator[tuple[int, object]]:
-        """The moves, each with the table columns that select it."""
-        for a, b in zip(*np.nonzero(self.numbers >= 0)):
-            yield int(self.numbers[a, b]), (self.key, int(a), int(b))
-
     def renumbered(self, numbers: Array) -> Array:
         """The new number of the move of each entry; -1, which indexes the last of `numbers`, where there is none."""
         return numbers[self.numbers][self.own, self.other]
@@ -492,17 +487,20 @@ class _Builder:
         Returns:
             Per move, its new number; and the costs of the new ones.
         """
-        uses: list[set[tuple[int, object]]] = [set() for _ in self.move_costs]
+        sums = np.zeros(len(self.move_costs), np.uint64)  # of a hash of each use, so that equal sets of uses have equal sums
+        uses: dict[object, int] = {}
+        seen: set[tuple[int, bytes]] = set()
         for number, draft in enumerate(self.drafts.values()):
-            for column in draft.moves:
-                for move, use in column.uses():
-                    uses[move].add((2 * number, use))
-            for column in draft.at_hand:
-                for move, use in column.uses():
-                    uses[move].add((2 * number + 1, use))
-        distinct: dict[frozenset[tuple[int, object]], int] = {}
-        numbers = np.array([distinct.setdefault(frozenset(each), len(distinct)) for each in uses], np.int64)
-        return numbers, np.bincount(numbers, self.move_costs, len(distinct))
+            for kind, columns in enumerate((draft.moves, draft.at_hand)):
+                for column in columns:
+                    use = uses.setdefault((number, kind, column.key), len(uses))
+                    if (use, column.numbers.tobytes()) not in seen:
+                        seen.add((use, column.numbers.tobytes()))
+                        rows, columns_ = np.nonzero(column.numbers >= 0)
+                        np.add.at(sums, column.numbers[rows, columns_], _hashed(use, rows, columns_))
+        _, first, of_sum = np.unique(sums, return_index=True, return_inverse=True)
+        numbers = np.argsort(np.argsort(first))[of_sum.reshape(-1)]
+        return numbers, np.bincount(numbers, self.move_costs, len(first))
 
     def model(self) -> Model:
         """The problem."""
@@ -564,6 +562,15 @@ class _Builder:
         moves, at_hand = (_stacked([c.renumbered(numbers) for c in columns], len(draft.costs)) for columns in (draft.moves, draft.at_hand))
         variables = tuple(self.variables[local[i]] for i in free)
         return Table(variables, draft.strategies[:, free], draft.costs, moves, draft.ties, at_hand)
+
+
+def _hashed(use: int, rows: Array, columns: Array) -> Array:
+    """Numbers of 64 bits that are as good as random, the same for equal arguments."""
+    bits = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + columns.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
+    bits += np.uint64(use * 0x165667B19E3779F9 & 0xFFFFFFFFFFFFFFFF)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return bits ^ (bits >> np.uint64(31))
 
 
 def _stacked(columns: Sequence[Array], height: int) -> Array:

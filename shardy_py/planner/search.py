@@ -45,7 +45,7 @@ ROUNDS = 6
 MARGIN = 0.01
 """The part of the budget that limits of temporaries leave free: other plans have their fullest moments at other steps."""
 
-ENTRIES = 150_000
+ENTRIES = 40_000
 """Entries of a model per second of the time limit: where there would be more, dimensions are cut as in the best templates."""
 
 BRANCH_ROUNDS = 3
@@ -59,7 +59,7 @@ JUDGED, KEPT = 16, 3
 """Templates that are finished before there is a model, and those of the best whose sets of axes the model has."""
 
 JUDGED_SHARE = 0.3
-"""The part of the time in which they are finished."""
+"""The part of the time in which they are finished; twice as much until there is one more than mesh axes."""
 
 ROUND_SHARE = 0.5
 """The part of the time that is left for a search whose plan may be over the budget; the rest is for the next one."""
@@ -186,9 +186,10 @@ class Searcher:
     def judged(self) -> list[tuple[int, ...]]:
         """Assignments of the templates whose arguments may fit, finished: those that fit first, the cheapest first."""
         figures: list[tuple[bool, float, str, tuple[int, ...]]] = []
-        until = self.left - JUDGED_SHARE * self.planner.time_limit_s
+        share, left = JUDGED_SHARE * self.planner.time_limit_s, self.left
         for template in sorted((*self.own_templates, *self.templates), key=self.size_of):
-            if len(figures) == JUDGED or (len(figures) > len(self.base.mesh.axes) and self.left <= until):
+            spent = left - self.left
+            if len(figures) == JUDGED or (figures and spent >= share * (1 if len(figures) > len(self.base.mesh.axes) else 2)):
                 break
             chosen = self.followed(template)
             candidate = self.finish(template.name, (), chosen)
