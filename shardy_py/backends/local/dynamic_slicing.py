@@ -55,7 +55,7 @@ def dynamic_slice(equation: Equation) -> LocalRule | None:
             if all(n <= _INT32 for n in shape):
                 starts = [clamped_start(start, shape[d] - out[d]) if d in cuts else np.int32(0) for d, start in enumerate(starts)]
             return local.bind(x, *starts, slice_sizes=tuple(lengths))
-        at = [clamped_start(starts[d], shape[d] - out[d]) if d in cuts else 0 for d in rank]
+        at = [clamped_start(starts[d], shape[d] - out[d]) if d in cuts else np.int32(0) for d in rank]
         begins = list(at)
         shifts: dict[int, Array] = {}
         for d in split:
@@ -68,7 +68,7 @@ def dynamic_slice(equation: Equation) -> LocalRule | None:
         if all(out[d] == 1 for d in split):
             return [part]
         wide = lax.pad(part, np.array(nothing, dtype), [(room[d], room[d], 0) if d in split else (0, 0, 0) for d in rank])
-        starts = [_between(lax.sub(np.int32(room[d]), shifts[d]), room[d] + lengths[d]) if d in split else 0 for d in rank]
+        starts = [_between(lax.sub(np.int32(room[d]), shifts[d]), room[d] + lengths[d]) if d in split else np.int32(0) for d in rank]
         return [lax.dynamic_slice(wide, starts, room, allow_negative_indices=False)]
 
     whole = [result[d] for d in cuts] + ([] if sums else cuts)
@@ -95,7 +95,7 @@ def dynamic_update_slice(equation: Equation) -> LocalRule | None:
         split = [d for d in cuts if local.names(d)]
         if not split:
             return local.bind(*arrays)
-        at = [clamped_start(starts[d], shape[d] - update[d]) if d in cuts else 0 for d in rank]
+        at = [clamped_start(starts[d], shape[d] - update[d]) if d in cuts else np.int32(0) for d in rank]
         return [write_window(local, x, new, at, {d: d for d in split})]
 
     rule = make_rule(sizes, [rank, update_dims, *[()] * len(scalars)], [rank], whole=[update_dims[d] for d in cuts])
@@ -136,7 +136,7 @@ def write_window(
     if moving:
         room = [lengths[d] if d in moving else 0 for d in range(new.ndim)]
         wide = lax.pad(new, np.zeros((), new.dtype), [(n, n, 0) for n in room])
-        first = [_between(lax.add(shifts[d], np.int32(n)), moving[d] + n) if d in moving else 0 for d, n in enumerate(room)]
+        first = [_between(lax.add(shifts[d], np.int32(n)), moving[d] + n) if d in moving else np.int32(0) for d, n in enumerate(room)]
         new = lax.dynamic_slice(wide, first, lengths, allow_negative_indices=False)
     assert inside is not None
     return lax.dynamic_update_slice(

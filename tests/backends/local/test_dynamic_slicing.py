@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
+from jax.sharding import PartitionSpec as P
 
+import shardy_py as sp
 from tests.backends.local.running import check_together
 
 RNG = np.random.default_rng(0)
@@ -40,3 +43,13 @@ def test_dynamic_update_slice():
 def test_dynamic_update_slice_of_two_dimensions():
     f = lambda x, u, i, j: lax.dynamic_update_slice(x, u, (i, j))  # noqa: E731
     check_together("dynamic_update_slice", [(f, (array(9, 8), array(3, 5), 4, 2))], count=6)
+
+
+def test_starts_of_32_bits_under_x64():
+    def update(x, i):
+        return lax.dynamic_update_slice(x, x[:, :2], (np.int32(0), i))
+
+    with jax.enable_x64(True):
+        step = sp.auto_shard(update, mesh={"x": 4}, in_shardings=(P(None, "x"), P()), out_shardings=P(None, "x"))
+        x, i = np.arange(64.0).reshape(4, 16), np.int32(7)
+        np.testing.assert_array_equal(step(x, i), jax.jit(update)(x, i))

@@ -128,3 +128,19 @@ def test_halo(name):
     assert planned == sum(c.total_bytes for c in collectives_in(step.lower(*arrays).compile().as_text()))
     assert halo <= planned <= 1.2 * halo
     np.testing.assert_allclose(step(*arrays), jax.jit(f)(*arrays), rtol=1e-4, atol=1e-5)
+
+
+NUMBERS = {
+    "beginning and end of a pad": lambda u: jnp.pad(jnp.pad(u, ((1, 0), (0, 0)), constant_values=1.5), ((1, 1), (0, 0)), mode="wrap"),
+    "pads of different scalars": lambda u: jnp.pad(jnp.pad(u, ((2, 0), (0, 0)), constant_values=1.5), ((1, 1), (0, 0)))[2:-1],
+    "scalar in another shape": lambda u: u.at[1:-1].set(jnp.full((2, ROWS // 2, COLUMNS), 2.0).reshape(u.shape)[2:]),
+    "part that is never read": lambda u: (jnp.pad(u, ((3, 0), (0, 0))) * jnp.roll(jnp.pad(u, ((0, 3), (0, 0))), 1, 0))[3:],
+    "extrema of a slice": lambda u: (u[1:] - u[:-1]).max() + (u[2:] * u[:-2]).min(0),
+    "branches": lambda u: lax.cond(u[0, 0] > 0, central, lambda u: jnp.roll(u, 1, 0), u),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers(name):
+    step = sp.auto_shard(NUMBERS[name], mesh=X, in_shardings=P("x"), lowering="shard_map")
+    np.testing.assert_allclose(step(U), jax.jit(NUMBERS[name])(U), rtol=1e-5)
