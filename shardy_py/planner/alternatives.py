@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -33,14 +32,14 @@ Constrained = Callable[[Trial], tuple[Constraint, ...]]
 
 
 def alternatives(searcher: Searcher, best: Candidate, constrained: Constrained) -> tuple[Alternative, ...]:
-    """The templates, completed at little cost, and then plans that differ from the best in more than one class, each the cheapest first.
+    """The templates, and then plans that differ from the best in more than one class, each the cheapest first.
 
     Args:
         searcher: The search.
         best: Its result.
         constrained: Finds the constraints of a trial.
     """
-    outcomes = _templates(searcher, best) if searcher.propagate is None else _propagated_templates(searcher)
+    outcomes = _templates(searcher) if searcher.propagate is None else _propagated_templates(searcher)
     taken = {outcome.trial.assignment for outcome in outcomes} | {best.assignment}
     near = _assigned(searcher, best) if searcher.propagate is None else iter(searcher.outcomes)
     others: dict[str, Outcome] = {}
@@ -57,17 +56,10 @@ def _order(outcome: Outcome) -> tuple[float, str]:
     return outcome.seconds, outcome.trial.name
 
 
-def _templates(searcher: Searcher, best: Candidate) -> list[Outcome]:
-    """The templates with what is soon found for the rest."""
-    outcomes: list[Outcome] = []
-    end = time.monotonic() + searcher.planner.time_limit_s
-    for template in searcher.templates:
-        solution = searcher.completions.get(template.name)
-        if solution is None:
-            solution = searcher.completed(template, best.assignment, max(end - time.monotonic(), 0.1) / 4)
-        if not math.isinf(solution.cost):
-            outcomes.append(_priced(searcher, Trial(template.name, solution.assignment)))
-    return outcomes
+def _templates(searcher: Searcher) -> list[Outcome]:
+    """The templates as the search finishes them: those of the user's as they were completed, all others as they follow."""
+    starts = {template.name: searcher.start_of(template) for template in searcher.templates}
+    return [_priced(searcher, Trial(name, start)) for name, start in starts.items() if math.isfinite(searcher.predicted(start))]
 
 
 def _propagated_templates(searcher: Searcher) -> list[Outcome]:
