@@ -41,11 +41,12 @@ from shardy_py.backends.partitioned_equation import in_region
 from shardy_py.backends.rewriting import Replacement, constraint_params, op_of
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
-from shardy_py.ir import Op
+from shardy_py.ir import Function, Op, Value
 from shardy_py.partition.misaligned import is_misaligned_product
 from shardy_py.partition.mispartitioned import OPS, Parts, as_sharded, is_mispartitioned, is_mispartitioned_product
 from shardy_py.partition.op import rotates
 from shardy_py.partition.variables import variable_of
+from shardy_py.passes.dataflow import NAMED_COMPUTATION
 
 ShardingOf = Callable[[Any], TensorSharding | None]
 
@@ -168,12 +169,38 @@ def _clipped(indices: Any, bounds: list[int]) -> Any:
 
 
 def _shares_parts(op: Op, parts: Parts) -> bool:
-    """Whether the parts of a slice, as planned, are as long as those of its operand, and are read by anything but a rotation."""
+    """Whether the parts of a slice, as planned, are as long as those of its operand, and are read by more than a rotation in one layout."""
     (operand,), (result,) = op.operands, op.results
     for cut in (parts(operand), parts(result)):
         if all(-(-n // k) == -(-m // k) for n, m, k in zip(operand.type.shape, result.type.shape, cut)):
-            shardings = {operand.sharding, result.sharding, *(each.sharding for user, _ in result.uses for each in user.results)}
-            return len(shardings) > 1 or not all(rotates(user) for user, _ in result.uses)
+            is_rotated = result.sharding == operand.sharding and all(rotates(user) for user, _ in result.uses)
+            return not is_rotated or _is_moved([operand, *(user.result for user, _ in result.uses)])
+    return False
+
+
+def _is_moved(values: list[Value]) -> bool:
+    """Whether one of some values of one layout, or a value of its shape that is made of it, also out of calls, has another layout.
+
+    XLA brings all of them there.
+    """
+    value, waiting, seen = values[0], list(values), set(values)
+    while waiting:
+        for user, number in waiting.pop().uses:
+            caller = None if user.block is None else user.block.parent
+            if user.name == NAMED_COMPUTATION:
+                made = [user.regions[0].arguments[number]]
+            elif user.results:
+                made = [each for each in user.results if each.type == value.type]
+            elif isinstance(caller, Op) and caller.name == NAMED_COMPUTATION:
+                made = [caller.results[number]]
+            elif not isinstance(caller, Function) or caller.result_shardings[number] != value.sharding:
+                return True
+            else:
+                made = []
+            if any(each.sharding != value.sharding for each in made):
+                return True
+            waiting += (each for each in made if each not in seen)
+            seen.update(made)
     return False
 
 

@@ -363,6 +363,15 @@ def test_rotation_sends_what_plain_jit_sends(mesh):
     np.testing.assert_allclose(step(x), stencil(x), rtol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [8, 64])
+def test_rotation_of_what_moves_to_another_layout(rows, mesh):
+    """XLA moves all but one of the rows of an operand, unless a copy is rotated."""
+    x = random(rows, 16)
+    fun = lambda x: jnp.where(jnp.arange(16) % 2 == 0, x, jnp.roll(x, 1, 0))  # noqa: E731
+    step = sp.auto_shard(fun, mesh=mesh, in_shardings=P(("y", "x")), out_shardings=P(None, "y"), lowering="jit")
+    np.testing.assert_array_equal(step(x), fun(x))
+
+
 @jax.custom_vjp
 def with_own_rule(x):
     return x * 2

@@ -189,7 +189,7 @@ def _primitives(jaxpr: Any) -> Iterator[str]:
 NOT_MADE_BY_PUBLIC_FUNCTIONS = {
     "agreed",  # around calls in several processes
     "all_gather_invariant", "all_gather_reduced", "empty", "empty2", "eq_to", "from_edtype", "iota_2x32_shape", "le_to", "lt_to",
-    "multiple_of", "pbroadcast", "preduced", "reduced_vary_cast", "reduced_vary_cast_p", "select_and_scatter", "square", "stage",
+    "multiple_of", "pbroadcast", "pmul", "preduced", "reduced_vary_cast", "reduced_vary_cast_p", "select_and_scatter", "square", "stage",
     "to_edtype", "unreduced_psum", "unreduced_reduce_scatter", "vary_unreduced_cast", "vary_unreduced_cast_p",
 }  # fmt: skip
 """Primitives that only other equations' lowering, other platforms or explicit axes make."""

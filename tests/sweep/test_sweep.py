@@ -20,7 +20,7 @@ NOT_SWEPT = {
     "is made by other primitives alone, or holds other parts of a region": """
         agreed call closed_call core_call custom_fusion eval_jaxpr fusible partial_sums partitioned_call platform_index remat_opt
         copy_p empty geqp3 geqrf iota_2x32_shape mulhi multiple_of ormqr philox2x32 philox4x32 threefry4x32 xla_metadata_value
-        random_wrap reciprocal
+        random_wrap reciprocal windows
     """,
     "draws other numbers each time": "rng_uniform",
     "takes no batch": "cholesky_update",
