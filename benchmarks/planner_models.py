@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 from jax import lax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
@@ -399,7 +399,7 @@ def figures(plan: Any) -> tuple[float, float, int]:
 def row(name: str, devices: int) -> str:
     """A row of the table."""
     model = CASES[name](devices)
-    mesh = AbstractMesh(MESHES[devices], AXES)
+    mesh = AbstractMesh(MESHES[devices], AXES, axis_types=(AxisType.Auto,) * len(AXES))
     settings = {"mesh": mesh, "lowering": "jit", "donate_argnums": model.donated}
     annotated = functools.partial(model.step, constrain=functools.partial(pinned, mesh))
     expert = sp.auto_shard(annotated, in_shardings=model.specs, out_shardings=model.results, **settings)
