@@ -234,8 +234,8 @@ def reduction_seconds(op: Op, machine: Machine) -> float:
 
 @pytest.mark.slow
 def test_every_primitive_costs_what_its_plan_costs() -> None:
-    """On chips with slow arithmetic, and with slow memory."""
-    for number, name in enumerate(sorted(GENERATORS)):
+    """On chips with slow arithmetic, and with slow memory; XLA leaves a callback without results to each device."""
+    for number, name in enumerate(sorted({*GENERATORS} - {"debug_callback"})):
         configuration = configuration_of(name, 0)
         args = tuple(jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in configuration.arguments)
         chip = dataclasses.replace(SLOW_CHIPS[number % 2], fabric=FREE, network=FREE)
