@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 
 from shardy_py.backends.local.elementwise import pointwise
 from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, is_key, make_rule, rebound
@@ -21,7 +21,8 @@ from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES, ga
 def reduce(equation: Equation) -> LocalRule | None:
     """A reduction by a user's own computation: each shard reduces its elements, and every device the results of all.
 
-    The start values may be no identity: they enter once, and a shard without elements does not.
+    The start values may be no identity: they enter once, and a shard without elements does not. Reduced dimensions are whole where
+    the computation is not known to be associative.
     """
     shape = equation.shapes[0]
     count = len(equation.shapes) // 2
@@ -31,7 +32,7 @@ def reduce(equation: Equation) -> LocalRule | None:
     if any(equation.shapes[count:]):
         return None
     operands = [*[rank] * count, *[()] * count]
-    if any(map(is_key, equation.dtypes)):
+    if any(map(is_key, equation.dtypes)) or not _is_associative(equation.params["jaxpr"].jaxpr, count):
         return LocalRule(make_rule(shape, operands, [kept] * count, whole=dimensions), rebound, uneven=frozenset(kept))
     computation = jaxpr_as_fun(equation.params["jaxpr"])
     nothing = (np.False_, *[np.zeros((), dtype) for dtype in equation.dtypes[:count]])
@@ -62,6 +63,27 @@ def reduce(equation: Equation) -> LocalRule | None:
 
     rule = make_rule(shape, operands, [kept] * count, permutation=dimensions)
     return LocalRule(rule, run, uneven=frozenset(rank), bytes_inside=bytes_inside)
+
+
+_ASSOCIATIVE = frozenset({"add", "and", "max", "min", "mul", "or", "xor"})
+
+
+def _is_associative(computation: Jaxpr, count: int) -> bool:
+    """Whether each result of a computation combines an element of one operand with an element of the same by an associative op."""
+    made = {out: eqn for eqn in computation.eqns for out in eqn.outvars}
+
+    def combines(out: Any, pair: list[Any]) -> bool:
+        eqn = made.get(out)
+        if eqn is None:
+            return False
+        if eqn.primitive.name == "jit":  # as jnp.minimum is
+            body = eqn.params["jaxpr"].jaxpr
+            operands = {outer: inner for inner, outer in zip(body.invars, eqn.invars) if not isinstance(outer, Literal)}
+            return [operands.get(v) for v in pair] == list(body.invars) and _is_associative(body, 1)
+        return eqn.primitive.name in _ASSOCIATIVE and list(eqn.invars) == pair
+
+    pairs = zip(computation.invars[:count], computation.invars[count:])
+    return all(combines(out, list(pair)) for out, pair in zip(computation.outvars, pairs, strict=True))
 
 
 def empty(equation: Equation) -> LocalRule | None:

@@ -23,9 +23,16 @@ def test_bits_of_another_width() -> None:
 @pytest.mark.parametrize("axes", [(1,), (0, 2)], ids=str)
 def test_parts_are_reduced_by_a_function_of_the_user(axes: tuple[int, ...]) -> None:
     def both(x: jnp.ndarray) -> object:  # from starts that are not neutral
-        return lax.reduce((x, x + 1), (0.5, 2.0), lambda a, b: (a[0] + b[0] - a[0] * b[0], jnp.logaddexp(a[1], b[1])), axes)
+        return lax.reduce((x, x + 1), (0.5, 2.0), lambda a, b: (a[0] + b[0], jnp.maximum(a[1], b[1])), axes)
 
     check(both, X, name="reduce", cuts=6, tolerance=1e-4)
+
+
+def test_what_may_not_be_associative_is_reduced_whole() -> None:
+    def both(x: jnp.ndarray) -> object:
+        return lax.reduce((x, x + 1), (0.0, 1.0), lambda a, b: (a[0] + 2 * b[0], a[1] * b[1] + a[0]), (1,))
+
+    check(both, X, name="reduce", cuts=4, tolerance=1e-4)
 
 
 def test_parts_without_elements_do_not_count_as_a_start() -> None:
