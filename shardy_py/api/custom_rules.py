@@ -8,7 +8,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr
 
 from shardy_py.api.errors import SpecError
 from shardy_py.api.trees import location_of
@@ -100,7 +99,7 @@ def _bind(
     name = getattr(fn, "__name__", "function")
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in map(jax.typeof, leaves)]
 
-    def trace(call: Callable[..., Any]) -> tuple[ClosedJaxpr, Leaves]:
+    def trace(call: Callable[..., Any]) -> tuple[Any, Leaves]:
         closed, out = trace_leaves(lambda *flat: call(*jax.tree.unflatten(tree, flat), **static), *avals)
         if any(isinstance(const, Tracer) for const in closed.consts):
             raise SpecError(

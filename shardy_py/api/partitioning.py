@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
@@ -283,9 +283,9 @@ class DerivedRegions:
         derived = self._derived.get(key)
         if derived is None:
             imported = self._propagated(*key)
-            main = imported.program.main
-            ins = tuple(decided(a.sharding, v.aval.ndim) for a, v in zip(main.arguments, jaxpr.jaxpr.invars, strict=True))
-            outs = tuple(decided(s, v.aval.ndim) for s, v in zip(main.result_shardings, jaxpr.jaxpr.outvars, strict=True))
+            main, whole = imported.program.main, cast(Any, jaxpr)
+            ins = tuple(decided(a.sharding, aval.ndim) for a, aval in zip(main.arguments, whole.in_avals, strict=True))
+            outs = tuple(decided(s, aval.ndim) for s, aval in zip(main.result_shardings, whole.out_avals, strict=True))
             derived = _Derived((ins, outs), imported)
             while len(self._derived) >= _DERIVED_AT_MOST:
                 self._derived.pop(next(iter(self._derived)))

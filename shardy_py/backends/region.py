@@ -40,7 +40,7 @@ def region(
     own = AbstractMesh(tuple(sizes.values()), tuple(sizes))  # without axes that are manual already, where the region stands in another
     arguments = [local_type(aval, _part(aval, own, spec)) for aval, spec in zip(inputs, in_specs, strict=True)]
     with no_mesh(), axes_bound(sizes):
-        traced = traced_locally(local, arguments)
+        traced: Any = traced_locally(local, arguments)
     for aval, whole, spec in zip(traced.out_avals, outputs, out_specs, strict=True):
         assert aval.shape == _part(whole, own, spec), f"a result is {aval} on a device, and {whole} of spec {spec} in all"
     consts, specs = [Var(v.aval) for v in traced.jaxpr.constvars], [PartitionSpec() for _ in traced.consts]

@@ -12,7 +12,7 @@ import operator
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -581,7 +581,7 @@ def batch_jaxpr(jaxpr: ClosedJaxpr, axis: Any, dims: Sequence[int | None]) -> tu
 
 def backward_pass(jaxpr: ClosedJaxpr, inputs: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
     """Cotangents of the inputs that are `ad.UndefinedPrimal`, in which the jaxpr is linear."""
-    return _ad.backward_pass(jaxpr.jaxpr, False, jaxpr.consts, inputs, cotangents)
+    return cast(Any, _ad.backward_pass(jaxpr.jaxpr, False, jaxpr.consts, inputs, cotangents))
 
 
 def close_over_nothing(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

@@ -4,6 +4,9 @@ Lists of axes are numbered, sets of them are bit masks, and an op's decision is 
 function of few arguments that take few values: it runs once per distinct row of these, and its results are broadcast (`_Rows`).
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# Stubs of numpy 2.5 leave types of some functions open.
+
 from __future__ import annotations
 
 import functools

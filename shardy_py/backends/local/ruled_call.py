@@ -131,7 +131,7 @@ def _runs_on_parts(eqn: JaxprEqn, kernels: Sequence[JaxprEqn], sizes: Sequence[i
     )
     try:
         with no_mesh():
-            traced = jax.make_jaxpr(eqn.params["fun"])(*map(abstract_argument, operands))
+            traced: Any = jax.make_jaxpr(eqn.params["fun"])(*map(abstract_argument, operands))
     except Exception:  # whatever the user's function raises
         return False
     inside = [[[s[count:] for s in _shapes([*k.invars, *k.outvars])] for k in each] for each in (kernels, _kernels(traced.jaxpr))]

@@ -71,7 +71,7 @@ def line_of(closed: ClosedJaxpr, parameters: Sequence[bool]) -> Line:
 def row_equations(row: Var, whole: Var, step: int) -> list[JaxprEqn]:
     """Equations that read one row of stacked parameters, which a line leaves out."""
     jaxpr = jax.make_jaxpr(row_of(step))(struct_of(whole)).jaxpr
-    env: dict[Var, Var] = {jaxpr.invars[0]: whole, jaxpr.outvars[0]: row}
+    env: dict[Any, Var] = {jaxpr.invars[0]: whole, jaxpr.outvars[0]: row}
     results = [env.setdefault(v, Var(v.aval)) for eqn in jaxpr.eqns for v in eqn.outvars]
     assert row in results
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
@@ -87,7 +87,7 @@ class Compiling:
             program = lowered.get(id(closed))
             if program is None:
                 function = _named(closed, self.program.name)
-                structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in closed.in_avals]
+                structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in cast(Any, closed).in_avals]
                 traced = _jitted(function, here, here, donate).trace(*structs)
                 program = lowered[id(closed)] = traced.lower(lowering_platforms=(device_platform(device),))
             calls.append(program.compile(device_assignment=(device,)))

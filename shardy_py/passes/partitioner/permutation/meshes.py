@@ -1,5 +1,8 @@
 """Meshes whose devices stand in reverse order along some axes."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# Stubs of numpy 2.5 leave types of some functions open.
+
 from __future__ import annotations
 
 from collections.abc import Iterable
