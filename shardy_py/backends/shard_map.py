@@ -293,7 +293,7 @@ def _optimized(traced: ClosedJaxpr, layouts: Layouts, platform: str, movements: 
     moved: MovedValues = {}
 
     def optimize(body: Jaxpr) -> Jaxpr:
-        return optimize_region(body, layouts.mesh.shape, platform, layouts.spelling)
+        return optimize_region(body, layouts.mesh.shape, platform, layouts.spelling, traced.jaxpr.eqns[0].params["in_specs"])
 
     def read_off(body: Jaxpr) -> Jaxpr:
         nonlocal moved

@@ -22,6 +22,13 @@ BODIES = frozenset({"closed_call", "cond", "jit", "scan", "while"})
 COLLECTIVES = frozenset({"all_gather", "all_to_all", "pmax", "pmin", "pmul", "ppermute", "psum", "reduce_scatter"})
 """Primitives in which devices exchange data."""
 
+
+def axes_of(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """The axes of a collective."""
+    named = eqn.params["axes" if "axes" in eqn.params else "axis_name"]
+    return tuple(named) if isinstance(named, tuple | list) else (named,)
+
+
 Pass = Callable[[Jaxpr], Jaxpr]
 Replacement = Callable[[JaxprEqn, Mapping[str, int]], Rewritten | None]
 """Given an equation and the axes of the region, the replacement; None to keep it."""

@@ -16,7 +16,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from shardy_py.backends.local.jaxpr_rewriting import Atom, Rewritten, retraced, rewrite, rewrite_bodies
+from shardy_py.backends.local.jaxpr_rewriting import Atom, Rewritten, axes_of, retraced, rewrite, rewrite_bodies
 from shardy_py.backends.local.reshard import as_bits, padded
 from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES
 from shardy_py.passes.export.collective_bytes import received
@@ -41,7 +41,7 @@ def _narrowed(body: Jaxpr, sizes: Mapping[str, int], traces: dict[Any, Jaxpr]) -
         operand = _narrow_operand(eqn, producers)
         if operand is None:
             return None
-        names, (result,) = _names(eqn), list[Any](eqn.outvars)
+        names, (result,) = axes_of(eqn), list[Any](eqn.outvars)
         k = math.prod(sizes[name] for name in names)
         if eqn.primitive.name == "reduce_scatter":
             dim = eqn.params["scatter_dimension"]
@@ -71,14 +71,9 @@ def _narrow_operand(eqn: JaxprEqn, producers: Mapping[Any, JaxprEqn]) -> Atom | 
     producer = None if isinstance(operand, Literal) else producers.get(operand)
     if producer is not None and producer.primitive.name == _CONVERSION and producer.params["new_dtype"] == jnp.float32:
         (operand,) = producer.invars
-    if isinstance(operand, Literal) or operand.aval.dtype != jnp.bfloat16 or not all(isinstance(name, str) for name in _names(eqn)):
+    if isinstance(operand, Literal) or operand.aval.dtype != jnp.bfloat16 or not all(isinstance(name, str) for name in axes_of(eqn)):
         return None
     return operand
-
-
-def _names(eqn: JaxprEqn) -> tuple[Any, ...]:
-    over = eqn.params["axes" if "axes" in eqn.params else "axis_name"]
-    return tuple(over) if isinstance(over, tuple | list) else (over,)
 
 
 def _saves_scatter(size: int, k: int) -> bool:

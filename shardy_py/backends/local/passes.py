@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 from jax.extend.core import Jaxpr
+from jax.sharding import PartitionSpec
 
 from shardy_py.backends.local.combine import pack_reductions
 from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
@@ -23,7 +24,13 @@ MAX_PACKED_BYTES = 8
 each reader of a piece of a packed one is a kernel of its own, which costs a fifth of the time to compile a transformer."""
 
 
-def optimize_region(jaxpr: Jaxpr, sizes: Mapping[str, int], platform: str, spelling: Mapping[str, str] | None = None) -> Jaxpr:
+def optimize_region(
+    jaxpr: Jaxpr,
+    sizes: Mapping[str, int],
+    platform: str,
+    spelling: Mapping[str, str] | None = None,
+    specs: Sequence[PartitionSpec] = (),
+) -> Jaxpr:
     """Optimizes the collectives of a region: drops equal and dead ones, moves them out of loops, packs small ones.
 
     Sums are scaled, not their parts. On CPU, sums of bfloat16 are sent as such, and updates are out of place where XLA would run them
@@ -34,11 +41,12 @@ def optimize_region(jaxpr: Jaxpr, sizes: Mapping[str, int], platform: str, spell
         sizes: Its axes.
         platform: The platform to compile for.
         spelling: Parts of the user's axes -> their notation, `x:(1)2`.
+        specs: The specs of the region's arguments; empty if unknown.
     """
     simplified = transposed_products(simplify(unroll_scans(jaxpr, sizes)))
     jaxpr = hoist_invariant_carries(simplified, sizes)
     jaxpr = jaxpr if jaxpr is simplified else simplify(jaxpr)
-    optimized = scale_sums(defer_sums(hoist_collectives(jaxpr, sizes), sizes))
+    optimized = scale_sums(defer_sums(hoist_collectives(jaxpr, sizes), sizes), frozenset(sizes), specs)
     if platform == "cpu":
         optimized = narrow_sums(optimized, sizes)
     elif platform == "tpu":

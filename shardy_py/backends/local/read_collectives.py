@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from shardy_py.backends.local.jaxpr_rewriting import BODIES
+from shardy_py.backends.local.jaxpr_rewriting import BODIES, axes_of
 from shardy_py.backends.local.moved_values import MovedValues, RegionMovement
 from shardy_py.dialect.grouping import grouped
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
@@ -86,7 +86,8 @@ class _Reader:
 
     def entries(self, eqn: JaxprEqn, trips: int | None, producers: Mapping[Any, JaxprEqn], around: _Place) -> Iterator[Collective]:
         """The collectives that an equation is, one per operand."""
-        kind, axes, groups = COLLECTIVE_KINDS[eqn.primitive.name], _axes(eqn), eqn.params.get("axis_index_groups")
+        kind, groups = COLLECTIVE_KINDS[eqn.primitive.name], eqn.params.get("axis_index_groups")
+        axes = tuple(axis for axis in axes_of(eqn) if isinstance(axis, str))
         size = math.prod(self.sizes.get(axis, 1) for axis in axes) if groups is None else len(groups[0])
         if size == 1:
             return
@@ -137,11 +138,6 @@ def _place(eqn: JaxprEqn, around: _Place) -> _Place:
     """The place of an equation, given that of the one whose body it stands in."""
     scope = str(eqn.source_info.name_stack)
     return _Place(module_path(scope, around.module), around.backward or is_backward(scope))
-
-
-def _axes(eqn: JaxprEqn) -> tuple[str, ...]:
-    named = eqn.params["axes"] if "axes" in eqn.params else eqn.params["axis_name"]
-    return tuple(axis for axis in (named if isinstance(named, tuple | list) else (named,)) if isinstance(axis, str))
 
 
 def spelled(axes: Sequence[str], spelling: Spelling) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from shardy_py.backends.local.jaxpr_rewriting import Rewritten, retraced, rewrite_by_name
+from shardy_py.backends.local.jaxpr_rewriting import Rewritten, axes_of, retraced, rewrite_by_name
 from shardy_py.backends.local.local_rule import block_index, is_key
 
 SUBLANES, LANES = 8, 128
@@ -38,7 +38,7 @@ def tpu_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[st
     def scatter(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
         if not eqn.params["tiled"] or eqn.params["axis_index_groups"] is not None:
             return None
-        runs = _runs(eqn.params["axis_name"], spelling)
+        runs = _runs(axes_of(eqn), spelling)
         return retraced(lambda x: [_scattered(x, runs, eqn.params["scatter_dimension"], sizes)], eqn, sizes)
 
     return rewrite_by_name(jaxpr, sizes, {"all_gather": _exchange, "reduce_scatter": scatter})
@@ -46,7 +46,7 @@ def tpu_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[st
 
 def _exchange(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
     block: Any = eqn.invars[0].aval
-    names = _names(eqn.params["axis_name"])
+    names = axes_of(eqn)
     is_small = block.ndim == 1 and block.size < LANES and not is_key(block.dtype)
     if not is_small or eqn.params["axis_size"] != 2 or not eqn.params["tiled"] or eqn.params["axis_index_groups"] is not None:
         return None
@@ -59,13 +59,9 @@ def _exchange(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
     return retraced(exchanged, eqn, sizes)
 
 
-def _names(axes: Any) -> tuple[str, ...]:
-    return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
-
-
-def _runs(axes: Any, spelling: Mapping[str, str]) -> list[tuple[str, ...]]:
+def _runs(axes: Sequence[str], spelling: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Splits axes into runs of consecutive parts of the same axis of the user's mesh."""
-    return [tuple(run) for _, run in itertools.groupby(_names(axes), lambda axis: spelling.get(axis, axis).partition(":")[0])]
+    return [tuple(run) for _, run in itertools.groupby(axes, lambda axis: spelling.get(axis, axis).partition(":")[0])]
 
 
 def _scattered(x: Any, runs: Sequence[tuple[str, ...]], dim: int, sizes: Mapping[str, int]) -> Any:
