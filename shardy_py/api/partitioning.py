@@ -57,6 +57,12 @@ class RegionBuilder:
         self._choice: tuple[Finding | None] | None = None
 
     @property
+    def platform(self) -> str:
+        """The platform that is planned for."""
+        request = self.traced.request
+        return request.settings.options.platform_of(request.view.user_mesh)
+
+    @property
     def may_be_left(self) -> bool:
         """Whether XLA's partitioner may run the plan instead."""
         return self.traced.request.settings.lowering == "auto"
@@ -75,10 +81,10 @@ class RegionBuilder:
         """The traced jaxpr as one region of local arrays."""
         if self._partitioned is None:
             request = self.traced.request
-            view, options = request.view, request.settings.options
+            view = request.view
             ins, outs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
             with plan.timings.step("partition"):
-                platform, (_, used) = options.platform_of(view.user_mesh), self.needed
+                platform, (_, used) = self.platform, self.needed
                 self._partitioned = partitioned(
                     self.closed, self.imported, view.auto_mesh, ins, outs, platform, view.user_mesh, self.context, used, self.by_planner
                 )
@@ -114,7 +120,8 @@ class RegionBuilder:
             region = self.partitioned(plan)
             mesh = PlannedMesh(tuple((name, region.mesh.shape[name]) for name in region.mesh.axis_names))
             with no_collection():
-                self._local = from_jaxpr(region.jaxpr, mesh=mesh, argument_names=[v.path for v in plan.inputs]).program
+                names, platform = [v.path for v in plan.inputs], self.platform
+                self._local = from_jaxpr(region.jaxpr, mesh=mesh, argument_names=names, platform=platform).program
         return self._local
 
     def calling(self, plan: PlanRecord, mesh: Mesh | None) -> Run:

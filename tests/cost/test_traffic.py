@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,3 +51,16 @@ def test_scans_read_slices() -> None:
 
     once = moved(lambda a, b: a @ b, SQUARE, SQUARE)
     assert moved(loop, SQUARE, (10, *SQUARE)) == pytest.approx(10 * (once + KB + KB), rel=0.1)
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_a_tpu_reads_an_int8_weight_as_it_lies(lowering: Literal["jit", "shard_map"]) -> None:
+    product = sp.auto_shard(
+        lambda w, x: jnp.einsum("ij,jk->ik", x, w),
+        mesh={"x": 4},
+        in_shardings=(P(None, "x"), P()),
+        lowering=lowering,
+        options=sp.Options(platform="tpu"),
+    )
+    plan = product.plan(jax.ShapeDtypeStruct((512, 1024), jnp.int8), jax.ShapeDtypeStruct((8, 512), jnp.float32))
+    assert plan.cost_analysis().bytes_accessed == 512 * 256 + 4 * (8 * 512 + 8 * 256)
