@@ -10,7 +10,7 @@ ASK = "import sys, venv, ensurepip; print(sys.executable, sys.version_info[0], s
 
 
 def version(python: str) -> tuple[str, tuple[int, int]] | None:
-    """The path of an interpreter and its version; None where it does not run, is no release, or cannot make environments."""
+    """The path of an interpreter and its version; None if it does not start, is a pre-release, or cannot create environments."""
     try:
         words = subprocess.run([python, "-c", ASK], capture_output=True, text=True, timeout=60).stdout.split()
     except (OSError, subprocess.TimeoutExpired):

@@ -200,7 +200,7 @@ class AutoSharded(Generic[P, R]):
         return self._slow(args, kwargs, attempt)
 
     def _is_for_here(self, entry: CompiledCall) -> bool:
-        """Whether an entry is for the mesh of `jax.set_mesh`, as far as that decides."""
+        """Whether an entry was planned for the mesh of `jax.set_mesh`; always true where the decorator names a mesh."""
         call = entry.planned.traced.request
         if call.is_on_mesh is not is_on_mesh(call.settings, call.view):
             return False

@@ -82,7 +82,7 @@ def _checked(pair: object, number: int) -> LogicalRule:
         if isinstance(names, (tuple, list)) and all(isinstance(name, str) for name in names):
             return pair[0], tuple(names)
     raise SpecError(
-        f"{ARGUMENT}: {pair!r} is no rule",
+        f"{ARGUMENT}: {pair!r} is not a rule",
         where=f"{ARGUMENT}[{number}]",
         why="a rule is a pair of a logical name and a mesh axis, several of them, or None for a dimension that stays whole",
         fix='write logical_axis_rules=[("batch", ("data", "fsdp")), ("mlp", "model"), ("embed", None)]',

@@ -135,7 +135,7 @@ def view_of(mesh: AnyMesh | None, user: str = "auto_shard") -> MeshView:
         user: The function that needs it, for messages.
 
     Raises:
-        MeshError: There is no mesh, or it is not a mesh, or a size is no positive integer, or an axis is of type Manual.
+        MeshError: There is no mesh, or it is not one, or a size is not a positive integer, or an axis is of type Manual.
     """
     if mesh is None:
         return _context_mesh(user)

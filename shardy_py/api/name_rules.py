@@ -74,7 +74,7 @@ def check_rules(rules: object) -> tuple[tuple[str, object], ...]:
     for i, pair in enumerate([None] if pairs is None else pairs):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str) and is_spec_leaf(pair[1])):
             raise SpecError(
-                f"rules: {pair if pairs is not None else rules!r} is no rule",
+                f"rules: {pair if pairs is not None else rules!r} is not a rule",
                 where=f"rules[{i}]",
                 why="a rule is a pair of a pattern (a string) and a sharding",
                 fix='write rules=[("layers/*/kernel", P("fsdp", "tp"))]',

@@ -188,19 +188,19 @@ def _is_moved(values: list[Value]) -> bool:
         for user, number in waiting.pop().uses:
             caller = None if user.block is None else user.block.parent
             if user.name == NAMED_COMPUTATION:
-                made = [user.regions[0].arguments[number]]
+                successors = [user.regions[0].arguments[number]]
             elif user.results:
-                made = [each for each in user.results if each.type == value.type]
+                successors = [each for each in user.results if each.type == value.type]
             elif isinstance(caller, Op) and caller.name == NAMED_COMPUTATION:
-                made = [caller.results[number]]
+                successors = [caller.results[number]]
             elif not isinstance(caller, Function) or caller.result_shardings[number] != value.sharding:
                 return True
             else:
-                made = []
-            if any(each.sharding != value.sharding for each in made):
+                successors = []
+            if any(each.sharding != value.sharding for each in successors):
                 return True
-            waiting += (each for each in made if each not in seen)
-            seen.update(made)
+            waiting += (each for each in successors if each not in seen)
+            seen.update(successors)
     return False
 
 

@@ -1,4 +1,4 @@
-"""The error for a memory budget that no plan fits: the least peak that was found, its largest arrays, and remedies."""
+"""The error for a memory budget that no plan fits: the least peak of a plan, its largest arrays, and remedies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def infeasible(plan: PlanRecord, name: str, planner: Planner, bound: int, *remed
 
     Args:
         plan: The plan with the least peak, which is over the budget.
-        name: How it was found; empty of what no template says.
+        name: The template that it follows; empty where it follows none.
         planner: The options.
         bound: No plan has a lower peak.
         remedies: Those to name first.
@@ -39,11 +39,11 @@ def infeasible(plan: PlanRecord, name: str, planner: Planner, bound: int, *remed
     # Arguments and results are cut over all devices in the bound; temporaries shrink at most as much.
     count = -(-(bound if bound > budget else least) * plan.mesh.size // max(budget, 1))
     fixes.append(f"use at least {count} devices instead of {plan.mesh.size}")
-    found = f"the smallest plan found takes {format_bytes(least)}{f' ({name})' if name else ''}{place}"
-    kind, what = PlannerBudgetError, f"no plan was found that fits {format_bytes(budget)} a device: {found}"
+    smallest = f"the smallest plan found takes {format_bytes(least)}{f' ({name})' if name else ''}{place}"
+    kind, what = PlannerBudgetError, f"no plan was found that fits {format_bytes(budget)} a device: {smallest}"
     if bound > budget:
         proof = f"arguments and results alone take {format_bytes(bound)}, however they are sharded"
-        kind, what = PlannerInfeasible, f"no plan fits {format_bytes(budget)} a device: {proof}; {found}"
+        kind, what = PlannerInfeasible, f"no plan fits {format_bytes(budget)} a device: {proof}; {smallest}"
     return kind(
         what,
         minimum_bytes=least,

@@ -81,7 +81,7 @@ def test_conflicts_name_path_rules_and_remedy(dims, rules, message):
 
 @pytest.mark.parametrize("rules", ["embed", [("embed", 3)], [("embed",)], 7])
 def test_what_is_no_rule_is_refused(rules):
-    with pytest.raises(sp.SpecError, match="is no rule"):
+    with pytest.raises(sp.SpecError, match="is not a rule"):
         sp.auto_shard(lambda x: x, mesh=MESH, logical_axis_rules=rules)
 
 

@@ -178,8 +178,8 @@ class _Framing:
         """The equation as it is, on arrays of their own size."""
         scopes = self.scope.children.get(index, [])
         count = scan_counts(eqn)[0] if eqn.primitive.name == "scan" else len(eqn.invars) * (eqn.primitive.name == "remat2")
-        known = [None if isinstance(v, Literal) else self.vectors.get(v) for v in eqn.invars[:count]]
-        inner = [framed(child, self.cuts, {v: at for v, at in zip(child.jaxpr.invars, known) if at}) for child in scopes]
+        vectors = [None if isinstance(v, Literal) else self.vectors.get(v) for v in eqn.invars[:count]]
+        inner = [framed(child, self.cuts, {v: at for v, at in zip(child.jaxpr.invars, vectors) if at}) for child in scopes]
         bodies = {id(old.jaxpr): new.jaxpr for old, new in zip(scopes, inner)}
         inner = inner if len(bodies) == len(scopes) else scopes  # a body that is there twice stays
         if any(new is not old for new, old in zip(inner, scopes)):
@@ -313,9 +313,9 @@ class _Framing:
             scalars = [self._scalar(v) for v in eqn.invars[1 if name == "dynamic_slice" else 2 :]]
             return None if None in scalars else [min(max(0, int(s.val)), n - m) for s, n, m in zip(scalars, shape, window) if s]
         numbers, at = params["dimension_numbers"], [] if isinstance(eqn.invars[1], Literal) else self.vectors.get(eqn.invars[1], [])
-        dims, kept = (numbers[:1], numbers.start_index_map) if name == "gather" else (numbers[:1], numbers.scatter_dims_to_operand_dims)
-        starts = [dict(zip(kept, at)).get(d, 0) for d in range(len(shape))]
-        is_single = len(dims[0]) == len(shape) and len(at) == len(kept) and len(_shape(eqn.invars[1])) == 1
+        dims, indexed = (numbers[:1], numbers.start_index_map) if name == "gather" else (numbers[:1], numbers.scatter_dims_to_operand_dims)
+        starts = [dict(zip(indexed, at)).get(d, 0) for d in range(len(shape))]
+        is_single = len(dims[0]) == len(shape) and len(at) == len(indexed) and len(_shape(eqn.invars[1])) == 1
         return starts if is_single and all(0 <= s <= n - m for s, n, m in zip(starts, shape, window)) else None
 
     def _view(self, eqn: JaxprEqn, out: Var) -> _View | None:
@@ -447,9 +447,9 @@ class _Framing:
         x = self._in_frames(operand, frames, eqn)
         if ranges:
             x = self._traced(lambda x: _within(x, lax.full(x.shape, identity_fill(combine, x.dtype), x.dtype), ranges), [x], operand, eqn)
-        kept = [d for d in range(len(shape)) if d not in axes]
-        base = self._emit(eqn, [x], [frames[d][0] for d in kept], out)
-        self.views[out] = _View(base, _part([shape[d] for d in kept], [frames[d] for d in kept]), eqn, None, True)
+        dims = [d for d in range(len(shape)) if d not in axes]
+        base = self._emit(eqn, [x], [frames[d][0] for d in dims], out)
+        self.views[out] = _View(base, _part([shape[d] for d in dims], [frames[d] for d in dims]), eqn, None, True)
         return True
 
 
@@ -494,9 +494,9 @@ def _demands(jaxpr: Jaxpr, starts_of: Callable[[JaxprEqn], Sequence[int] | None]
                 want(v, {d: [(size, at) if d == dim and 2 * n > size else (m, 0)] for d, m in enumerate(_shape(v))})
                 at += n
         elif name in _REDUCTIONS:
-            kept = {d: i for i, d in enumerate(d for d in range(len(sizes)) if d not in eqn.params["axes"])}
-            whole_read = {d: read[kept[d]] if d in kept else (0, n) for d, n in enumerate(sizes)}
-            want(first, {d: out[kept[d]] if d in kept else () for d in range(len(sizes))}, whole_read)
+            results = {d: i for i, d in enumerate(d for d in range(len(sizes)) if d not in eqn.params["axes"])}
+            whole_read = {d: read[results[d]] if d in results else (0, n) for d, n in enumerate(sizes)}
+            want(first, {d: out[results[d]] if d in results else () for d in range(len(sizes))}, whole_read)
     return demands, needs
 
 

@@ -22,7 +22,7 @@ def reduce(equation: Equation) -> LocalRule | None:
     """A reduction by a user's own computation: each shard reduces its elements, and every device the results of all.
 
     The start values may be no identity: they enter once, and a shard without elements does not. Reduced dimensions are whole where
-    the computation is not known to be associative.
+    the computation may not be associative.
     """
     shape = equation.shapes[0]
     count = len(equation.shapes) // 2
@@ -70,10 +70,10 @@ _ASSOCIATIVE = frozenset({"add", "and", "max", "min", "mul", "or", "xor"})
 
 def _is_associative(computation: Jaxpr, count: int) -> bool:
     """Whether each result of a computation combines an element of one operand with an element of the same by an associative op."""
-    made = {out: eqn for eqn in computation.eqns for out in eqn.outvars}
+    producers = {out: eqn for eqn in computation.eqns for out in eqn.outvars}
 
     def combines(out: Any, pair: list[Any]) -> bool:
-        eqn = made.get(out)
+        eqn = producers.get(out)
         if eqn is None:
             return False
         if eqn.primitive.name == "jit":  # as jnp.minimum is

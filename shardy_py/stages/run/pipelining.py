@@ -344,7 +344,7 @@ class Pipelined(Generic[P]):
                 try:
                     dtype = traced_dtype(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf).dtype
                 except TypeError as error:
-                    raise TypeError(f"{paths[-1]} is {leaf!r}, which is no array; close over it instead") from error
+                    raise TypeError(f"{paths[-1]} is {leaf!r}, which is not an array; close over it instead") from error
                 refuse_host_memory(leaf, f"{paths[-1]}, argument of {location_of(self._options.fun)}")
                 structs.append(jax.ShapeDtypeStruct(np.shape(leaf), dtype))
                 argument.append(number)

@@ -255,7 +255,7 @@ def test_calls_that_are_refused() -> None:
         sp.pipeline(loss, num_stages=2, num_microbatches=2, mesh=3)(params(), *data())
     with pytest.raises(TypeError, match=r"loss\(.*missing a required argument: 'y'"):
         run(params(), data()[0])
-    with pytest.raises(TypeError, match=r"p\['act'\] is .*, which is no array"):
+    with pytest.raises(TypeError, match=r"p\['act'\] is .*, which is not an array"):
         run({**params(), "act": "relu"}, *data())
     with pytest.raises(TypeError, match="batch_argnums is 'x'"):
         sp.pipeline(loss, num_stages=2, num_microbatches=2, batch_argnums="x")  # pyright: ignore
