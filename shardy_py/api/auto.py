@@ -503,11 +503,22 @@ def decorate(decoration: Decoration, fun: Callable[P, R]) -> AutoSharded[P, R]:
 def _check(fun: object, options: object, planner: object, lowering: object) -> None:
     if not callable(fun) or isinstance(fun, (Mesh, AbstractMesh)):
         raise ArgumentTypeError(
-            f"auto_shard got a {type(fun).__name__}, no function",
+            f"auto_shard got a {type(fun).__name__}, not a function",
             where="auto_shard(fun, ...)",
             why="the only positional argument is the function; everything else is a keyword",
             fix="write @auto_shard(mesh=..., in_shardings=...)",
         )
+    try:
+        hash(fun)
+    except TypeError as error:
+        name = type(fun).__name__
+        raise ArgumentTypeError(
+            f"auto_shard got a {name}, which has no hash",
+            where="auto_shard(fun, ...)",
+            why=f"calls are cached by the function's hash, as under jax.jit ({error})",
+            fix=f"pass the {name} as an argument if it is a pytree, auto_shard(lambda f, x: f(x), ...)(f, x), so that its arrays are "
+            "sharded; or close over it, auto_shard(lambda x: f(x), ...), which replicates them as constants",
+        ) from error
     if options is not None and not isinstance(options, Options):
         raise ArgumentTypeError(
             f"options is a {type(options).__name__}",

@@ -266,7 +266,9 @@ def compiled_call(planned: Planned, *, abstract: bool = False, in_order: bool = 
     dispatch = direct(jitted) if abstract else dispatched(jitted, mesh, agreement, traced.callback_errors)
     placing = Placing(request, mesh, in_shardings)
     tangents = None if view.explicit or devices is None else (Tangents(in_shardings), Tangents(out_shardings))
-    return CompiledCall(planned, pins, jitted, dispatch, placing, tangents, layout, guard, errors, not traced.closes_over_tracers, holds(traced.out_tree))
+    return CompiledCall(
+        planned, pins, jitted, dispatch, placing, tangents, layout, guard, errors, not traced.closes_over_tracers, holds(traced.out_tree)
+    )
 
 
 def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., Sequence[Any]]]:

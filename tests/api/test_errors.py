@@ -45,6 +45,15 @@ def group_of_two_shapes():
     return plan(fun=f, args=(np.ones((4, 4)), np.ones((4, 2))))
 
 
+class Model:
+    """A callable that is compared by its arrays, as those of equinox are."""
+
+    __hash__ = None  # pyright: ignore
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        return x
+
+
 class Tensor:
     """An array of another library."""
 
@@ -146,7 +155,8 @@ CASES = {
     ),
     "unknown unreduced axis": (lambda: plan(P(unreduced={"dta"})), ValueError, ["unknown mesh axis 'dta'", "did you mean 'data'?"]),
     "unknown platform": (lambda: sp.Options(platform="tpus"), ValueError, ["platform is 'tpus'", "did you mean 'tpu'?"]),
-    "mesh for a function": (lambda: sp.auto_shard(jax.make_mesh((8,), ("data",))), TypeError, ["no function", "mesh="]),
+    "mesh for a function": (lambda: sp.auto_shard(jax.make_mesh((8,), ("data",))), TypeError, ["not a function", "mesh="]),
+    "unhashable function": (lambda: sp.auto_shard(Model()), TypeError, ["a Model, which has no hash", "lambda f, x: f(x)"]),
     "one device": (on_one_device, ValueError, ["committed to a single device", "x float32[8]", "data=4, model=2", "jax.device_put"]),
     "explicit argument": (explicit_argument, ValueError, ["Explicit axes", "x float32[8]", "mesh=", "AxisType.Auto"]),
     "constraint": (constraint_in_a_function, ValueError, ["'dta'", "of x float32[8,512]", "test_errors.py:", "did you mean 'data'?"]),
