@@ -22,14 +22,7 @@ KEEP_SHARDING_RULES = "leave sharding rules attached to ops"
 
 
 class Option(NamedTuple):
-    """One option of a pass, as a pipeline text may set it.
-
-    Attributes:
-        name: As it is written in a pipeline.
-        default: Its value where the text does not set it; its type is the type of the option.
-        doc: One line.
-        choices: All values, where it is one of a few words.
-    """
+    """One option of a pass, as a pipeline text may set it; its type is the type of `default`."""
 
     name: str
     default: bool | int | str | tuple[str, ...]
@@ -53,11 +46,7 @@ class Option(NamedTuple):
         return " or ".join(self.choices)
 
     def read(self, value: str) -> bool | int | str | tuple[str, ...]:
-        """Reads a value from its text.
-
-        Raises:
-            ValueError: If the text is no value of the option.
-        """
+        """Reads a value from its text. Raises ValueError if the text is no value of the option."""
         if isinstance(self.default, bool):
             if value.lower() not in _BOOLEANS:
                 raise ValueError(f"{value!r} is not {self.expected}")
@@ -75,13 +64,7 @@ _BOOLEANS = {"": True, "1": True, "true": True, "0": False, "false": False}
 
 
 def option(default: _Default, doc: str, *, choices: tuple[str, ...] = ()) -> _Default:
-    """A field that pipeline texts can set, under its name with dashes; other fields of a pass are for Python only.
-
-    Args:
-        default: Its value where nothing sets it.
-        doc: One line for the help.
-        choices: All values, where it is one of a few words.
-    """
+    """A field that pipeline texts can set, under its name with dashes; other fields of a pass are for Python only."""
     return dataclasses.field(default=default, metadata={"doc": doc, "choices": choices})
 
 
@@ -99,12 +82,7 @@ class Pass(ABC):
 
     @abstractmethod
     def run(self, program: Program, log: Log | None = None) -> None:
-        """Changes a program in place.
-
-        Args:
-            program: Changed in place.
-            log: Receives the changes of shardings that a user may ask about; None to keep none.
-        """
+        """Changes a program in place; the changes of shardings that a user may ask about go to `log`."""
 
     @classmethod
     def doc(cls) -> str:

@@ -46,11 +46,7 @@ def functions_in_order(program: Program, *, post: bool) -> list[Function]:
 
 
 def check_no_cycles(program: Program) -> None:
-    """Checks that no function calls itself, directly or not.
-
-    Raises:
-        ShardyError: One does.
-    """
+    """Raises ShardyError if a function calls itself, directly or not."""
     callees = {function.name: {call.attributes[_CALLEE]: None for call in calls_in(function)} for function in program.functions}
     visited: set[str] = set()
     for start in callees:
@@ -72,11 +68,7 @@ def check_no_cycles(program: Program) -> None:
 
 
 def check_copies(program: Program) -> None:
-    """Checks how many ops there would be if each call had a copy of its function; no function may call itself.
-
-    Raises:
-        ShardyError: More than `MAX_COPIED_OPS`, besides those that there are.
-    """
+    """Raises ShardyError if a copy of its function per call would add more than `MAX_COPIED_OPS`; no function may call itself."""
     copied = ops_per_call(program)
     callees = {call.attributes[_CALLEE] for function in program.functions for call in calls_in(function)}
     total = sum(copied[function.name] for function in program.functions if function.name not in callees)
@@ -100,11 +92,7 @@ def _size(function: Function) -> int:
 
 
 def check_depth(program: Program) -> None:
-    """Checks how deep regions would be nested if each call were the body of its function; no function may call itself.
-
-    Raises:
-        ShardyError: More than `MAX_REGIONS`.
-    """
+    """Raises ShardyError if inlining every call would nest more than `MAX_REGIONS` regions; no function may call itself."""
     own = {function.name: max(_depths(function).values(), default=0) for function in program.functions}
 
     def depth(function: Function, depth_of: Mapping[str, int], calls: list[Op]) -> int:

@@ -160,8 +160,6 @@ def set_in_shardings(op: Op, shardings: Sequence[TensorSharding | None], *, keep
     """States the shardings of a computation's block arguments; manual axes are put back in front.
 
     Args:
-        op: A named or manual computation.
-        shardings: As seen inside; at least one is not None.
         keep: Whether None keeps what is stated, instead of meaning fully open.
     """
     current = op.attributes.get("in_shardings")
@@ -199,13 +197,7 @@ def without_manual_axes(sharding: TensorSharding, manual: Sequence[str]) -> Tens
 
 
 def with_manual_axes(sharding: TensorSharding, outer: TensorSharding | None, manual: Sequence[str]) -> TensorSharding:
-    """The inverse of `without_manual_axes`: a sharding in the body as an outer value sees it.
-
-    Args:
-        sharding: A sharding in the body.
-        outer: The one stated for the operand or result, which says where the manual axes stand.
-        manual: The manual axes.
-    """
+    """A sharding in the body as an outer value sees it; `outer` says where the manual axes stand. Inverse of `without_manual_axes`."""
     if not manual or outer is None:
         return sharding
     dims = [

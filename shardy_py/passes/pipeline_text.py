@@ -26,10 +26,7 @@ class PassCall(NamedTuple):
     """A pass in the text of a pipeline.
 
     Attributes:
-        name: Its name.
         options: `(option, value, place)` in order; a value is "" where only the option is named.
-        anchor: The op it is nested on: `builtin.module` or `func.func`.
-        position: Where the name stands in the text.
     """
 
     name: str
@@ -39,13 +36,7 @@ class PassCall(NamedTuple):
 
 
 def parse_pipeline(text: str) -> list[PassCall]:
-    """The passes of a pipeline, in order.
-
-    Args:
-        text: With or without `builtin.module(...)` around it; empty for no passes.
-
-    Raises:
-        PipelineError: If the text is malformed.
+    """The passes of a pipeline, with or without `builtin.module(...)` around it. Raises PipelineError if the text is malformed.
 
     Example:
         >>> [(each.name, each.anchor) for each in parse_pipeline("symbol-dce,func.func(canonicalize)")]

@@ -54,11 +54,6 @@ class PlanPipeline(Pipeline):
     inlined, which have no such arguments. So the propagation goes on here through ops that move no data until these change nothing.
 
     Every value ends with its final, closed sharding; None means replicated.
-
-    Attributes:
-        propagation_strategy: The settlement of conflicts.
-        conservative_propagation: Never propagate sub-axes.
-        run_op_priority_propagation: Whether ops that move no data go first.
     """
 
     propagation_strategy: Strategy = "aggressive"

@@ -20,10 +20,6 @@ _AXIS = re.compile(r'<name = "([^"]*)", size = (\d+)>')
 def replace_meshes(text: str, name_of: Callable[[str | Mesh], str]) -> str:
     """The text with every mesh of a replica group replaced by a reference.
 
-    Args:
-        text: Attributes of an op.
-        name_of: Gives the name of a mesh for its present name or the mesh.
-
     Example:
         >>> inlined = 'mesh = #stablehlo.mesh<axes=[<name = "x", size = 4>]>'
         >>> replace_meshes(MESH_AXES + inlined + ", axes = []>", lambda mesh: "m")

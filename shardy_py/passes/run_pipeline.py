@@ -13,17 +13,7 @@ from shardy_py.passes.table import OLD_NAMES, OLD_OPTIONS, PASSES
 
 
 def run_pipeline(program: Program, pipeline: str, *, verify_each: bool = False) -> None:
-    """Runs the passes of a pipeline on a program.
-
-    Args:
-        program: Changed in place.
-        pipeline: As MLIR writes pass pipelines.
-        verify_each: Whether the program is verified after the last pass too; it is between passes in any case.
-
-    Raises:
-        PipelineError: If the pipeline is malformed, or names what does not exist; nothing has run then.
-        ShardyError: If a pass or the verifier rejects the program.
-    """
+    """Runs a pipeline on a program in place, verifying it between passes. Raises PipelineError before anything has run."""
     passes = [bind(call, pipeline) for call in parse_pipeline(pipeline)]
     with no_collection():
         for i, pass_ in enumerate(passes):
@@ -37,11 +27,7 @@ def run_pipeline(program: Program, pipeline: str, *, verify_each: bool = False) 
 
 
 def bind(call: PassCall, pipeline: str) -> Pass:
-    """The pass that is meant, with the options that stand in the text.
-
-    Raises:
-        PipelineError: If there is no such pass, option or value, or a pass that runs on modules is nested in a function.
-    """
+    """The pass of a call with its options; raises PipelineError if a name or value is unknown, or a module pass is nested in a function."""
     pass_ = lookup(call, pipeline)
     options = {option.name: option for option in pass_.options()}
     values = {}
@@ -59,11 +45,7 @@ def bind(call: PassCall, pipeline: str) -> Pass:
 
 
 def lookup(call: PassCall, pipeline: str) -> type[Pass]:
-    """The pass with a name, or one that had the name in an earlier version.
-
-    Raises:
-        PipelineError: If there is none, or it runs on modules and is nested in a function.
-    """
+    """The pass with a name, present or earlier; raises PipelineError if there is none, or a module pass is nested in a function."""
     name = OLD_NAMES.get(call.name, call.name)
     pass_ = PASSES.get(name)
     if pass_ is None:

@@ -87,13 +87,7 @@ def calls_in(function: Function) -> list[Op]:
 
 
 def map_shardings(program: Program, change: Callable[[TensorSharding], TensorSharding], visit: Callable[[Op], None] | None = None) -> None:
-    """Replaces every sharding: of arguments and results of functions, of op results, and of what computations state.
-
-    Args:
-        program: Changed in place.
-        change: Gives the new sharding for an old one.
-        visit: Called with each op after its shardings.
-    """
+    """Replaces every sharding: of functions, of op results, and of what computations state; `visit` gets each op after its shardings."""
     for function in program.functions:
         for argument in function.arguments:
             if argument.sharding is not None:

@@ -20,11 +20,7 @@ _MAIN = None  # the key of what function results hold
 
 
 class EdgesOfOp:
-    """The content of one attribute: per axis and target, the first step that brought it there, and its source.
-
-    Args:
-        text: The attribute so far.
-    """
+    """The content of one attribute: per axis and target, the first step that brought it there, and its source."""
 
     def __init__(self, text: str = "") -> None:
         self.first_steps: dict[tuple[AxisRef, str], tuple[int, str]] = {}
@@ -65,12 +61,7 @@ def _place(ref: str) -> tuple[str, int]:
 
 
 def write_edges(program: Program, log: list[Step]) -> None:
-    """Adds the steps of a log to the attributes of the ops; those of function results go to the first result of the main function.
-
-    Args:
-        program: Changed in place.
-        log: The steps of a pass, in order.
-    """
+    """Adds the steps of a log to the attributes of the ops; those of function results go to the first result of the main function."""
     attributes: dict[Op | None, EdgesOfOp] = {}
     last = -1
     for function in program.functions:

@@ -16,17 +16,7 @@ PROPAGATION_EDGES = "note each step of the propagation"
 
 @contextmanager
 def recording(program: Program, log: Log | None, *, sharding_origins: bool, propagation_edges: bool) -> Generator[Log | None]:
-    """Gives a log for a pass to write to, and sets the debug attributes from it afterwards.
-
-    Args:
-        program: The program that the pass runs on.
-        log: The log of the caller, which gets the steps too.
-        sharding_origins: Whether `sdy.sharding_origins` is set.
-        propagation_edges: Whether `sdy.propagation_edges` is set.
-
-    Yields:
-        The log; None where neither an attribute nor the caller wants one.
-    """
+    """Gives a log for a pass to write to, None where nobody wants one, and sets the debug attributes from it afterwards."""
     if not sharding_origins and not propagation_edges:
         yield log
         return

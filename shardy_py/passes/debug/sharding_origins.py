@@ -26,9 +26,6 @@ class ShardingOrigins:
     A returned value and the result of its function share their origins: either lists the axes of both. The first origin of an
     axis stays: that from a constraint, on the value or on what it constrains, before that from a manual computation, before those
     from arguments and results of functions.
-
-    Args:
-        program: Constraints and manual computations in it are named.
     """
 
     def __init__(self, program: Program) -> None:

@@ -19,7 +19,6 @@ class NewAxis(NamedTuple):
     """An axis that a tensor of an op got.
 
     Attributes:
-        axis: The axis, as it stands in the new sharding.
         source: Number of the tensor it comes from, operands before results.
         targets: Numbers of the tensors that got it, which are one value.
     """
@@ -33,10 +32,6 @@ def new_axes(step: Step, meshes: Mapping[str, Mesh]) -> list[NewAxis]:
     """The axes that a step of the propagation added to its target.
 
     The source of the axes of a factor is the first tensor that had all of them before, or more.
-
-    Args:
-        step: A step with the reason "propagate".
-        meshes: Name -> mesh.
     """
     before = list(step.before)
     new = step.new

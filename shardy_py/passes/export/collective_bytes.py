@@ -12,14 +12,7 @@ from shardy_py.passes.export.collective_steps import CollectiveStep, collectives
 
 
 def received(kind: str, group: int, before: int, after: int) -> int:
-    """Bytes that a device receives in a collective.
-
-    Args:
-        kind: The op without `sdy.`: `all_gather`, `all_to_all`, `reduce_scatter`, `all_reduce`, `collective_permute` or
-            `reshard` (to other devices); any other moves nothing.
-        group: Devices that take part.
-        before: Bytes of the device's piece before it.
-        after: Bytes of the device's piece afterwards.
+    """Bytes that one of `group` devices receives in a collective, named without `sdy.`; any other kind moves nothing.
 
     Example:
         >>> received("all_gather", 4, 256, 1024), received("all_reduce", 4, 1024, 1024)
@@ -35,13 +28,7 @@ def received(kind: str, group: int, before: int, after: int) -> int:
 
 
 def reshard_bytes(source: TensorSharding | None, target: TensorSharding, type_: Type, meshes: Mapping[str, Mesh]) -> int:
-    """Bytes that a device receives in the collectives of a reshard, see `collectives_for`.
-
-    Args:
-        source: The sharding before; None is replicated.
-        target: The sharding afterwards, over a mesh with the same axes.
-        type_: The tensor's type.
-        meshes: Where named meshes are looked up.
+    """Bytes that a device receives in the collectives of a reshard, see `collectives_for`; a sharding of None is replicated.
 
     Example:
         >>> from shardy_py.ir import TensorType

@@ -55,9 +55,6 @@ def distribute(parts: Iterable[Part], room: list[int], split: Callable[[Part, Pa
         parts: Parts without a dimension, the most urgent first; what is left of one that is split goes first in the next dimension.
         room: Into how many more pieces each dimension may be cut.
         split: Told of a part that is split and of what it becomes.
-
-    Returns:
-        The share of each dimension.
     """
     left = list(parts)
     return [fill(left, room, dim, split) for dim in range(len(room))]

@@ -22,7 +22,6 @@ class Search:
         source: Per dimension, the axes to get rid of or to move; what both sides begin with is left out.
         target: Per dimension, the axes to get.
         current: Per dimension, all axes it has now.
-        shape: The tensor's shape.
         other_mesh: Whether the devices have to be reordered, too.
         emit: Called with each step: its kind, its axes per dimension, and for an all-to-all the
             axes moved, from where and to where.

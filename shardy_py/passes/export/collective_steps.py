@@ -24,7 +24,6 @@ class CollectiveStep:
         kind: `all_slice` (each device keeps a piece; no data is sent), `all_gather`, `all_to_all` or `collective_permute`.
         axes: Per dimension, the axes that an `all_slice` cuts it along or an `all_gather` gathers; empty for the others.
         moves: For an `all_to_all`, the axes it moves and the dimensions they leave and get to; empty for the others.
-        result: The sharding afterwards.
     """
 
     kind: Kind
@@ -53,23 +52,14 @@ def collectives_for(
     """The collectives from one sharding to another, as `sdy-reshard-to-collectives` chooses them; empty if nothing moves.
 
     Open dimensions, priorities and replicated axes do not matter. Where jaxlib reports an error because the op it made is not valid,
-    which can only be where axis sizes are not powers of two, all that has to change is gathered and sliced.
-
-    Args:
-        source: The sharding before; None is replicated.
-        target: The sharding afterwards. Its mesh must have the same axes as that of `source`, unless it is replicated.
-        shape: The tensor's global shape.
-        meshes: Where named meshes are looked up.
-        complete: Whether to gather and slice what is missing where jaxlib stops with other axes than those of `target`, which is rare
-            and again not with powers of two. Without it, the steps are those of jaxlib even then.
-
-    Returns:
-        The steps in order, remembered for equal arguments.
-
-    Raises:
-        DialectError: The ranks or the axes of the meshes differ.
+    which can only be where axis sizes are not powers of two, all that has to change is gathered and sliced. Raises DialectError if the
+    ranks or the axes of the meshes differ.
 
     Source: Shardy's reshard_to_collectives.cc.
+
+    Args:
+        complete: Whether to gather and slice what is missing where jaxlib stops with other axes than those of `target`, which is rare
+            and again not with powers of two. Without it, the steps are those of jaxlib even then.
 
     Example:
         >>> mesh = Mesh([("x", 2), ("y", 2)])

@@ -21,10 +21,8 @@ class AddFuncDataFlowEdges(Pass):
     def run(self, program: Program, log: Log | None = None) -> None:
         """Adds edges to all arguments of functions other than main, and to all results of calls.
 
-        The edge starts with the sharding of its value and takes over all its other uses. Values without a static shape get none.
-
-        Raises:
-            VerificationError: If there are several functions and none is named main.
+        The edge starts with the sharding of its value and takes over all its other uses. Values without a static shape get none. Raises
+        VerificationError if there are several functions and none is named main.
 
         Source: Shardy's add_func_data_flow_edges.cc.
         """

@@ -45,11 +45,7 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantOrScalarSplitter(Pass):
-    """Gives each user of a constant its own copy.
-
-    Attributes:
-        in_order: Uses are in the order of the ops already, except those in regions of loops and branches.
-    """
+    """Gives each user of a constant its own copy."""
 
     name = "sdy-constant-or-scalar-splitter"
 
@@ -62,10 +58,7 @@ class ConstantOrScalarSplitter(Pass):
         call of a function of such ops) of constant expressions. Each operand of another op that is a constant expression,
         or a broadcast of any scalar, gets a copy of the whole expression, right before the original. The last user keeps
         the original, which is where the copy would stand. Scalars are not copied. As MLIR's dialect conversion sets every
-        operand anew, uses are in the order of the ops afterwards.
-
-        Raises:
-            ShardyError: The copies have too many ops.
+        operand anew, uses are in the order of the ops afterwards. Raises ShardyError if the copies have too many ops.
 
         Source: Shardy's constant_or_scalar_splitter.cc.
         """
@@ -76,11 +69,7 @@ class ConstantOrScalarSplitter(Pass):
 
 
 def copied_values(program: Program) -> set[Value]:
-    """The values of which each user has, or would get, a copy of its own: constant expressions, and broadcasts of scalars.
-
-    Args:
-        program: The program, whether it is split yet or not.
-    """
+    """The values of which each user has, or would get, a copy of its own: constant expressions, and broadcasts of scalars."""
     splitter = _Splitter(program, in_order=True)
     expressions, broadcasts = set[Value](), set[Value]()
 

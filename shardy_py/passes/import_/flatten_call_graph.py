@@ -21,10 +21,8 @@ class FlattenCallGraph(Pass):
     def run(self, program: Program, log: Log | None = None) -> None:
         """Copies the callee of each call but the first, and all that it calls; a copy remembers the name of the original.
 
-        Calls in a function come before those of the function.
-
-        Raises:
-            ShardyError: A function calls itself, directly or not, or copies would have too many ops.
+        Calls in a function come before those of the function. Raises ShardyError if a function calls itself, directly or not, or copies
+        would have too many ops.
 
         Source: Shardy's flatten_call_graph.cc.
         """

@@ -32,11 +32,8 @@ class ImportFuncCalls(Pass):
 
         A computation has the name of the original function, the shardings of its arguments, and those of the call.
 
-        The program should be flat, each function called once; the body of one that is called more often is copied.
-
-        Raises:
-            ShardyError: A function that is called does not return its results, or calls itself, or is nested too deep, or copies would
-                have too many ops.
+        The program should be flat, each function called once; the body of one that is called more often is copied. Raises ShardyError if a
+        function that is called does not return its results, or calls itself, or is nested too deep, or copies would have too many ops.
 
         Source: Shardy's import_func_calls.cc.
         """

@@ -23,10 +23,8 @@ class ManualAxesCleanup(Pass):
     def run(self, program: Program, log: Log | None = None) -> None:
         """Sorts manual axes, and adds those that an in or out sharding does not use to its replicated axes.
 
-        A sharding on an empty mesh gets the mesh that the others have; all refer to that mesh in the same way.
-
-        Raises:
-            ShardyError: A computation has manual axes and a body, but nothing to say which mesh they belong to.
+        A sharding on an empty mesh gets the mesh that the others have; all refer to that mesh in the same way. Raises ShardyError if a
+        computation has manual axes and a body, but nothing to say which mesh they belong to.
 
         Source: Shardy's manual_axes_cleanup.cc.
         """

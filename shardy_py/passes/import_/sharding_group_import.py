@@ -24,10 +24,8 @@ class ShardingGroupImport(Pass):
         """Makes every value a member of at most one group.
 
         Groups with a value in common become one, which stands where the first group of that value stands; groups are numbered
-        in the order in which they appear; a value keeps one `sdy.sharding_group` op.
-
-        Raises:
-            ShardyError: Values of a group have different shapes, or stand in different manual computations.
+        in the order in which they appear; a value keeps one `sdy.sharding_group` op. Raises ShardyError if values of a group have different
+        shapes, or stand in different manual computations.
 
         Source: Shardy's sharding_group_import.cc.
         """

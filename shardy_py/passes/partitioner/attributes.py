@@ -21,13 +21,7 @@ def with_arrays(attributes: Mapping[str, Any], arrays: Mapping[str, Sequence[int
 
 
 def with_kept(attributes: Mapping[str, Any], texts: Mapping[str, str], values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The attributes of an op with new values for some of them.
-
-    Args:
-        attributes: Of the op; where it was read from MLIR, they hold the text of all that MLIR knows.
-        texts: Name in MLIR -> text; entries that are not there yet are added.
-        values: Name in the program -> value.
-    """
+    """The attributes of an op with new `values`; in the text of an op read from MLIR, `texts` replace or join the entries of that name."""
     changed = {**attributes, **(values or {})}
     mlir_text = attributes.get(MLIR_TEXT_KEY)
     if mlir_text is not None:

@@ -24,11 +24,7 @@ def is_dynamic(value: Value) -> bool:
 
 
 def tensor_type(value: Value) -> TensorType:
-    """The type of a value that is a tensor with a static shape.
-
-    Raises:
-        ShardyError: It is none.
-    """
+    """The type of a tensor with a static shape; raises ShardyError for any other value."""
     if not isinstance(value.type, TensorType):
         where = value.owner.name if isinstance(value.owner, Op) else None
         raise ShardyError(f"only tensors with a static shape can be cut into parts, got '{type_text(value.type)}'", where=where)

@@ -30,11 +30,8 @@ class PadForDivisibility(Pass):
         other ops take and make larger tensors. The contents of the padding are then unknown, so a dot sets that of its contracting
         dimensions to zero first. As in Shardy, no other op does: a reduction over padding gives what was computed there.
 
-        The program must hold collectives, not reshards.
-
-        Raises:
-            ShardyError: If an argument or result of a function is not a multiple of its shards, or an op cannot work on padded tensors
-                without communication.
+        The program must hold collectives, not reshards. Raises ShardyError if an argument or result of a function is not a multiple of its
+        shards, or an op cannot work on padded tensors without communication.
 
         Source: Shardy's pad_for_divisibility.cc, as of jaxlib 0.10.2; all-to-alls, reduce-scatters and pads as in later versions.
         """

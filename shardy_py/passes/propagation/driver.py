@@ -27,12 +27,8 @@ class Propagation:
     """A propagation over a program, with its log.
 
     Args:
-        program: Changed in place: shardings of values and function results.
-        groups: Value -> the members of its sharding group.
-        conservative: Never propagate sub-axes, and use rules whose factors divide their dimensions.
         settled: Go on until no step of an op that moves no data changes a sharding; the reference stops before where an op was not told of
             a change.
-        log: Where the steps go; None to keep none.
     """
 
     def __init__(

@@ -26,14 +26,9 @@ class Node:
     """An op in the propagation graph.
 
     Attributes:
-        op: The op; None for the pair of a returned value and its function result.
-        tensors: Values that hold the shardings of operands, then results.
         stages: Directions per op priority; None where the node never propagates.
-        all_directions: Directions without op priorities.
         waits_for_single_use: At op priority 0 it needs operands without other uses.
         transform: For edges of manual computations: sharding as stored -> as the edge compares it, and back.
-        queued: Whether it is on the worklist.
-        erased: Whether the op was dead and is gone.
         settled: The directions along which its last step changed nothing, as long as no sharding of its tensors has changed since.
         is_edge: Whether it is a data-flow edge or a barrier; these are never conservative.
     """
@@ -90,12 +85,7 @@ def walk_blocks(block: Block) -> Iterator[Op]:
 
 
 class PropagationGraph:
-    """All nodes of a program in pre-order, and whom a change of a value concerns.
-
-    Args:
-        program: The program, data-flow edges in place.
-        conservative: Whether rules are built for conservative propagation.
-    """
+    """All nodes of a program in pre-order, and whom a change of a value concerns."""
 
     def __init__(self, program: Program, conservative: bool = False) -> None:
         self.program = program

@@ -34,14 +34,10 @@ class Step(NamedTuple):
 
     Attributes:
         target: The value (or function result) whose sharding changed.
-        old: Its sharding before; None is open.
-        new: Its sharding after.
         op: The op whose rule did it; None for function results, groups and preparations.
         tensors: The op's operands and results, so that sources can be found: those that had the axes before.
-        before: Shardings of `tensors` before the step.
         reason: `propagate`, `group`, `priority`, ... `annotation` and `member` change nothing: the first is what a value was given before
             the propagation, the second a member of a group of several values, `tensors`, and the op that says so.
-        user_priority: The user priority being propagated.
         op_priority: The stage of the op-priority schedule, 0 to 4.
         place: Which of `tensors` the target stands for, where it is more than one of them; -1 where that is not known.
     """

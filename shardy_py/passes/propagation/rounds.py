@@ -26,17 +26,7 @@ def propagate(
     settled: bool = False,
     log: Log | None,
 ) -> None:
-    """Lets sharding groups agree, runs a round per user priority, and writes results back.
-
-    Args:
-        program: Changed in place.
-        strategy: The settlement of conflicts.
-        op_priority: Whether ops that move no data go first.
-        user_priority: Whether shardings with `p0` go first, then those with `p1`, and so on; else all at once.
-        conservative: Never propagate sub-axes.
-        settled: As for `Propagation`.
-        log: Receives the steps; None to keep none.
-    """
+    """Lets sharding groups agree, runs a round per user priority, and writes results back."""
     check_static_shapes(program)
     with shardings_on_values(program):
         groups = sharding_groups(program, log)

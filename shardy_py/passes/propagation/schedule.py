@@ -17,13 +17,7 @@ Directions = tuple[int, ...]
 
 @lru_cache(maxsize=1 << 16)
 def schedule(rule: OpShardingRule, early: int, broadcast: bool) -> tuple[Directions | None, ...]:
-    """Directions per factor at each of the five stages; None where no factor may propagate.
-
-    Args:
-        rule: The op's rule.
-        early: The op's direction in the first two stages (`rules.pass_through_direction`).
-        broadcast: Whether it is a broadcast_in_dim, which only propagates backward until the last stage.
-    """
+    """Directions per factor at each of the five stages; None where none may propagate. A broadcast only goes backward until the last."""
     late = BACKWARD if broadcast else BOTH
     waiting = rule.reduction + rule.need_replication + rule.permutation
     stages: list[Directions | None] = []

@@ -22,10 +22,7 @@ def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Hol
 
     Members are the values themselves: one whose sharding an edge holds takes changes of the group, but does not make any,
     as in the reference. A group whose members have different shardings is cut: an open constraint after each member takes its place
-    (`ShardingGroupMap` of the reference), with a warning.
-
-    Raises:
-        ShardyError: Values of a group have different ranks.
+    (`ShardingGroupMap` of the reference), with a warning. Raises ShardyError if values of a group have different ranks.
     """
     members: dict[int, dict[Value, Op]] = {}
     for op in list(program.walk()):

@@ -9,11 +9,7 @@ from shardy_py.passes.walk import blocks_of
 
 
 def check_static_shapes(program: Program) -> None:
-    """Checks the types of all results.
-
-    Raises:
-        ShardyError: A result is a tensor without a static shape, or a tuple; in Shardy's words.
-    """
+    """Checks the types of all results. Raises ShardyError if a result is a tensor without a static shape, or a tuple; in Shardy's words."""
     for block in blocks_of(program):
         for op in block.ops:
             for result in op.results:

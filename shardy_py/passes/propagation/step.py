@@ -45,20 +45,7 @@ def propagate_step(
     conservative: bool = False,
     elementwise: bool = False,
 ) -> Update:
-    """The shardings that change when an op with this rule propagates once.
-
-    Args:
-        rule: The op's rule.
-        directions: A `PropagationDirection` per factor.
-        shardings: Of operands, then results; None is fully open.
-        meshes: Name -> mesh.
-        strategy: The settlement of conflicts.
-        conservative: Never propagate sub-axes.
-        elementwise: Whether the op is elementwise (`aggressive` looks at it).
-
-    Returns:
-        The changed tensors; empty where nothing changes, where the op has no common mesh or a maximal one.
-    """
+    """The tensors (operands, then results; None is fully open) whose shardings change when an op with this rule propagates once."""
     named_mesh = common_mesh(shardings, meshes)
     if named_mesh is None or named_mesh[1].is_maximal:
         return ()

@@ -14,11 +14,7 @@ from shardy_py.passes.propagation.step import Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class UserPriorityPropagate(PropagationPass):
-    """Propagates shardings by their priority.
-
-    Attributes:
-        settled: As for `Propagation`.
-    """
+    """Propagates shardings by their priority."""
 
     name = "sdy-user-priority-propagate"
 

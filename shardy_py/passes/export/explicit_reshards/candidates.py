@@ -19,10 +19,7 @@ class Candidate:
     """Axes proposed for a factor.
 
     Attributes:
-        factor: The factor.
-        axes: The proposed axes that are still free.
         total: Sizes of all tensors that have these axes on the factor, or more behind them.
-        precedence: The kind of the factor: what costs less communication when sharded comes first.
         shards: Into how many parts the axes cut the factor beyond what it has been given.
     """
 
@@ -43,15 +40,6 @@ def vote(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequ
 
     A candidate of a factor that stands behind another one in a dimension waits until that one is cut into single
     elements, as the dimension could not be sharded like that. When one wins, the others lose what overlaps it.
-
-    Args:
-        rule: The op's rule.
-        tensors: Axes of operands, then results.
-        tensor_sizes: Weight of each tensor: its number of elements, or its bytes.
-        mesh: The mesh of the op.
-
-    Returns:
-        Axes for each factor that do not overlap.
     """
     chosen: AxesPerFactor = [()] * rule.num_factors
     waiting = _predecessors(rule)

@@ -13,15 +13,7 @@ from shardy_py.passes.export.explicit_reshards.factor_axes import AxesPerFactor,
 
 @dataclass(frozen=True)
 class Conflict:
-    """An op for which axes are to be chosen.
-
-    Attributes:
-        rule: The op's rule.
-        tensors: Axes of operands, then results.
-        types: Their types.
-        mesh: The mesh of the op.
-        moved: Bytes that a device receives before and after the op if it runs under the given axes.
-    """
+    """An op for which axes are to be chosen; `moved` gives the bytes that a device receives if it runs under the axes it is called with."""
 
     rule: OpShardingRule
     tensors: Sequence[FactorAxes]
@@ -32,12 +24,7 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to choose.
-
-    Attributes:
-        size: The size of a tensor where tensors are compared.
-        axes: The axes of each factor under which an op runs.
-    """
+    """A way to choose."""
 
     size: Callable[[Type], int]
     axes: Callable[[Conflict], AxesPerFactor]

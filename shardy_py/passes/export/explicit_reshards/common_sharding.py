@@ -16,15 +16,6 @@ def find_common_axes(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor
     Cost is estimated by the sizes of the tensors that need not move. Of two tensors the preferred one wins; of more,
     the factors are settled by `vote`. Axes that factors with need of replication would have had go to the batching factors.
 
-    Args:
-        rule: The op's rule.
-        tensors: Axes of operands, then results.
-        tensor_sizes: Weight of each tensor: its number of elements, or its bytes.
-        mesh: The mesh of the op.
-
-    Returns:
-        Axes for each factor.
-
     Source: `findCommonAxes` of Shardy's explicit_reshards_util.cc.
     """
     agreed = compatible_axes(rule, tensors)

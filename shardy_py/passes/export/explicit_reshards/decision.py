@@ -26,11 +26,8 @@ class Decision:
     """The reshards and reductions to insert around one op.
 
     Attributes:
-        mesh: The mesh on which the op runs, as shardings name it.
-        operands: `(operand number, sharding)` of operands that are resharded before the op.
         results: `(result number, sharding)` of results that the op makes with another sharding than it had; a reshard
             back follows.
-        reduced: Axes along which the results are all-reduced.
         unless_equal: Whether an operand is left alone that has an equivalent sharding already. It may have one behind a
             propagation barrier, where the choice looks at another sharding than the operand's own.
     """
@@ -80,20 +77,7 @@ def decide(
     full: bool,
     choice: Choice = BY_ELEMENTS,
 ) -> Decision | None:
-    """Chooses the axes under which an op runs, and the reshards that these imply.
-
-    Args:
-        op_name: Its name; reshapes and dots have rules of their own.
-        rule: Its sharding rule.
-        shardings: Of operands, then results; None is replicated.
-        types: Their types.
-        meshes: Name -> mesh.
-        full: Whether all conflicts are settled, or only that of `dot_case` and reductions.
-        choice: The settlement of conflicts.
-
-    Returns:
-        None where the op runs as it is.
-    """
+    """The axes under which an op runs, as the reshards that they imply; without `full`, only for `dot_case` and reductions."""
     named_mesh = most_used_mesh(shardings, meshes)
     if named_mesh is None:
         return None

@@ -19,11 +19,6 @@ def result_axes_of_dot(rule: OpShardingRule, tensors: Sequence[FactorAxes], tens
     Example:
         `[{"x"}, {"y"}]` times `[{"y"}, {}]`, wanted as `[{"y"}, {}]`, is made as `[{"x"}, {}]`.
 
-    Args:
-        rule: The rule of the dot.
-        tensors: Axes of left side, right side and result.
-        tensor_sizes: Weight of each tensor: its number of elements, or its bytes.
-
     Returns:
         `(factor, axes)`, or None where the op is no such dot.
     """

@@ -16,15 +16,6 @@ def redistribute(rule: OpShardingRule, tensors: Sequence[TensorFactors], mesh_na
 
     All axes of the side that is cut into more parts, the operand on ties, are dealt out over the factors of each side.
     Each side may then have less of them than before; each factor gets what both have at its beginning.
-
-    Args:
-        rule: The rule of the reshape.
-        tensors: The operand and the result, as projected.
-        mesh_name: The mesh as the shardings name it.
-        mesh: The mesh itself.
-
-    Returns:
-        Axes for each factor.
     """
     operand, result = tensors
     axes = max(_all_axes(rule, operand, 0), _all_axes(rule, result, 1), key=lambda axes: num_shards(axes, mesh))

@@ -34,11 +34,7 @@ def all_reduce(axes: Axes, sharding: TensorSharding) -> Collective:
 
 
 def reduce_to(source: TensorSharding | None, target: TensorSharding | None, meshes: Mapping[str, Mesh]) -> list[Collective]:
-    """The all-reduce of the unreduced axes that `target` lacks; empty if it has all.
-
-    Raises:
-        ShardyError: They are over different meshes.
-    """
+    """The all-reduce of the unreduced axes that `target` lacks; empty if it has all. Raises ShardyError if the meshes differ."""
     if source is None or not source.unreduced:
         return []
     mesh = _mesh_of_both(source, target, meshes)
@@ -54,10 +50,7 @@ def more_unreduced(source: TensorSharding | None, target: TensorSharding | None,
 
     Where a dimension gives up its last axes and they become unreduced, nothing moves (`sdy.sharded_to_unreduced`). The
     other dimensions are resharded before. Unreduced axes that cut no dimension were replicated
-    (`sdy.replicated_to_unreduced`).
-
-    Raises:
-        ShardyError: They are over different meshes.
+    (`sdy.replicated_to_unreduced`). Raises ShardyError if they are over different meshes.
 
     Example:
         `[{"y"}, {"z"}]` to `[{}, {}], unreduced={"x", "y"}` is a reshard to `[{"y"}, {}]`, then `"x"` from replicated to

@@ -18,9 +18,6 @@ def complete(program: Program) -> None:
     and computes masks, which have no sharding, over the whole of tensors that are cut. A pad or slice that moves elements between
     parts runs on whole dimensions; an elementwise op without a sharding is cut as its operands are, of which those that are whole
     are sliced.
-
-    Args:
-        program: Changed in place; every sharding must cut evenly.
     """
     edits = Edits()
     for function in program.functions:

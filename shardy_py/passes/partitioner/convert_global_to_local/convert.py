@@ -39,10 +39,7 @@ class ConvertGlobalToLocal(Pass):
         becomes an all-reduce and a slice, unless it is kept as one. Without the two options that Shardy does not have, a program is
         Shardy's: devices do not number parts of axes as replica groups do, from major to minor, so that collectives over parts of axes may
         compute something else; pads are taken as if no element moved between parts; slices that move elements and masks without a sharding
-        are refused.
-
-        Raises:
-            ShardyError: If a dimension is not cut evenly, or an op cannot run on parts.
+        are refused. Raises ShardyError if a dimension is not cut evenly, or an op cannot run on parts.
 
         Source: Shardy's convert_global_to_local.cc.
         """

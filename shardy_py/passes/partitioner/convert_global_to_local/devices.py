@@ -48,14 +48,6 @@ def emit_offset(out: Emitter, axes: Sequence[AxisRef], mesh: Mesh, size: int) ->
 
 
 def emit_part(out: Emitter, value: Value, axes: Sequence[Sequence[AxisRef]], mesh: Mesh, sizes: Sequence[int]) -> Value:
-    """Adds a slice of the running device's part of a value.
-
-    Args:
-        out: Where ops are added.
-        value: The value to slice.
-        axes: Per dimension, the axes that cut it.
-        mesh: The mesh of the axes.
-        sizes: Shape of the part.
-    """
+    """Adds a slice of the running device's part of a value."""
     starts = [emit_offset(out, dim, mesh, size) if dim else out.integer(0) for dim, size in zip(axes, sizes, strict=True)]
     return out.dynamic_slice(value, starts, sizes)

@@ -12,14 +12,7 @@ from shardy_py.passes.partitioner.convert_global_to_local.facts import Facts, Wo
 
 
 class Emitter:
-    """Ops in place of `op`.
-
-    Attributes:
-        world: The program that is converted.
-        op: The op to replace; its operands are converted already.
-        facts: Its operands and results before the conversion.
-        ops: The ops added so far.
-    """
+    """Ops in place of `op`."""
 
     def __init__(self, world: World, op: Op) -> None:
         self.world = world

@@ -19,7 +19,6 @@ class Options(NamedTuple):
     """Options of the pass.
 
     Attributes:
-        per_dim_all_gather: Whether every dimension has an all-gather of its own.
         combine_multi_dimension_reduce_scatter: Whether several dimensions share one reduce-scatter; else they are all-reduced and sliced.
         enable_rgv3: Whether replica groups are axes of a mesh instead of lists of devices.
         sub_axes_in_order: Whether devices number parts of axes as replica groups do, see `devices.shard_index`.
@@ -32,13 +31,7 @@ class Options(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """Type, local type and sharding of a value before the conversion.
-
-    Attributes:
-        type: Its type as a whole.
-        local: The type of one device's part.
-        sharding: None where it has none.
-    """
+    """Type, local type and sharding of a value before the conversion."""
 
     type: Type
     local: Type
@@ -108,11 +101,7 @@ class World:
         return sharding.mesh_in(self.program.meshes)
 
     def local_type(self, type_: Type, sharding: TensorSharding | None) -> Type:
-        """The type of one device's part.
-
-        Raises:
-            ShardyError: If the parts would differ in size.
-        """
+        """The type of one device's part; raises ShardyError if the parts differ in size."""
         if sharding is None or sharding.is_fully_replicated or not isinstance(type_, TensorType) or sharding.rank != type_.rank:
             return type_
         try:

@@ -13,14 +13,7 @@ from shardy_py.passes.replica_groups import MESH_AXES
 
 
 def collective_attributes(out: Emitter, axes: Sequence[AxisRef], sharding: TensorSharding, *, global_ids: bool = True) -> dict[str, object]:
-    """Replica groups, a channel of its own and, unless it has none, `use_global_device_ids` of a collective.
-
-    Args:
-        out: Whose program's channels are counted.
-        axes: The axes that the devices of a group differ along.
-        sharding: Over the mesh of the axes.
-        global_ids: Whether the op says that its groups are lists of device ids.
-    """
+    """Replica groups, a channel of its own and, unless it has none, `use_global_device_ids` of a collective."""
     mesh = out.world.mesh(sharding)
     attributes: dict[str, object] = {"channel_handle": channel(out)}
     # StableHLO takes SDY's axes of a mesh that has a name alone.

@@ -17,14 +17,7 @@ def part_offset(out: Emitter, tensor: Tensor, dim: int) -> Value:
 
 
 def spread(out: Emitter, components: Sequence[Value], indices: Value, vector_dim: int) -> Value:
-    """Adds a tensor of the shape of the indices whose vectors have these components.
-
-    Args:
-        out: Where ops are added.
-        components: Scalars, one per component of an index.
-        indices: The indices.
-        vector_dim: The dimension of the indices along which a vector lies.
-    """
+    """Adds a tensor of the shape of the indices whose vectors have these components."""
     shape = indices.type.shape
     if len(components) == 1:
         return out.broadcast(components[0], shape)

@@ -18,18 +18,7 @@ FULL_RESHARDS = "run sdy-insert-explicit-reshards{enable-full-version=true} befo
 
 
 def check_summed(out: Emitter, axes: Sequence[AxisRef], sharding: TensorSharding | None, subject: str, dims: str) -> None:
-    """Sees to it that what uses the op's result are all-reduces and reduce-scatters over some axes, if there are any.
-
-    Args:
-        out: The op.
-        axes: The axes that cut what the op sums over.
-        sharding: Over the mesh of the axes.
-        subject: The name of the op, for the error.
-        dims: The dimensions that the axes cut, for the error.
-
-    Raises:
-        ShardyError: If something else uses the result, or the sum is over other axes.
-    """
+    """Raises ShardyError unless every use of the op's result is an all-reduce or reduce-scatter over the axes that cut what it sums."""
     if not axes or sharding is None:
         return
     users = [user for user, _ in out.op.results[0].uses]

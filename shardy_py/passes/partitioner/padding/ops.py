@@ -32,11 +32,7 @@ def generic(padder: Padder, op: Op) -> None:
 
 
 def concatenate(padder: Padder, op: Op) -> None:
-    """A concatenate, whose operands must not be padded where they are put together.
-
-    Raises:
-        ShardyError: If one is.
-    """
+    """A concatenate; raises ShardyError if an operand is padded along the dimension that is concatenated."""
     dim = op.attributes["dimension"]
     if any(dim in padder.padded_dims(value) for value in (*op.operands, *op.results)):
         raise padder.error(
@@ -83,11 +79,7 @@ def constant(padder: Padder, op: Op) -> None:
 
 
 def reshape(padder: Padder, op: Op) -> None:
-    """A reshape, which must have as many elements on both sides.
-
-    Raises:
-        ShardyError: If it has not.
-    """
+    """A reshape; raises ShardyError if the numbers of elements differ."""
     source, target = op.operands[0].type.shape, op.result.type.shape
     if math.prod(source) != math.prod(target):
         raise padder.error(
@@ -123,11 +115,7 @@ def unsupported(padder: Padder, op: Op) -> None:
 
 
 def returned(padder: Padder, op: Op) -> None:
-    """A return from a function, whose values must not be padded.
-
-    Raises:
-        ShardyError: If one is.
-    """
+    """A return from a function; raises ShardyError if a value is padded."""
     for i, value in enumerate(op.operands):
         if isinstance(value.type, TensorType) and value.type.shape != padder.before(value):
             raise padder.error(

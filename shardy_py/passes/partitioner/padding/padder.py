@@ -18,8 +18,6 @@ class Padder:
     """Types of values before and after, and where the padding is known to be zero.
 
     Attributes:
-        program: The program, changed in place.
-        made: The ops of the present block so far.
         zero: Values whose padding Shardy takes for zero.
         exact: The padded dimensions of a value in which the padding is zero whatever happened before.
     """

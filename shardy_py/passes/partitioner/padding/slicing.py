@@ -24,19 +24,7 @@ def slice_(padder: Padder, op: Op) -> None:
 def slice_bounds(
     padder: Padder, op: Op, sharding: TensorSharding | None, source: Ints, shapes: tuple[Ints, Ints], bounds: tuple[Ints, ...]
 ) -> Ints:
-    """The limits of a slice with a padded result.
-
-    Args:
-        padder: Knows the meshes.
-        op: For errors.
-        sharding: Of the operand.
-        source: Shape of the operand, padded.
-        shapes: Shape of the result before and after.
-        bounds: Where the slice starts and ends and how it strides.
-
-    Raises:
-        ShardyError: If a device would need elements of another to make its part of the padded result.
-    """
+    """The limits of a slice with a padded result; raises ShardyError if a device needs elements of another to make its part."""
     limits: list[int] = []
     shards = (1,) * len(source) if sharding is None else sharding.shards(sharding.mesh_in(padder.program.meshes))
     for dim, (start, limit, stride) in enumerate(zip(*bounds, strict=True)):

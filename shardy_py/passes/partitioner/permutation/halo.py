@@ -29,16 +29,7 @@ def local_shape(shape: Sequence[int], sharding: TensorSharding, manual: Collecti
 
 
 def shift(value: Value, sharding: TensorSharding, mesh: Mesh, by: dict[int, int], like: Op, *, whole_mesh_ids: bool) -> Op:
-    """A manual computation that moves elements to higher indices; what comes in at the low end is zero.
-
-    Args:
-        value: A tensor whose dimensions the axes divide.
-        sharding: Its sharding.
-        mesh: The mesh of the sharding.
-        by: Dimension -> by how much, at most the part of a device.
-        like: Gives the location.
-        whole_mesh_ids: Whether permutes name devices by their ids in the mesh, not by their numbers among the manual axes.
-    """
+    """A manual computation that moves elements `by` at most a device's part to higher indices; zeros come in at the low end."""
     names = {axis.name for dim in by for axis in sharding.dims[dim].axes}
     manual = tuple(name for name in mesh.axis_names if name in names)
     type_ = local_ops.tensor_type(value)

@@ -19,15 +19,6 @@ def replicated(
     """Takes the axes of some factors away from all tensors of an op.
 
     Tensors over meshes that differ in the order of their devices are brought to one order too, where anything changes.
-
-    Args:
-        rule: The op's rule.
-        factors: Those that must not be sharded.
-        shardings: Of operands, then results; None is replicated.
-        meshes: Name -> mesh.
-
-    Returns:
-        None where nothing has to be resharded.
     """
     named_mesh = _mesh_in_device_order(shardings, meshes)
     if named_mesh is None:

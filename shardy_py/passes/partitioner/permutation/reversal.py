@@ -20,12 +20,6 @@ def reverse_parts(op: Op, names: MeshNames, edits: Edits, *, whole_mesh_ids: boo
     divide is padded; its padding is moved to the low end, so that it is at the high end again after the reversal, and is sliced off.
     The result is sharded as the operand.
 
-    Args:
-        op: The reversal.
-        names: Names the reversed mesh.
-        edits: Takes what is inserted.
-        whole_mesh_ids: Whether permutes name devices by their ids in the mesh.
-
     Returns:
         Whether the op is dealt with; not where the padding is larger than a part, or other dimensions forbid a manual computation.
     """
