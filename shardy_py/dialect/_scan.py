@@ -20,12 +20,7 @@ _INT64 = 1 << 63
 
 
 class Scanner:
-    """Reads tokens from a text, left to right.
-
-    Attributes:
-        text: The whole text.
-        position: Where the next token begins; white space and comments before it are skipped already.
-    """
+    """Reads tokens from a text, left to right; white space and comments before `position` are skipped already."""
 
     def __init__(self, text: str) -> None:
         self.text = text

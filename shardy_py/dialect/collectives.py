@@ -83,13 +83,7 @@ class ListOfAxisRefLists(_Attribute):
 
 @final
 class AllToAllParam(_Attribute):
-    """`{"x"}: 0->1`: move the axes from the end of one dimension to the end of another.
-
-    Args:
-        axes: Axes to move, major to minor.
-        source: Dimension that loses them.
-        target: Dimension that gets them.
-    """
+    """`{"x"}: 0->1`: move the axes, major to minor, from the end of one dimension to the end of another."""
 
     mnemonic = "all_to_all_param"
     __slots__ = _fields = ("axes", "source", "target")
@@ -186,11 +180,7 @@ AXES_OF: Mapping[str, str] = {
 
 
 def moved_axes(attribute: AxisRefList | ListOfAxisRefLists | AllToAllParamList) -> tuple[AxisRef, ...]:
-    """The axes in the attribute of a collective, in order.
-
-    Args:
-        attribute: The attribute that `AXES_OF` names.
-    """
+    """The axes in the attribute of a collective, in order."""
     if isinstance(attribute, AxisRefList):
         return attribute.axes
     parts = attribute.params if isinstance(attribute, AllToAllParamList) else attribute.lists

@@ -20,8 +20,6 @@ def shard_index(position: int, axes: Sequence[AxisRef], mesh: Mesh, *, from_mino
 
     Args:
         position: Counted over all axes of the mesh.
-        axes: Axes and parts of axes.
-        mesh: Their mesh.
         from_minor: Whether parts of an axis count from its minor end, so that `"x":(1)2` alternates from one device along x to the
             next. Shardy's partitioner numbers what devices have in this way, though for its replica groups `"x":(1)2` is the major
             half: programs that mix both compute something else. Later versions of Shardy have this right.
@@ -44,10 +42,6 @@ def remaining_axes(axes: Iterable[AxisRef], mesh: Mesh) -> Axes:
 @functools.lru_cache(maxsize=4096)
 def device_groups(axes: Axes, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     """The devices that differ along some axes alone, group by group.
-
-    Args:
-        axes: The axes, from major to minor: the order within a group.
-        mesh: Their mesh; the groups follow the order of its other axes.
 
     Example:
         >>> device_groups((AxisRef("x"),), Mesh([("x", 2), ("y", 2)]))

@@ -31,11 +31,7 @@ class PropagationDirection(IntEnum):
 
     @classmethod
     def parse(cls, text: str) -> PropagationDirection:
-        """Reads `FORWARD`, `forward`, ...
-
-        Raises:
-            ParseError: There is no such direction.
-        """
+        """Reads `FORWARD`, `forward`, ... Raises ParseError if there is no such direction."""
         try:
             return cls[text.strip().upper()]
         except KeyError:

@@ -18,11 +18,6 @@ from shardy_py.dialect.sharding import DimensionSharding, TensorSharding
 def format_type(dtype: str, shape: Sequence[int], sharding: TensorSharding | None = None) -> str:
     """A type with its sharding, after JAX's `float32[1024@data,512@model]`.
 
-    Args:
-        dtype: Element type as it is to appear.
-        shape: Dimension sizes.
-        sharding: None where nothing is known.
-
     Example:
         >>> format_type("float32", (1024, 512), TensorSharding("mesh", [["data"], ["model"]]))
         'float32[1024@data,512@model]'
@@ -71,10 +66,6 @@ def short_location(location: str) -> str:
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
     """Rows of cells as lines with aligned columns; columns without text are left out.
 
-    Args:
-        rows: The cells, as many in each row.
-        right: The columns that are aligned to the right.
-
     Example:
         >>> aligned([("node", "ms"), ("a", "10.5")], right=[1])
         ['node    ms', 'a     10.5']
@@ -89,9 +80,6 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def printable(text: str) -> str:
     r"""Escapes control characters other than tabs and line ends, so that a name in a plan cannot steer the terminal that shows it.
-
-    Args:
-        text: One or several lines.
 
     Example:
         >>> printable("plan of \x1b[2Jstep")

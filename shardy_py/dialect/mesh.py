@@ -25,11 +25,7 @@ class _Axis(Protocol):
 
 @final
 class MeshAxis(Interned):
-    """A name and a size, `"x"=4`.
-
-    Raises:
-        DialectError: The size is less than 1.
-    """
+    """A name and a size of at least 1, `"x"=4`."""
 
     mnemonic = "mesh_axis"
     __slots__ = _fields = ("name", "size")
@@ -189,12 +185,7 @@ class Mesh(Interned):
 
 
 def check_mesh(axes: tuple[MeshAxis, ...], device_ids: tuple[int, ...]) -> None:
-    """Checks what `Mesh` requires of its fields, in Shardy's order and words.
-
-    Raises:
-        DialectError: A negative id; several ids without axes; an axis name twice; ids that are not a permutation of
-            0, 1, ..., the product of the axis sizes.
-    """
+    """Checks what `Mesh` requires of its fields, in Shardy's order and words."""
     for i in device_ids:
         if i < 0:
             raise DialectError(f"device id must be non-negative, got: {i}", where="device_ids of a mesh")

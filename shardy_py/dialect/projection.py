@@ -21,7 +21,6 @@ class FactorSharding:
 
     Attributes:
         axes: Major to minor, not merged at sub-axis boundaries.
-        closed: Whether no axes may be added.
         minor_most: Whether the factor is the last of its dimension, so that it may be sharded unevenly.
         overflow: Axes of the dimension that could not be dealt out.
     """
@@ -48,15 +47,7 @@ class TensorFactors:
 def project(
     mapping: Sequence[Sequence[int]], sharding: TensorSharding | None, sizes: Sequence[int], mesh: Mesh, closed_if_missing: bool = False
 ) -> TensorFactors:
-    """Deals the axes of every dimension out to its factors.
-
-    Args:
-        mapping: Factor indices of every dimension of the tensor.
-        sharding: Its sharding; a missing one is open (closed with `closed_if_missing`).
-        sizes: Size of every factor.
-        mesh: The mesh of the op.
-        closed_if_missing: Whether a missing sharding counts as closed instead of open.
-    """
+    """Deals the axes of every dimension out to its factors."""
     factors: dict[int, FactorSharding] = {}
     if sharding is None:
         for dim in mapping:

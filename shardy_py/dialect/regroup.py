@@ -13,11 +13,6 @@ from shardy_py.dialect.sharding import DimensionSharding, TensorSharding
 def regrouped_axes(axes: Iterable[AxisRef], mesh: Mesh, onto: Mesh) -> tuple[AxisRef, ...] | None:
     """The parts of a mesh's axes that cut devices as axes of another mesh do; None where no parts do.
 
-    Args:
-        axes: Axes of `mesh`, from major to minor.
-        mesh: Their mesh.
-        onto: The mesh whose parts are wanted.
-
     Example:
         >>> turned, mesh = Mesh((("x", 4), ("y", 2))), Mesh((("x", 2), ("y", 4)))
         >>> [str(axis) for axis in regrouped_axes([AxisRef("x")], turned, mesh)]

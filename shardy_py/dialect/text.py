@@ -44,8 +44,7 @@ _ATTRIBUTES = {kind.mnemonic: kind for kind in _KINDS}
 def parse_attribute(text: str) -> Interned:
     """Reads any SDY attribute that begins with `#sdy.name` or, as MLIR writes those without angle brackets, `#sdy<name`.
 
-    Raises:
-        ParseError: There is no attribute of that name, or the text is not one.
+    Raises ParseError if there is no attribute of that name, or the text is not one.
     """
     scanner = Scanner(text)
     mnemonic = mnemonic_of(scanner)

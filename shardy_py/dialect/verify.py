@@ -30,16 +30,12 @@ def verify_sharding(
 ) -> None:
     """Checks that a sharding suits a tensor and a mesh. A dimension's size need not divide.
 
-    Args:
-        sharding: The sharding to check.
-        shape: Shape of the tensor; None for a value without a shape, such as a token.
-        mesh: The mesh its name stands for, or all meshes by name.
-        manual_axes: Axes that manual computations around the tensor have made manual.
+    Raises DialectError if the mesh is unknown; the rank differs; a priority stands on a dimension that is empty and closed; an axis is
+    unknown, used twice, or bound by a manual computation; neighbouring sub-axes should be one; replicated or unreduced axes are not in mesh
+    order; or sub-axes are malformed or overlap.
 
-    Raises:
-        DialectError: The mesh is unknown; the rank differs; a priority stands on a dimension that is empty and closed;
-            an axis is unknown, used twice, or bound by a manual computation; neighbouring sub-axes should be one;
-            replicated or unreduced axes are not in mesh order; or sub-axes are malformed or overlap.
+    Args:
+        mesh: The mesh its name stands for, or all meshes by name.
     """
     over = _mesh_of(sharding, mesh)
     try:
@@ -63,15 +59,7 @@ def verify_shardings(
 ) -> None:
     """Checks one sharding per value; an op without results may carry a single one without axes.
 
-    Args:
-        shardings: The shardings.
-        shapes: One shape per value, None for a value without one.
-        mesh: As in `verify_sharding`.
-        manual_axes: As in `verify_sharding`.
-        what: The name of the values, for the message.
-
-    Raises:
-        DialectError: The numbers differ, or one of the shardings does not suit its value.
+    Raises DialectError if the numbers differ, or one of the shardings does not suit its value.
     """
     items = shardings.shardings if isinstance(shardings, TensorShardingPerValue) else tuple(shardings)
     manual_axes = tuple(manual_axes)
@@ -98,13 +86,10 @@ def verify_shardings(
 def verify_axis_lists(lists: Iterable[Sequence[AxisRef]], mesh: Mesh, ordered: str = "") -> None:
     """Checks the axes that a collective moves, one list per dimension; sub-axes are not compared with their axis, as in Shardy.
 
-    Args:
-        lists: Lists of axes.
-        mesh: Their mesh.
-        ordered: Where given, the axes must be in mesh order, and this is what they are called in the message.
+    Raises DialectError if an axis is unknown or comes twice, neighbouring sub-axes should be one, or axes are not in order.
 
-    Raises:
-        DialectError: An axis is unknown or comes twice, neighbouring sub-axes should be one, or axes are not in order.
+    Args:
+        ordered: Where given, the axes must be in mesh order, and this is what they are called in the message.
     """
     seen: set[AxisRef] = set()
     for axes in lists:
@@ -117,14 +102,8 @@ def verify_axis_lists(lists: Iterable[Sequence[AxisRef]], mesh: Mesh, ordered: s
 def verify_rule(rule: OpShardingRule, operand_shapes: Sequence[Shape], result_shapes: Sequence[Shape]) -> None:
     """Checks that a sharding rule suits an op. Products of factor sizes are not compared with dimension sizes.
 
-    Args:
-        rule: The rule to check.
-        operand_shapes: Shapes of the operands.
-        result_shapes: Shapes of the results.
-
-    Raises:
-        DialectError: A number or a rank differs; a dimension has no factor, a factor twice, an unknown factor, or a
-            factor of size 1 beside others; a factor is not used; or a list of special factors is malformed.
+    Raises DialectError if a number or a rank differs; a dimension has no factor, a factor twice, an unknown factor, or a factor of size 1
+    beside others; a factor is not used; or a list of special factors is malformed.
     """
     try:
         used: set[int] = set()
@@ -159,18 +138,11 @@ def verify_manual_axes(
 ) -> None:
     """Checks the operands, or the results, of a manual computation; the shardings themselves must be valid.
 
-    Args:
-        shardings: One sharding per operand or result.
-        global_shapes: Shapes outside; a negative size is not known, None stands for a value without a shape.
-        local_shapes: Shapes of the body's arguments, or of what it returns.
-        manual_axes: The axes the body does not see.
-        mesh: As in `verify_sharding`.
-        what: `operand` or `result`.
-        texts: Per value, how its shape is written in a message; a tuple by default.
+    Raises DialectError if the numbers differ; a manual axis is unknown or comes after a free one in a dimension; a dimension does not
+    divide; or a local shape is not the global one divided by the manual axes.
 
-    Raises:
-        DialectError: The numbers differ; a manual axis is unknown or comes after a free one in a dimension; a dimension
-            does not divide; or a local shape is not the global one divided by the manual axes.
+    Args:
+        global_shapes: Shapes outside; a negative size is not known, None stands for a value without a shape.
     """
     items = shardings.shardings if isinstance(shardings, TensorShardingPerValue) else tuple(shardings)
     if len(global_shapes) != len(local_shapes):
@@ -302,15 +274,7 @@ def _verify_sub_axes(axes: tuple[AxisRef, ...], mesh: Mesh) -> None:
 
 
 def verify_parts(axes: Iterable[AxisRef], mesh: Mesh) -> None:
-    """Checks that parts of axes are parts of these; Shardy does not for the axes that a collective moves.
-
-    Args:
-        axes: Axes and parts of axes; one that the mesh does not have is left to other checks.
-        mesh: Their mesh.
-
-    Raises:
-        DialectError: A part is empty, or does not come from splitting its axis.
-    """
+    """Raises DialectError if a part of an axis is empty or does not come from splitting it; Shardy allows it in collectives."""
     for axis in axes:
         if not axis.is_full and mesh.has_axis(axis.name):
             _verify_part(axis, mesh.axis_size(axis.name))

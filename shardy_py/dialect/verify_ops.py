@@ -39,18 +39,8 @@ def verify_collective(
 ) -> None:
     """Checks that the axes of a collective turn the sharding of its operand into that of its result.
 
-    Args:
-        name: Name of the op, one of `COLLECTIVES`.
-        axes: The value of its attribute, see `collectives.AXES_OF`; None for `sdy.collective_permute`.
-        operand: None where the operand has no sharding.
-        result: The op's `out_sharding`.
-        shape: As in `verify_sharding`.
-        meshes: All meshes by name.
-        manual_axes: Axes that manual computations around the op have made manual.
-
-    Raises:
-        DialectError: The operand has no sharding and must have one; the result's is not valid; meshes or ranks differ; or
-            the axes are malformed or do not lead from one sharding to the other.
+    Raises DialectError if the operand has no sharding and must have one; the result's is not valid; meshes or ranks differ; or the axes are
+    malformed or do not lead from one sharding to the other.
 
     Example:
         >>> x, none = (TensorSharding("m", [axes]) for axes in (["x"], []))
@@ -88,22 +78,7 @@ def verify_manual_computation(
     bound: Iterable[str] = (),
     texts: tuple[Sequence[Callable[[Shape], str]], Sequence[Callable[[Shape], str]]] | None = None,
 ) -> None:
-    """Checks the shardings and manual axes of an `sdy.manual_computation` against the shapes outside and inside.
-
-    Args:
-        in_shardings: One per operand.
-        out_shardings: One per result.
-        outside: Shapes of the operands, and of the results.
-        inside: Shapes of the body's arguments, and of the values it returns.
-        axes: The manual axes.
-        meshes: All meshes by name.
-        bound: Axes that manual computations around this one have made manual.
-        texts: Per operand and per result, how a shape is written in a message.
-
-    Raises:
-        DialectError: See `verify_shardings` and `verify_manual_axes`; or the shardings are over several meshes, or an axis
-            is bound already.
-    """
+    """Checks the shardings and manual axes of an `sdy.manual_computation` against its shapes; `bound` are those of outer ones."""
     bound = tuple(bound)
     verify_shardings(in_shardings, outside[0], meshes, bound, "operand")
     verify_shardings(out_shardings, outside[1], meshes, bound, "result")
@@ -133,11 +108,7 @@ def verify_manual_computation(
 
 
 def verify_direction(direction: PropagationDirection) -> None:
-    """Checks the direction that an `sdy.propagation_barrier` allows.
-
-    Raises:
-        DialectError: It allows both.
-    """
+    """Raises DialectError if an `sdy.propagation_barrier` allows both directions."""
     if direction is PropagationDirection.BOTH:
         raise DialectError(
             "cannot specify `BOTH` as the direction. Not blocking propagation direction makes the op redundant.",
