@@ -26,9 +26,6 @@ class Value:
     """A result of an op or an argument of a block, with the sharding it has at this point.
 
     Attributes:
-        type: Shape and element type.
-        owner: The op it is a result of, or the block it is an argument of.
-        index: Its position among the owner's results or arguments.
         uses: `(op, operand number)` in the order in which the uses were made; the keys of a dict, so that a value with thousands of uses
             loses one at once.
         sharding: None where nothing is known yet.
@@ -69,18 +66,12 @@ class Value:
 class Op:
     """One operation: name, operands, results, attributes, regions (one block each) and its sharding rule.
 
-    Args:
-        sharding: The sharding of the first result.
-
     Attributes:
-        name: `stablehlo.add`, `sdy.sharding_constraint`, ...
         attributes: Plain Python values under StableHLO's attribute names; may be shared between ops, so a pass
             that changes one assigns a new dict.
-        regions: One block per region.
         rule: The sharding rule, once known; None where the op does not propagate.
         rule_decided: Whether `rule` has been decided (None included).
         location: Whatever the front end knows about the source; `Program.locate` turns it into a `Location`.
-        primitive: The JAX primitive it came from, or None.
         block: The block it stands in; None once erased.
     """
 
@@ -168,11 +159,7 @@ class Op:
 
 
 class Block:
-    """Arguments and a list of ops, the last of which is the terminator.
-
-    Attributes:
-        parent: The op or function whose body this is.
-    """
+    """Arguments and a list of ops, the last of which is the terminator."""
 
     __slots__ = ("arguments", "ops", "parent")
 
@@ -256,8 +243,6 @@ class Program:
 
     Attributes:
         functions: In order; `main` is the entry (or the only one).
-        meshes: Name -> mesh, in order of definition.
-        mesh_attributes: Name of a mesh -> attributes of its definition, where it has any.
         locate: Turns `Op.location` into a `Location`; set by the front end.
         calls: Gives `file:line` of the calls around what `Op.location` stands for, innermost first; set by a front end that knows them.
     """

@@ -19,9 +19,6 @@ _BODY_PARAMETERS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
 def body_parameter(params: Mapping[str, object]) -> str:
     """The parameter with the jaxpr of a call, also of one that is not in `CALLS`; its name differs between primitives and versions of JAX.
 
-    Args:
-        params: The parameters of the equation.
-
     Example:
         >>> body_parameter({"name": "f", "call_jaxpr": None})
         'call_jaxpr'

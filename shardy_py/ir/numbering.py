@@ -15,9 +15,6 @@ class Names:
 
     As in MLIR, numbers go through a block first and then through the regions in it, each of which goes on from where the
     block ended, so that regions beside each other use the same names.
-
-    Args:
-        top: The function or block to name the values of.
     """
 
     def __init__(self, top: Function | Block | None) -> None:

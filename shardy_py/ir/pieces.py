@@ -14,9 +14,7 @@ def local_shape(type_: Type, sharding: TensorSharding | None, meshes: Mapping[st
     """The shape of a piece; all of a value on the only device that a maximal sharding names.
 
     Args:
-        type_: The type of the value.
         sharding: Its sharding; None is replicated. Dimensions beyond the type's are those of PRNG keys.
-        meshes: Where named meshes are looked up.
     """
     shape = type_.shape
     if sharding is None:
@@ -27,13 +25,7 @@ def local_shape(type_: Type, sharding: TensorSharding | None, meshes: Mapping[st
 
 
 def local_bytes(type_: Type, sharding: TensorSharding | None, meshes: Mapping[str, Mesh]) -> int:
-    """The bytes of a piece; none of a value without a shape.
-
-    Args:
-        type_: The type of the value.
-        sharding: Its sharding; None is replicated.
-        meshes: Where named meshes are looked up.
-    """
+    """The bytes of a piece; 0 of a value without a shape. A sharding of None is replicated."""
     if not isinstance(type_, TensorType):
         return 0
     return -(-math.prod(local_shape(type_, sharding, meshes)) * element_bits(type_.dtype) // 8)

@@ -31,13 +31,7 @@ _MANUAL_COMPUTATION = "sdy.manual_computation"
 
 
 def print_program(program: Program) -> str:
-    """The text of a program, as MLIR writes a module; equal programs have equal texts.
-
-    Args:
-        program: The program.
-
-    Returns:
-        Lines, the last of which ends without a line break.
+    """The lines of a program, as MLIR writes a module; equal programs have equal texts. The last line ends without a line break.
 
     Example:
         >>> print(print_program(Program([Function("main", Block(), ())])))
@@ -68,12 +62,7 @@ def print_function(function: Function) -> str:
 
 
 def print_op(op: Op, *, regions: bool = True) -> str:
-    """The text of one op, with the names its values have in its function.
-
-    Args:
-        op: The op.
-        regions: Whether the regions are written out; else each is `{...}`.
-    """
+    """The text of one op, with its function's names of values; without `regions` each region is `{...}`."""
     top: Block | Function | None = op.block
     while isinstance(top, Block) and top.parent is not None:
         parent = top.parent

@@ -9,11 +9,7 @@ T = TypeVar("T")
 
 
 def merge_tables(tables: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    """Puts tables together.
-
-    Raises:
-        ValueError: If a name is in two of them.
-    """
+    """Merges tables; raises ValueError if a name is in two of them."""
     merged: dict[str, T] = {}
     for table in tables:
         for name, entry in table.items():

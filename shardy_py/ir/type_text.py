@@ -66,8 +66,7 @@ def shape_text(shape: Sequence[int], element: str) -> str:
 def shape_of(type_: Type) -> tuple[int, ...] | None:
     """The shape that a sharding of a value must fit, None for a value without one; a tuple of one tensor counts as that tensor.
 
-    Raises:
-        ValueError: No value of this type can have a sharding; the message says why, in Shardy's words.
+    Raises ValueError if no value of this type can have a sharding; the message says why, in Shardy's words.
     """
     return type_.shape if isinstance(type_, TensorType) else _opaque_shape(str(type_))
 

@@ -18,7 +18,6 @@ class TensorType:
     Equal types are one object, so that `is` compares them and hashing is free.
 
     Args:
-        shape: Dimension sizes.
         dtype: Element type in JAX's spelling: `float32`, `bfloat16`, `int4`, `bool`, `complex64`.
 
     Example:

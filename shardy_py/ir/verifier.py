@@ -32,16 +32,7 @@ _MANUAL_COMPUTATION = "sdy.manual_computation"
 
 
 class Problem:
-    """A broken rule of the IR.
-
-    Attributes:
-        what: The broken rule, in the words of MLIR or Shardy where these check it too.
-        op: The op it is found at, or None.
-        function: The function that op is in, or None.
-        why: The rule.
-        fix: The remedy.
-        notes: Facts attached, one line each.
-    """
+    """A broken rule of the IR."""
 
     __slots__ = ("fix", "function", "location", "notes", "op", "what", "why")
 
@@ -87,12 +78,8 @@ class Problem:
 def verify(program: Program) -> None:
     """Checks a program, as MLIR's verifier does a module.
 
-    Args:
-        program: The program; it is not changed.
-
-    Raises:
-        VerificationError: The first rule it breaks, function by function, an op before those in its regions; the rules of
-            the graph come before those of single ops.
+    Raises VerificationError for the first rule that it breaks, function by function, an op before those in its regions; the rules of the
+    graph come before those of single ops.
     """
     broken = problems(program, limit=1)
     if broken:
@@ -104,10 +91,6 @@ def problems(program: Program, *, limit: int = _FEW) -> list[Problem]:
 
     Where the graph itself is broken, in that a use leads nowhere or a value is used before it is made, the rest of the
     checks of that function are still made as far as they can be.
-
-    Args:
-        program: The program; it is not changed.
-        limit: The most problems to look for.
     """
     return _Verifier(program, limit).run()
 
@@ -178,7 +161,6 @@ class _Verifier:
         """Checks parents, terminators, dominance and uses of a block and of what is in it.
 
         Args:
-            block: The block.
             defined: The values that may be used here; those made in the block are added and, at the end, taken out.
             inside: The innermost op around that is isolated from above.
         """
