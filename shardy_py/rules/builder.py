@@ -17,9 +17,6 @@ class Signature(NamedTuple):
     """All that the rule of an op depends on.
 
     Args:
-        operands: Shape of each operand.
-        results: Shape of each result.
-        attributes: The op's attributes, as `Op.attributes`.
         conservative: Whether factors that do not tile their dimension exactly are left out or blocked.
         context: The one fact about neighbouring ops that a few rules need (see `CONTEXT` in `registry.py`).
     """
@@ -36,10 +33,6 @@ Builder = Callable[[Signature], OpShardingRule | None]
 
 class FactorBuilder:
     """Collects factors in order; `build` gives each dimension left over a factor of size 1 of its own.
-
-    Args:
-        operands: Shape of each operand.
-        results: Shape of each result.
 
     Example:
         >>> builder = FactorBuilder([(8, 32), (32, 16)], [(8, 16)])
@@ -82,10 +75,6 @@ class FactorBuilder:
 
         Args:
             operand_dims: A dimension, or `NO_DIM`, for each operand; operands past the end do not have the factor.
-            result_dims: The same for the results.
-            size: Size of the factor.
-            type: Its factor type.
-            blocked: Whether no sharding is propagated along it.
         """
         factor = self._new_factor(size, type, blocked)
         for mappings, dims in ((self._operands, operand_dims), (self._results, result_dims)):

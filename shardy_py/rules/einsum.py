@@ -22,15 +22,7 @@ class RuleSpec:
     """A sharding rule without shapes, as `parse_einsum_rule` returns it; equal rules are equal whatever their spacing.
 
     Attributes:
-        pattern: The string, with normal spacing.
-        reduction: Factors that are reduced over.
-        need_replication: Factors that must not be sharded where the op runs.
-        permutation: Factors that need data of neighbours when sharded.
-        blocked_propagation: Factors along which shardings do not propagate.
         factor_sizes: Size of each factor that is never a dimension of its own.
-        text: The string as it was written.
-        operands: The parsed operands.
-        results: The parsed results.
     """
 
     pattern: str
@@ -54,13 +46,8 @@ class RuleSpec:
     def bind(self, operand_shapes: Iterable[Iterable[int]], result_shapes: Iterable[Iterable[int]]) -> OpShardingRule:
         """Makes the rule for an op with these shapes.
 
-        A factor that is a dimension in several tensors has the smallest of their sizes.
-
-        Returns:
-            A rule with `is_custom` set.
-
-        Raises:
-            ShardingRuleError: If the number of tensors, their ranks or their sizes do not fit.
+        A factor that is a dimension in several tensors has the smallest of their sizes. Raises ShardingRuleError if the number of tensors,
+        their ranks or their sizes do not fit.
 
         Example:
             >>> str(parse_einsum_rule("... i, i j -> ... j", reduction="i").bind([(2, 8, 4), (4, 16)], [(2, 8, 16)]))
@@ -161,7 +148,8 @@ def parse_einsum_rule(
     """Reads a rule as JAX's `custom_partitioning` does, but says where and why it cannot.
 
     Beyond JAX's form, `blocked_propagation` can be given; a comma inside parentheses, a factor twice in one tensor and
-    a reduction factor in a result are errors here, where JAX leaves them to the compiler.
+    a reduction factor in a result are errors here, where JAX leaves them to the compiler. Raises ShardingRuleError if the string or an
+    argument is wrong; points at the place. Raises TypeError if `rule` is not a string or a size not an integer.
 
     Args:
         rule: Operands and results, such as `"... (h d) k, k j -> ... h d j"`; the grammar is in `einsum_text.py`.
@@ -170,14 +158,6 @@ def parse_einsum_rule(
         permutation: Factors that need data of neighbours when sharded.
         blocked_propagation: Factors along which shardings do not propagate.
         factor_sizes: Size of each factor that only stands in compound dimensions.
-        **sizes: The same as keywords.
-
-    Returns:
-        The rule without shapes.
-
-    Raises:
-        ShardingRuleError: If the string or an argument is wrong; points at the place.
-        TypeError: If `rule` is no string or a size no integer.
 
     Example:
         >>> print(parse_einsum_rule("i k, k j -> i j", reduction="k").bind([(8, 4), (4, 2)], [(8, 2)]))

@@ -33,13 +33,7 @@ class Dim(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """An operand or result: an optional ellipsis, then named dimensions.
-
-    Args:
-        dims: The dimensions that are named.
-        ellipsis: Group of the leading ellipsis; None without one.
-        position: Where in the string it stands.
-    """
+    """An operand or result: the group of its leading ellipsis (None without one), then named dimensions."""
 
     dims: tuple[Dim, ...]
     ellipsis: int | None
@@ -62,14 +56,7 @@ class _Token(NamedTuple):
 def read_rule(text: str) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Reads operands and results of a rule.
 
-    Args:
-        text: The rule, such as `"... (h d) k, k j -> ... h d j"`.
-
-    Returns:
-        The operands and the results.
-
-    Raises:
-        ShardingRuleError: If the string breaks the grammar or names a factor twice in one tensor.
+    Raises ShardingRuleError if the string breaks the grammar or names a factor twice in one tensor.
     """
     tokens = list(_split(text))
     arrows = [i for i, token in enumerate(tokens) if token.kind == "arrow"]

@@ -18,17 +18,11 @@ class _Indexing(NamedTuple):
     """The shapes and dimension numbers of a gather or scatter, under the names of a gather.
 
     Attributes:
-        inputs: Number of arrays that are indexed at once.
-        operand: Shape of each of them.
-        indices: Shape of the indices.
         slices: Shape of each result of a gather, or of each update of a scatter.
         window_dims: Dimensions of `slices` that run along the operand.
         collapsed_dims: Dimensions of the operand along which a slice has one element, which `slices` lacks.
-        operand_batching_dims: Dimensions of the operand that are batched with the indices.
-        indices_batching_dims: The dimensions of the indices that they go with.
         index_vector_dim: Dimension of the indices that holds the parts of an index; the rank where an index is a scalar.
         batch_type: Type of the factors of the other dimensions of the indices.
-        is_scatter: Whether slices are written.
     """
 
     inputs: int

@@ -95,10 +95,6 @@ NO_RULE: dict[str, str] = {
 def is_registered(op_name: str, call_target_name: str | None = None) -> bool:
     """Whether an op has a rule or is listed as having none by design; what is neither should be reported.
 
-    Args:
-        op_name: Name of the op.
-        call_target_name: Target of a custom call.
-
     Example:
         >>> is_registered("stablehlo.add"), is_registered("stablehlo.while"), is_registered("stablehlo.map")
         (True, True, False)
@@ -123,7 +119,6 @@ def rule_for(op: Op, *, conservative: bool = False) -> OpShardingRule | None:
     """Builds the sharding rule of an op, as `sdy-populate-op-sharding-rules` does; a rule attached to it is not looked at.
 
     Args:
-        op: The op.
         conservative: As the option `conservative-propagation`: no factor that does not tile its dimension exactly propagates.
 
     Returns:
