@@ -36,13 +36,7 @@ OPS_TRACK = 1
 
 
 def timeline(plan: PlanRecord, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """The trace as plain data; times are in microseconds.
-
-    Args:
-        plan: A plan.
-        hardware: As for `Plan.cost_analysis`; None draws bytes at nominal speeds.
-        links: As for `Plan.cost_analysis`.
-    """
+    """The trace as plain data; times are in microseconds. Without hardware, bytes are drawn at nominal speeds."""
     analysis = costing.analyse(plan, hardware, links)
     program = executed(plan)
     scheduler = _Scheduler(program, analysis.ops, analysis.collectives)
@@ -62,13 +56,7 @@ def timeline(plan: PlanRecord, hardware: str | Hardware | None = None, links: Ma
 
 
 def timeline_json(plan: PlanRecord, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> str:
-    """`timeline` as the text of a file.
-
-    Args:
-        plan: A plan.
-        hardware: As for `timeline`.
-        links: As for `timeline`.
-    """
+    """`timeline` as the text of a file."""
     return json.dumps(timeline(plan, hardware, links), separators=(",", ":"), allow_nan=False) + "\n"
 
 
@@ -77,11 +65,6 @@ class _Scheduler:
 
     Collectives are ops of the program, or run with one. Where XLA merges some of a region they are known by the line and the primitive of
     the op that they come from: those follow such an op, one each.
-
-    Args:
-        program: The program that a device executes.
-        ops: The costs of its ops.
-        collectives: The costs of its collectives.
     """
 
     def __init__(self, program: Executed, ops: tuple[OpCost, ...], collectives: tuple[CollectiveCost, ...]) -> None:

@@ -23,15 +23,7 @@ class Filter:
 
     A string is looked for in paths, primitives, `file:line` and modules. With `*` or `?` it is a pattern (`plan/patterns`), for the last
     components of one of these or for all of it as it is printed. A function is asked of each value; movements and findings follow the
-    values they name, and what they say of themselves.
-
-    Args:
-        where: The string or function; None lets all through.
-        plan: The plan.
-
-    Raises:
-        TypeError: It is neither.
-        ShardyError: The string is too long.
+    values they name, and what they say of themselves. Raises TypeError if it is neither. Raises ShardyError if the string is too long.
     """
 
     def __init__(self, where: Where, plan: PlanRecord) -> None:

@@ -17,12 +17,7 @@ _Row = tuple[str, str, str, str, str]
 
 
 def reshards(reshards_of_plan: Sequence[Reshard], limit: int | None) -> list[str]:
-    """Reshards with the most bytes first; alike ones of several values share a line.
-
-    Args:
-        reshards_of_plan: The reshards.
-        limit: About three times as many lines as are shown; None for all.
-    """
+    """Reshards with the most bytes first; alike ones of several values share a line."""
     moves = [_Move(len(g), g[0].call_bytes, g[0].trips is not None, _reshard(g)) for g in equal_reshards(reshards_of_plan)]
     return _moves("reshard", moves, limit)
 
@@ -37,12 +32,7 @@ def equal_reshards(reshards_of_plan: Iterable[Reshard]) -> list[list[Reshard]]:
 
 
 def collectives(collectives_of_plan: Sequence[Collective], limit: int | None) -> list[str]:
-    """Collectives of a program that is partitioned, in the order and form of `reshards`.
-
-    Args:
-        collectives_of_plan: The collectives.
-        limit: About three times as many lines as are shown; None for all.
-    """
+    """Collectives of a program that is partitioned, in the order and form of `reshards`."""
     groups = grouped(collectives_of_plan, lambda c: (c.kind, c.axes, c.dtype, c.shape, c.trips, c.location, c.primitive))
     moves = [_Move(len(g), g[0].call_bytes, g[0].trips is not None, _collective(g)) for g in groups.values()]
     return _moves("collective", moves, limit)

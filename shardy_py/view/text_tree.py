@@ -19,13 +19,10 @@ class Node:
     """A line, or several below one.
 
     Attributes:
-        label: Its name among its siblings.
         text: The rest of its line; of an inner node, the text in place of its children where they are left out.
         bytes: Bytes per device, once; of an inner node the sum over its children.
         count: The number of values it stands for, once.
         times: The number of equal rows it stands for.
-        replicated: Whether it is a value that every device has whole.
-        children: Below it; none of a leaf.
     """
 
     label: str
@@ -64,8 +61,6 @@ def tree_of(
 
     Args:
         leaves: Labels from the root to each leaf, and the leaf, whose own label is the last.
-        depth: Levels; deeper nodes are left out.
-        numbered: Whether a number in a label counts things that are alike.
     """
     root = _NodeBuilder("")
     for labels, leaf in leaves:
@@ -82,12 +77,7 @@ def tree_of(
 
 
 def merged(nodes: Sequence[Node], numbered: Callable[[str], bool] = lambda label: True) -> list[Node]:
-    """Merges siblings that differ only in one consecutive number: `[0]`, `[1]`, `[2]` as `[0..2]`.
-
-    Args:
-        nodes: Siblings.
-        numbered: Whether a number in a label counts things that are alike.
-    """
+    """Merges siblings that differ only in one consecutive number: `[0]`, `[1]`, `[2]` as `[0..2]`."""
     series: dict[tuple[object, ...], dict[int, int]] = {}
     for position, node in enumerate(nodes):
         match = _NUMBERED.fullmatch(node.label)
@@ -156,13 +146,7 @@ def lines_of(node: Node) -> int:
 
 
 def repeated(nodes: Sequence[Node], seen: dict[tuple[Node, ...], str], around: str = "") -> list[Node]:
-    """Replaces the children of subtrees that equal an earlier one by its label.
-
-    Args:
-        nodes: Siblings.
-        seen: Children of an inner node -> the labels from the root to it; added to.
-        around: The labels from the root to these siblings.
-    """
+    """Replaces the children of subtrees that equal an earlier one by its label."""
     out = []
     for node in nodes:
         path = around + node.label
@@ -178,11 +162,6 @@ def fitted(nodes: Sequence[Node], limit: int | None, each: bool = False) -> list
     """At most so many lines, or few more: those of the most bytes, replicated ones first among equals; the others are counted.
 
     Where something is left out, siblings come in that order too.
-
-    Args:
-        nodes: Siblings.
-        limit: Lines; None for as many as there are.
-        each: Whether the bytes of one value count, not those of all that its line stands for.
     """
     if limit is None or sum(map(lines_of, nodes)) <= limit:
         return list(nodes)
@@ -248,13 +227,7 @@ def _largest(node: Node) -> int:
 
 
 def written(nodes: Sequence[Node], describe: Callable[[Node], str] = lambda node: _arrays(node.count), widest: int = 64) -> list[str]:
-    """The lines, in columns: label, text, bytes per device, how many there are.
-
-    Args:
-        nodes: Siblings.
-        describe: Gives the text of an inner node.
-        widest: The first two columns are not made wider than that for the sake of a few lines.
-    """
+    """The lines, in columns: label, text, bytes per device, how many there are."""
     rows: list[tuple[str, str, str, str]] = []
     stack = [(node, 1) for node in reversed(nodes)]
     while stack:

@@ -24,11 +24,6 @@ _ORDER = {kind: n for n, kind in enumerate(KINDS)}
 def absences(plan: PlanRecord, with_findings: Iterable[int], sizes: Sequence[int]) -> list[list[int | str]]:
     """The obstacles of axes that values do not have: of those with findings, and of inputs and outputs, the largest first.
 
-    Args:
-        plan: A plan.
-        with_findings: Numbers of the values that have findings, as in `plan.values`.
-        sizes: Of each of `plan.values` the bytes on a device.
-
     Returns:
         Rows `[number of the value, axis, why, what to do]`, one per axis that no dimension has and that something keeps away from one; of
         several dimensions the reason that says most. No rows where the plan keeps no record of its propagation.
@@ -47,14 +42,7 @@ def absences(plan: PlanRecord, with_findings: Iterable[int], sizes: Sequence[int
 
 
 def values_to_explain(plan: PlanRecord, with_findings: Iterable[int], sizes: Sequence[int], most: int = MOST) -> list[int]:
-    """The numbers of the values whose missing axes a page explains, in order.
-
-    Args:
-        plan: A plan.
-        with_findings: As for `absences`.
-        sizes: As for `absences`.
-        most: Their number.
-    """
+    """The numbers of the values whose missing axes a page explains, in order."""
     count, outputs = len(plan.values), len(plan.outputs)
     ends = [*range(len(plan.inputs)), *range(count - outputs, count)]
     ends.sort(key=lambda number: -sizes[number])

@@ -24,13 +24,7 @@ LISTED = 12
 
 
 def costs(plan: PlanRecord, hardware: str | Hardware | None, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Entries of a page's data: `figures`, `memory`, and with hardware `time`.
-
-    Args:
-        plan: A plan.
-        hardware: As for `Plan.cost_analysis`.
-        numbers: Name of a value -> its number on the page.
-    """
+    """Entries of a page's data: `figures`, `memory`, and with hardware `time`."""
     analysis = costing.analyse(plan, hardware)
     memory = memory_analysis.analyse(plan, hardware)
     charts: dict[str, Any] = {"figures": _figures(analysis, memory), "memory": _memory(memory, numbers)}
@@ -52,10 +46,6 @@ def _figures(analysis: CostAnalysis, memory: MemoryAnalysis) -> list[list[str]]:
 
 def span_text(low: float, high: float) -> str:
     """A range of seconds, short.
-
-    Args:
-        low: Seconds.
-        high: Seconds.
 
     Example:
         >>> span_text(0.001, 0.0025), span_text(0.0005, 2), span_text(1, 1)
@@ -96,9 +86,6 @@ def _memory(memory: MemoryAnalysis, numbers: Mapping[str, int]) -> dict[str, Any
 
 def thinned(series: Sequence[int]) -> tuple[list[int], list[int]]:
     """The points at which a curve changes; neighbours share a point, the highest of them, where there are too many.
-
-    Args:
-        series: Its height at every step.
 
     Example:
         >>> thinned([5, 5, 7, 6])

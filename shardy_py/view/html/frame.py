@@ -10,13 +10,7 @@ from shardy_py.plan.movements import format_bytes
 
 @dataclass(frozen=True)
 class Frame:
-    """A page in a frame of its own: its script and style do not reach the notebook, nor the notebook's them.
-
-    Attributes:
-        title: The title of the page.
-        height: Of the frame, in pixels.
-        page: The page.
-    """
+    """A page in a frame of its own: its script and style do not reach the notebook, nor the notebook's them."""
 
     title: str
     height: int

@@ -25,16 +25,8 @@ def page(plan: PlanRecord, other: PlanRecord | None = None, hardware: str | Hard
     """The page; the same plans give the same text in every process.
 
     Nothing that a user named is markup in it: names stand in a block of JSON whose `<`, `>` and `&` are escaped, and the script makes
-    text of them. The page's content security policy allows its own style and script, by their hashes, and nothing else.
-
-    Args:
-        plan: The plan.
-        other: A plan to show beside it.
-        hardware: The hardware of seconds and memory, as for `Plan.cost_analysis`.
-
-    Raises:
-        HardwareError: The hardware is not in the table.
-        TypeError: `other` is no plan.
+    text of them. The page's content security policy allows its own style and script, by their hashes, and nothing else. Raises
+    HardwareError if the hardware is not in the table. Raises TypeError if `other` is not a plan.
     """
     for each in (plan, other):
         if each is not None and not hasattr(each, "program"):
@@ -49,7 +41,6 @@ def assembled(data: dict[str, Any], title: str) -> str:
 
     Args:
         data: `plans`, one or two as `payload` gives them, and `partners`, as `plan.matching.partners` gives them, or None.
-        title: The title of the window.
     """
     style, script = _style(), _script()
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
@@ -60,9 +51,6 @@ def assembled(data: dict[str, Any], title: str) -> str:
 
 def inert_json(data: Any) -> str:
     r"""Encodes JSON for a `<script>` element: it can neither end the element nor begin a comment.
-
-    Args:
-        data: Lists, dicts with string keys, strings, numbers, booleans, None.
 
     Example:
         >>> inert_json(["</script>"])

@@ -32,10 +32,6 @@ def payload(plan: PlanRecord, hardware: str | Hardware | None = None) -> dict[st
 
     Values are numbered as in `plan.values`: inputs, intermediates, outputs. Numbers behind those stand for values that a plan does not
     list, such as arguments of loop bodies, which `links` refers to; `unlisted` has their names.
-
-    Args:
-        plan: A plan.
-        hardware: As for `Plan.cost_analysis`.
     """
     data = _Reader(plan)
     return {**data.read(), **costs(plan, hardware, data.by_path), **search_data(plan, data.by_path)}

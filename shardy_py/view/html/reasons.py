@@ -20,11 +20,6 @@ from shardy_py.view.html.tables import Interner, Tables
 def links(plan: PlanRecord, tables: Tables, number: Callable[[Holder, str], int]) -> dict[str, Any] | None:
     """The links of all axes of all values; None where the plan keeps no record of them.
 
-    Args:
-        plan: A plan.
-        tables: Gets the places and texts.
-        number: Gives the number of a holder that has a name.
-
     Returns:
         `first`: for every value in the order of `plan.values`, every dimension and every axis of it, the number of its link. Then, with
         one entry per link: `holders`, the number of the value; `spots`, the row in `spot_rows`, `[dimension, axes with which it begins]`;

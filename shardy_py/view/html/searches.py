@@ -21,12 +21,7 @@ STATUS_TEXTS = {
 
 
 def search_data(plan: PlanRecord, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """The entry of a page's data: `search`, of a plan whose shardings were chosen.
-
-    Args:
-        plan: A plan.
-        numbers: Name of a value -> its number on the page.
-    """
+    """The entry of a page's data: `search`, of a plan whose shardings were chosen."""
     search = plan.search
     if search is None:
         return {}

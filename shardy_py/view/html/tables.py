@@ -19,9 +19,6 @@ _PLACE = re.compile(r"(?P<file>.+):(?P<line>[0-9]{1,9})(?: \(.*\))?", re.DOTALL)
 class Interner(Generic[K]):
     """Numbers keys in the order in which they are first seen.
 
-    Args:
-        describe: Gives the row of a key; the key itself where it is left out.
-
     Example:
         >>> table = Interner[str]()
         >>> [table("a"), table("b"), table("a")], table.rows
@@ -46,12 +43,9 @@ class Tables:
     """All interned tables of one plan.
 
     Args:
-        program: The program with the named meshes.
-        mesh: The plan's mesh.
         devices: The ids of its devices, in the mesh's order; none for 0, 1, 2, ...
 
     Attributes:
-        strings: Primitives, files, modules, reasons and rules.
         meshes: `{"axes": [[name, size], ...], "ids": [...]}`; the ids are left out where they are 0, 1, 2, ...
         shardings: `{"mesh": m, "dims": [[axis, ...], ...], "unreduced": [...], "replicated": [...]}`; an axis is its number in the mesh,
             or `[number, pre_size, size]` for a part of it.
