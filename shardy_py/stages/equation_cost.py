@@ -18,11 +18,6 @@ def equation_seconds(eqns: Sequence[JaxprEqn], results: Sequence[Var], hardware:
 
     An equation that is fused into its readers computes, and moves no bytes; its readers move what it reads.
 
-    Args:
-        eqns: The equations of the program in order.
-        results: Variables that the program returns; they are written to memory.
-        hardware: The hardware.
-
     Returns:
         One entry per equation: the sum, over its ops, of the longer of computing and of moving bytes to and from memory. A loop of unknown
         length counts one trip, a `cond` its costliest branch.

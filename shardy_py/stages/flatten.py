@@ -20,14 +20,7 @@ Origin = TypeVar("Origin")
 
 
 class Flattener(abc.ABC, Generic[Origin]):
-    """Reads a jaxpr equation by equation, with the origin of each: where in the function it stands.
-
-    Args:
-        calls: Primitives that are inlined.
-
-    Attributes:
-        consts: Captured arrays by their variable.
-    """
+    """Reads a jaxpr equation by equation, with the origin of each: where in the function it stands."""
 
     def __init__(self, calls: Set[str] = PLAIN_CALLS) -> None:
         self.calls = calls
@@ -57,14 +50,7 @@ class Flattener(abc.ABC, Generic[Origin]):
         """Takes note of a value that was stacked of rows."""
 
     def inline(self, jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Atom], origin: Origin) -> list[Atom]:
-        """Emits the equations of a jaxpr; gives its results.
-
-        Args:
-            jaxpr: The jaxpr.
-            consts: Its constants: arrays, or variables of the flat program.
-            arguments: Variables of the flat program, or literals.
-            origin: The origin of its caller.
-        """
+        """Emits the equations of a jaxpr; gives its results."""
         env: dict[Var, Atom] = dict(zip(jaxpr.invars, arguments, strict=True))
         for v, value in zip(jaxpr.constvars, consts, strict=True):
             env[v] = value if isinstance(value, Var) else self.constant(v, value)

@@ -14,10 +14,6 @@ def write_configs(num_stages: int, ranks: Sequence[int] | None) -> dict[str, str
     The criterion is a module of its own, in the last stage. Data parallelism has all modules in one stage on all ranks, model
     parallelism has one rank per stage, and the hybrid has neighbouring ranks for each stage.
 
-    Args:
-        num_stages: Number of stages.
-        ranks: Number of ranks of each stage.
-
     Example:
         >>> print(write_configs(2, [3, 1])["hybrid_conf.json"], end="")
         {
@@ -39,14 +35,10 @@ def write_configs(num_stages: int, ranks: Sequence[int] | None) -> dict[str, str
 
 
 def read_ranks(stage_to_num_ranks: Mapping[int, int] | Sequence[int] | str, num_stages: int) -> list[int]:
-    """The number of ranks of each stage.
+    """The number of ranks of each stage. Raises ConversionError if a stage is missing or unknown, or a number is not positive.
 
     Args:
         stage_to_num_ranks: By stage, as a mapping, a sequence, or in PipeDream's spelling, "0:3,1:1".
-        num_stages: Number of stages.
-
-    Raises:
-        ConversionError: If a stage is missing or unknown, or a number is not positive.
     """
     where = f"stage_to_num_ranks={stage_to_num_ranks!r}"
     fix = f"give a positive number for each of the {num_stages} stages, such as {dict.fromkeys(range(num_stages), 1)}"

@@ -106,11 +106,7 @@ def convert(
 
 
 def check_name(what: str, name: str) -> None:
-    """Checks a name that goes into code.
-
-    Raises:
-        ConversionError: If it is no ASCII identifier, or generated code uses it otherwise.
-    """
+    """Raises ConversionError if a name is not an ASCII identifier, or if generated code uses it for something else."""
     if not isinstance(name, str):
         raise TypeError(f"{what} is a str, not {type(name).__name__}")
     if not is_name(name):

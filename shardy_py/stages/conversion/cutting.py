@@ -19,8 +19,6 @@ class Stage:
     """One stage.
 
     Args:
-        index: Its number.
-        steps: Its computation, in order.
         takes: Ids of the values it is given: inputs of the model first.
         gives: Ids of the values it hands on.
     """
@@ -36,8 +34,6 @@ class Cut:
     """A program cut into stages.
 
     Args:
-        program: The program.
-        stages: The stages, in order.
         names: Name of each value that goes in or out: input0, input1, ..., out0, out1, ...
         states: For each `hidden`, how many states are taken from it.
     """
@@ -49,17 +45,7 @@ class Cut:
 
 
 def cut(program: Program) -> Cut:
-    """Cuts a program along the stages of its nodes.
-
-    Args:
-        program: The program; one stage if its graph has none.
-
-    Returns:
-        The stages.
-
-    Raises:
-        ConversionError: If a stage needs what a later stage makes.
-    """
+    """Cuts a program along the stages of its nodes. Raises ConversionError if a stage needs a value that a later stage makes."""
     stage_of = _stages_of_steps(program)
     count = max(program.num_stages, 1)
     takes, extra = zip(*(_inputs_of(program, stage_of, stage) for stage in range(count)))

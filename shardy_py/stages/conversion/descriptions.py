@@ -35,14 +35,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Description:
-    """A parsed description.
-
-    Args:
-        kind: The name before the parenthesis.
-        positional: Arguments without a name: literals, slices or `Word`s.
-        named: Arguments with a name.
-        children: Layers inside, `(rnn): LSTM(...)`, by name.
-    """
+    """A parsed description."""
 
     kind: str
     positional: tuple[object, ...] = ()
@@ -51,16 +44,10 @@ class Description:
 
 
 def parse_description(text: str) -> Description:
-    """Reads the description of a node.
+    """Reads the description of a node. Raises ConversionError if it is anything else than a name with literals, or with layers inside.
 
     Args:
         text: For example `Conv2d(3, 64, kernel_size=(3, 3))`, `Add`, or `Classifier(  (classifier): Linear(...))`.
-
-    Returns:
-        Its parts.
-
-    Raises:
-        ConversionError: If it is anything else than a name with literals, or with layers inside.
 
     Example:
         >>> parse_description("Conv2d(3, 64, kernel_size=(3, 3))").named

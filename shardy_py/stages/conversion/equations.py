@@ -87,15 +87,7 @@ _SPECIAL: dict[str, Callable[[dict[str, Any], Sequence[str]], tuple[str, Sequenc
 
 
 def call_of(eqn: JaxprEqn, operands: Sequence[str]) -> tuple[str, Sequence[str | Code]]:
-    """The function that an equation calls and its arguments, as code.
-
-    Args:
-        eqn: An equation without a jaxpr inside.
-        operands: Code of its operands.
-
-    Raises:
-        ConversionError: If the primitive has no function of `jax.lax` with these arguments.
-    """
+    """The code of an equation's function and arguments; raises ConversionError if no function of `jax.lax` takes these."""
     name, params = eqn.primitive.name, eqn.params
     if name in _SPECIAL:
         return _SPECIAL[name](params, operands)
@@ -115,11 +107,7 @@ def call_of(eqn: JaxprEqn, operands: Sequence[str]) -> tuple[str, Sequence[str |
 
 
 def value(parameter: Any) -> str:
-    """An argument of an equation as code.
-
-    Raises:
-        ConversionError: If it is nothing that can be written.
-    """
+    """An argument of an equation as code; raises ConversionError if it cannot be written."""
     if parameter is None or isinstance(parameter, bool | str):
         return repr(parameter)
     if isinstance(parameter, int | np.integer) and not isinstance(parameter, enum.Enum):

@@ -48,13 +48,6 @@ def modules_of(call: Call) -> tuple[str, ...]:
 def written(call: Call, name: str, operands: Sequence[str], gives: Sequence[str], states: int = 0) -> tuple[Code | None, Code]:
     """The code of a call.
 
-    Args:
-        call: The call.
-        name: Name of its layer.
-        operands: Code of the operands.
-        gives: The sort of each operand, see `LayerKind.gives`.
-        states: For `hidden`, how many states are taken from it.
-
     Returns:
         The code that makes the layer, if it is one, and the code that gives the value; `{}` there stands for the layer.
     """

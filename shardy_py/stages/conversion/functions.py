@@ -17,12 +17,7 @@ from shardy_py.stages.conversion.lines import Code, statement
 
 
 class Writer:
-    """Writes the functions of one module.
-
-    Attributes:
-        functions: The functions inside, in the order in which they can be defined.
-        constants: Constants of jaxprs inside, by name.
-    """
+    """Writes the functions of one module."""
 
     def __init__(self, names: Mapping[Var, str], count: int = 0) -> None:
         self.names = dict(names)

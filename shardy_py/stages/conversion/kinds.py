@@ -18,10 +18,6 @@ class Argument:
     """One argument of a layer.
 
     Args:
-        name: Its name in a description.
-        says: The values that are right, for errors.
-        check: Whether a value is right.
-        needed: Whether it must be given.
         as_name: Its name in the Flax layer; empty if the layer has no such argument.
     """
 
@@ -39,13 +35,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Call:
-    """A layer with its arguments checked, to be written as code or run.
-
-    Args:
-        kind: The kind.
-        positional: Values passed by place.
-        named: Values passed by name.
-    """
+    """A layer with its arguments checked, to be written as code or run."""
 
     kind: LayerKind
     positional: tuple[Any, ...] = ()
@@ -57,14 +47,9 @@ class LayerKind:
     """A kind of layer: the code that is written for it, and the arguments that it takes.
 
     Args:
-        name: The name in descriptions.
-        module: Module that holds the layer; `layers` and `recurrent` are written into each package.
         attribute: Name of the layer in that module; empty for an op that is written in place.
         arguments: Its arguments, in the order in which they are passed by place. None takes any.
         layer: Whether it is a Flax module, made before it is called, or a function of its operands and arguments.
-        fewest: Operands it needs.
-        most: Operands it takes; None is any number.
-        training: Which of `train` and `key` the call needs.
         gives: Its result: "array", "parts", "state", or a "size" or "shape", which is known while tracing and must stay so.
         bind: Makes the call from a description, in place of `arguments`.
     """

@@ -17,13 +17,7 @@ USED = frozenset(
 
 @dataclass(frozen=True)
 class Code:
-    """An expression that may be broken inside its brackets.
-
-    Args:
-        head: The text before the parts, the bracket included.
-        parts: The code between the brackets, separated by commas.
-        tail: The closing bracket.
-    """
+    """An expression that may be broken inside its brackets."""
 
     head: str
     parts: tuple[str | Code, ...] = ()

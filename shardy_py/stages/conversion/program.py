@@ -18,17 +18,7 @@ _RESERVED = frozenset({"name", "parent", "scope", "setup", "params", "batch_stat
 
 @dataclass(frozen=True)
 class Step:
-    """One node of the graph, as a call in the generated code.
-
-    Args:
-        id: The node's id in the graph.
-        name: The name of its layer among the parameters, an identifier made from the id.
-        call: Its layer and arguments.
-        operands: Ids of its operands, in order.
-        gives: Its result: array, parts, size, shape or state.
-        stage: The stage its node is in; 0 if the graph has no stages.
-        description: The description, for comments.
-    """
+    """One node of the graph, as a call in the generated code."""
 
     id: str
     name: str
@@ -49,10 +39,7 @@ class Program:
     """The steps of a graph that its results depend on.
 
     Args:
-        steps: The steps, operands first.
         inputs: Ids of the inputs, in the order in which the model takes them.
-        results: Ids of the steps whose values the model gives.
-        num_stages: Number of stages; 0 if the graph has none.
     """
 
     steps: tuple[Step, ...]
@@ -79,14 +66,11 @@ def read_program(graph: ProfileGraph) -> Program:
     """Checks every node of a graph and orders them.
 
     Parts that nobody uses of a result that has other users, as the final state of an LSTM, are left out, as PipeDream does; so
-    are sizes that nobody uses.
+    are sizes that nobody uses. Raises ConversionError if a node cannot be written; it names the node and its line. Raises GraphError if
+    only some nodes have a stage id.
 
     Returns:
         Its program. Inputs are ordered by the number in their description, then by place in the file.
-
-    Raises:
-        ConversionError: If a node cannot be written; it names the node and its line.
-        GraphError: If only some nodes have a stage id.
     """
     if not isinstance(graph, ProfileGraph):
         raise TypeError(f"convert takes a ProfileGraph or a Partition, not {type(graph).__name__}; `read_graph(text)` makes one")

@@ -65,14 +65,7 @@ def kind_names() -> tuple[str, ...]:
 
 
 def bind(description: Description) -> Call:
-    """The call of a layer for a description.
-
-    Returns:
-        The call, every argument checked.
-
-    Raises:
-        ConversionError: If the kind is unknown or an argument is wrong.
-    """
+    """The call of a layer for a description. Raises ConversionError if the kind is unknown or an argument is wrong."""
     kind = kind_named(description.kind)
     if kind is None:
         raise ConversionError(

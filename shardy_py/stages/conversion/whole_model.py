@@ -14,11 +14,7 @@ from shardy_py.stages.profiles.graph import ProfileGraph
 
 
 class WholeModel(nn.Module):
-    """Runs the nodes of a graph one by one, without any generated code.
-
-    Args:
-        program: The graph's program.
-    """
+    """Runs the nodes of a graph one by one, without any generated code."""
 
     program: Program
 

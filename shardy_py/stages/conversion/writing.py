@@ -18,11 +18,6 @@ MARK = "# Written by shardy_py."
 def write_package(cut: Cut, arch: str, model_name: str) -> dict[str, str]:
     """All modules of a package, by file name.
 
-    Args:
-        cut: The stages.
-        arch: Name of the architecture, an identifier; the file of the whole model has it.
-        model_name: Name of the class of the whole model, an identifier.
-
     Returns:
         Texts of `<arch>.py`, `__init__.py`, a file per stage if there are several, and the layers they use.
     """
@@ -151,15 +146,7 @@ def init_module(
     outputs: Sequence[str],
     whole: tuple[str, str],
 ) -> str:
-    """The `__init__.py` of a package.
-
-    Args:
-        arch: Name of the package.
-        imports: Its import statements.
-        stages: The code of each stage, and the names of what it takes and gives.
-        outputs: The names of what the criterion takes.
-        whole: What all stages together are, and their code.
-    """
+    """The `__init__.py` of a package."""
     table = [lines.call("", [code, *map(_listed, names)]) for code, *names in [*stages, ("criterion", outputs, ["loss"])]]
     statements = "\n".join(imports)
     rows = "\n".join(line for row in table for line in statement("", row, 8, ","))

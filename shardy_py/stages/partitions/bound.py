@@ -33,8 +33,6 @@ class Classes:
         least: Seconds of work that every cut of a class has before it.
         most: Seconds of work that some cut of the class may have before it.
         between: Seconds of work that lies between any cut of a class (row) and any of another (column).
-        parameters: Bytes of parameters that do.
-        activations: Bytes of activations that do.
         bytes: The fewest bytes that a cut of the class sends.
         cuts: A cut of each class that sends that few, as masks.
     """
@@ -100,11 +98,7 @@ class _Pool:
     """One level of machines.
 
     Args:
-        count: Their number.
-        inside: Number of machines in each.
-        bandwidth: Bytes per second between them.
         copies: By how many machines a stage may be replicated over, the seconds of one of the machines inside per byte of parameters.
-        memory: Bytes of each, if they are limited.
     """
 
     count: int

@@ -109,13 +109,7 @@ def reached_downsets(graph: ProfileGraph, limit: int | None = None) -> list[int]
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """Closed sets in an order in which no set comes before one that it holds, with their figures.
-
-    Args:
-        graph: The graph.
-        downsets: The sets, the last one with all nodes that have to be placed.
-        counted_twice: Whether bytes are counted as PipeDream does, see `bytes`.
-    """
+    """Closed sets in an order in which no set comes before one that it holds, with their figures."""
 
     graph: ProfileGraph
     downsets: Sequence[int]

@@ -19,7 +19,6 @@ class Machines:
 
     Args:
         counts: Number of machines on each level, innermost first: 4 GPUs in each of 2 servers are (4, 2).
-        bandwidths: Bytes per second between the machines of each level.
     """
 
     counts: tuple[int, ...]
@@ -33,14 +32,7 @@ class Machines:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """The best partition over some cuts.
-
-    Args:
-        cuts: The cuts.
-        seconds: Time of the slowest stage; infinite if no partition fits in memory.
-        levels: The stages on each level, outermost first.
-        replication: Machines of the innermost level for each stage of the last level.
-    """
+    """The best partition over some cuts."""
 
     cuts: Cuts
     seconds: float
@@ -58,15 +50,7 @@ LADDER = (1.02, 1.1, 1.2, 1.5, 2.5)
 
 
 def solve(cuts: Cuts, rules: Rules, machines: Machines, *, lowest: float = 0.0, highest: float = math.inf) -> Solution:
-    """The best partition over given cuts; of equally fast ones the balanced one, see `balanced_path`.
-
-    Args:
-        cuts: The cuts.
-        rules: The rules of the partition.
-        machines: The machines.
-        lowest: Seconds below which no slowest stage can be.
-        highest: Seconds that the slowest stage may take; slower partitions are not found.
-    """
+    """The best partition over given cuts, its slowest stage within `lowest` and `highest` seconds; of ties the balanced one."""
     cuts = _light(cuts, rules, machines, highest * SLACK)
     top = _levels(cuts, rules, machines)[-1]
     last = len(cuts.downsets) - 1

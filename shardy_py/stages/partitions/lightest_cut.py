@@ -10,11 +10,6 @@ from shardy_py.stages.profiles.graph import ProfileGraph, positions
 def lightest(graph: ProfileGraph, inside: int, outside: int) -> tuple[float, int]:
     """The closed set with the fewest bytes across its border that contains some nodes and excludes others.
 
-    Args:
-        graph: The graph.
-        inside: Mask of nodes that the set holds, closed under their dependencies.
-        outside: Mask of nodes that it does not, closed under their dependents.
-
     Returns:
         The bytes that cross the boundary behind it, each tensor once, and the set, as a mask.
 

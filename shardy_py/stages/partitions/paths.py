@@ -73,13 +73,7 @@ def balanced_path(level: Level, bound: float, start: int, end: int) -> list[Segm
     machines, if some may be left unused; then the one that is cut earliest.
 
     Args:
-        level: The level of machines.
-        bound: Time of the slowest stage, in seconds.
         start: The segment lies behind cut start - 1.
-        end: The segment ends with this cut.
-
-    Returns:
-        The stages, in order.
     """
     pipelines = Pipelines(level, bound * SLACK, np.array([start]), end, end)
     return pipelines.path(pipelines.second_slowest() * SLACK)
@@ -90,9 +84,6 @@ class Step:
     """Candidate stages on the same machines: one number of machines in front of them, and one width.
 
     Attributes:
-        before: Machines in front of them.
-        width: Machines of each.
-        last: Whether they are the last ones.
         cuts: The cuts they follow, counted from the segment's start; none for first stages.
         ends: The cuts they end with, counted from the segment's start or, for last ones, from its first end.
         seconds: Their times, by cut before (one row for first stages) and by end; infinite for those that cannot be.
@@ -118,11 +109,8 @@ class Pipelines:
     the bound, and what is left at least what the others must be able to.
 
     Args:
-        level: The level of machines. Its cuts come in the order of the work before them.
-        bound: Seconds that no stage may exceed.
         starts: The pipelines lie behind cut start - 1 for each of these, in ascending order.
         least: The first cut that they may end with.
-        most: The last one.
     """
 
     def __init__(self, level: Level, bound: float, starts: Indices, least: int, most: int) -> None:
@@ -212,11 +200,7 @@ class Pipelines:
             origin = came.inner[after][exempt, :, cut]
 
     def _steps(self, reached: Callable[[int], Floats]) -> Iterator[Step]:
-        """All stages behind cuts that have been reached, in an order in which no step follows one that extends it.
-
-        Args:
-            reached: For a number of machines, a value for each cut, finite where they can do the work before it.
-        """
+        """All stages behind cuts that have been reached, in an order in which no step follows one that extends it."""
         machines = self.level.machines
         for after in range(1, machines + 1):
             kinds = [False] if after < machines else []

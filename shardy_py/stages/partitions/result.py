@@ -16,8 +16,6 @@ class Split:
     Args:
         start: Number of the cut behind which it begins; 0 is the start.
         end: Number of the cut with which it ends.
-        seconds: Its compute time for one minibatch, forward and backward.
-        replication: Number of machines of the level it runs on.
     """
 
     start: int
@@ -31,13 +29,8 @@ class Stage:
     """The costs of one stage.
 
     Args:
-        nodes: Ids of its nodes, in file order.
-        replication: Number of machines it runs on.
-        seconds: Compute time for one minibatch on one machine, forward and backward.
         bytes_in: Bytes that cross the boundary before it, in one direction, each tensor once.
         bytes_out: The same behind it.
-        activation_bytes: Bytes of all activations of its nodes for one minibatch.
-        parameter_bytes: Bytes of its parameters.
         in_flight: Minibatches whose activations it keeps under 1F1B, the current one included.
         memory_bytes: `in_flight` times the activations, and parameters with gradients and the two moments of Adam.
     """

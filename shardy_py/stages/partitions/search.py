@@ -88,12 +88,7 @@ def _bounded_limit(machines: Machines) -> int:
 
 
 class _Pool:
-    """Promising cuts of a graph: the lightest of all classes, and those of some topological orders.
-
-    Args:
-        graph: The graph.
-        transfers: Whether bytes count.
-    """
+    """Promising cuts of a graph: the lightest of all classes, and those of some topological orders."""
 
     def __init__(self, graph: ProfileGraph, *, transfers: bool) -> None:
         self.graph = graph

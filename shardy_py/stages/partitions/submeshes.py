@@ -24,12 +24,6 @@ def divided(
 ) -> tuple[float, tuple[Run, ...]] | None:
     """The stages whose step takes least: all stages once, and the slowest once more for each further microbatch.
 
-    Args:
-        seconds: Shape of a mesh -> seconds of a microbatch in each piece on it.
-        stages: Number of stages.
-        devices: Number of devices, all of which are used.
-        microbatches: Number of microbatches.
-
     Returns:
         Seconds of a step, and the stages; None where so many stages cannot share the devices or the pieces.
 

@@ -33,7 +33,6 @@ class Rules:
         exact: Whether to use true bytes and memory; else PipeDream's, faults included.
         compression: Divisor of activations when they are sent; None leaves transfers out.
         straight: Whether no stage may be replicated.
-        fewer: Whether machines may be left unused.
         memory: Bytes per machine, or None for no limit.
     """
 
@@ -49,12 +48,7 @@ class Level:
     """One level of machines: its stages between any two cuts, and their costs.
 
     Args:
-        cuts: The cuts.
-        rules: The rules of the partition.
-        machines: Number of machines on this level.
-        bandwidth: Bytes per second between them.
         inner: Divisor of parameter bytes when they are summed: the number of machines in each machine.
-        below: Number of machines of the innermost level in each machine.
         inside: The level of the machines in each machine, if it has some.
         waiting: Machines of the innermost level behind all of this level's, for each copy of it.
     """
@@ -89,12 +83,7 @@ class Level:
         """Seconds of stages from behind cut start - 1 to some cuts, on `width` machines, taking the one to be a part of the other.
 
         Args:
-            starts: Where they start.
-            width: Number of machines of each.
-            ends: The cuts they end with.
-            work: Seconds of work of one machine of this level.
             first: Whether nothing is received, and PipeDream counts nothing that is sent.
-            sends: Whether sends count.
         """
         cuts, rules = self.cuts, self.rules
         shared = self.inner if rules.exact or first else 1
@@ -145,7 +134,6 @@ class Table:
     of k: once row k is final it is extended by every later stage.
 
     Args:
-        level: The level.
         compute: Seconds from behind cut i - 1 (row) to cut j (column) in one machine of this level, if it has machines inside.
     """
 

@@ -23,11 +23,7 @@ from shardy_py.stages.profiles.numbering import numbers_in
 
 
 class Attribution:
-    """The steps that each equation of a numbered function became.
-
-    Args:
-        steps: The steps of the line of that function.
-    """
+    """The steps that each equation of a numbered function became."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.root = _Equation()
@@ -39,12 +35,7 @@ class Attribution:
                 node.steps.append(step)
 
     def seconds(self, traced: ClosedJaxpr, hardware: Hardware) -> dict[Step, float]:
-        """Modelled seconds of the steps: of the function, or of what they became in a transformation of it such as a gradient.
-
-        Args:
-            traced: The numbered function, or a transformation of it.
-            hardware: The hardware.
-        """
+        """Modelled seconds of the steps: of the function, or of what they became in a transformation of it such as a gradient."""
         seconds = dict.fromkeys(self.root.steps, 0.0)
         for op, took in _executed_ops(traced, hardware):
             node = self.root

@@ -10,22 +10,13 @@ from shardy_py.stages.profiles.graph import GraphError, ProfileGraph, ProfileNod
 
 @dataclass(frozen=True)
 class Compressed:
-    """A graph with chains of nodes in place of single ones.
-
-    Args:
-        graph: The smaller graph.
-        members: For every node of it the ids of the nodes it stands for, in order.
-    """
+    """A graph with chains of nodes in place of single ones."""
 
     graph: ProfileGraph
     members: Mapping[str, tuple[str, ...]]
 
     def expand(self, stage_of: Mapping[str, int]) -> dict[str, int]:
-        """The stages of the nodes of the original graph, from those of the smaller one.
-
-        Raises:
-            GraphError: If a node has no stage.
-        """
+        """The stages of the nodes of the original graph, from those of the smaller one. Raises GraphError if a node has no stage."""
         absent = [id for id in self.members if id not in stage_of]
         if absent:
             raise GraphError(f"no stage is given for {len(absent)} of {len(self.members)} nodes", where=f"node {absent[0]!r}")

@@ -22,8 +22,6 @@ class Step:
     """One equation.
 
     Attributes:
-        eqn: Over the variables of the line.
-        scope: Its named scopes, outermost first.
         layer: The step of every loop over layers that it is in, outermost first.
         source: The numbers of the equations that it was taken from, outermost first; empty where these are not numbered.
     """
@@ -39,10 +37,6 @@ class Line:
     """A function as equations in order.
 
     Attributes:
-        invars: Inputs.
-        outvars: Results, variables or literals.
-        steps: The equations whose results are used.
-        consts: Captured arrays by their variable.
         slices: Parameters of one layer that a loop reads from stacked ones -> (stacked parameter, row).
     """
 
@@ -54,12 +48,7 @@ class Line:
 
 
 def line_of(closed: ClosedJaxpr, parameters: Sequence[bool]) -> Line:
-    """Takes calls and loops over layers apart; rules for derivatives stay whole.
-
-    Args:
-        closed: The jaxpr.
-        parameters: For every input whether it holds parameters. A loop over slices of some is one over layers.
-    """
+    """Takes calls and loops over layers (over slices of inputs that `parameters` marks) apart; rules for derivatives stay whole."""
     flattener = _LineFlattener()
     invars = [Var(v.aval) for v in closed.jaxpr.invars]
     flattener.weights.update(v for v, flag in zip(invars, parameters) if flag)

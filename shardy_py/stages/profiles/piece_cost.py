@@ -29,12 +29,7 @@ class Seconds(NamedTuple):
 
 
 def gradient_of(traced: ClosedJaxpr, weights: Sequence[bool]) -> ClosedJaxpr | None:
-    """The jaxpr that runs a function forward and backward; None where there is nothing to differentiate.
-
-    Args:
-        traced: The function.
-        weights: For every input, whether it holds parameters. Gradients are those of parameters, or of all inputs where none does.
-    """
+    """Runs a function forward and backward, for gradients of `weights`, or of all inputs where there are none; else None."""
     inputs = traced.jaxpr.invars
     smooth = [i for i, v in enumerate(inputs) if is_differentiable(v)]
     trained = [i for i in smooth if weights[i]]
@@ -64,12 +59,6 @@ def _gradient(
     """A function that runs another forward and backward, and the types of its arguments: inputs, then cotangents.
 
     The cotangent of a scalar is the constant 1, as in `jax.grad`.
-
-    Args:
-        function: The function.
-        inputs: Its arguments.
-        smooth: The positions of those to differentiate by.
-        outputs: Its results.
     """
     results = [i for i, v in enumerate(outputs) if is_differentiable(v)]
     if not smooth or not results:

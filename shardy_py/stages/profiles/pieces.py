@@ -17,13 +17,7 @@ GRAINS = ("equation", "scope", "layer")
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive equations that form one node of the graph.
-
-    Attributes:
-        name: Its description in the profile.
-        steps: The equations.
-        results: The values that it hands on: those that other pieces read, and results of the function.
-    """
+    """Consecutive equations that form one node of the graph."""
 
     name: str
     steps: tuple[Step, ...]
@@ -41,12 +35,7 @@ class Piece:
 
 
 def pieces_of(line: Line, by: str) -> list[Piece]:
-    """Runs of equations with one name, so that no piece waits for another that waits for it.
-
-    Args:
-        line: The function.
-        by: One of `GRAINS`.
-    """
+    """Runs of equations with one name, so that no piece waits for another that waits for it."""
     runs = [(_equation_name(step), [step]) for step in line.steps] if by == "equation" else _runs(line, by)
     makers = {v: number for number, (_, steps) in enumerate(runs) for step in steps for v in step.eqn.outvars}
     used = {v for v in line.outvars if isinstance(v, Var)}

@@ -107,11 +107,7 @@ def _modelled(pieces: Sequence[Piece], forward: Mapping[Step, float], both: Mapp
 
 
 def chosen_leaves(args: Sequence[Any], parameters: int | Sequence[int]) -> list[bool]:
-    """A mask of the leaves of some arguments: those of named arguments.
-
-    Raises:
-        ShardyError: If there is no such argument.
-    """
+    """A mask of the leaves of the named arguments; raises ShardyError if an argument does not exist."""
     chosen = (parameters,) if isinstance(parameters, int) else tuple(parameters)
     if not all(0 <= number < len(args) for number in chosen):
         raise ShardyError(f"parameters is {parameters}, but there are {len(args)} arguments", where="argument parameters")

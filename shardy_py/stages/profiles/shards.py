@@ -17,12 +17,7 @@ from shardy_py.stages.profiles.line import Line
 
 @dataclass(frozen=True)
 class Shards:
-    """Into how many parts values are cut.
-
-    Args:
-        parts: For every value the number of its parts.
-        axes: For every value the axes over which it lies, with their sizes.
-    """
+    """The number of parts of each value, and the axes, with their sizes, that shard it."""
 
     parts: Mapping[Var, int]
     axes: Mapping[Var, Mapping[str, int]]
@@ -41,14 +36,7 @@ class Shards:
 
 
 def shards_of(line: Line, args: Sequence[Any], mesh: Any, in_shardings: Any) -> Shards:
-    """Plans a function with all of its values as results, and reads off how each lies.
-
-    Args:
-        line: The function.
-        args: Its arguments.
-        mesh: The devices of one stage.
-        in_shardings: Shardings of the arguments.
-    """
+    """Plans a function with all of its values as results, and reads off how each lies."""
     values = [v for step in line.steps for v in step.eqn.outvars if not is_extended_dtype(dtype_of(v))]
     results = [*line.slices, *values]
     inputs = [*line.invars, *line.consts, *line.slices]

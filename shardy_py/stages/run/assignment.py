@@ -25,10 +25,7 @@ class Assignment:
     """The stage of every equation.
 
     Attributes:
-        stages: Number of stages.
         stage: For every node of the microbatch program its stage; None for one that every program that needs it computes for itself.
-        backward: For every node, whether it belongs to the backward pass.
-        names: Name of every stage.
         uses: For every input of the program that microbatches need, the stages whose forward pass reads it.
     """
 
@@ -44,40 +41,24 @@ def assign(
 ) -> Assignment:
     """Assigns the equations of one microbatch.
 
+    Raises PipelineError if there are fewer equations than stages, other markers than stages, or no gradient.
+
     Args:
-        split: The step.
-        stages: Number of stages; None takes one per marker.
-        hardware: The hardware on which stages are to take equal time.
         names: Markers of all stages in order, where a partition gave them; some may have nothing to do for a microbatch.
         cuts: First operation of the forward pass of every stage but the first, instead of those at which stages take equal time.
-
-    Raises:
-        PipelineError: There are fewer equations than stages, other markers than stages, or no gradient.
     """
     return _Assigner(split, hardware).assign(stages, names, cuts)
 
 
 def pieces(split: Split, most: int, hardware: Hardware) -> tuple[int, ...] | None:
-    """Cuts of the forward pass into pieces of about equal time, for `assign`; None where stages are marked.
-
-    Args:
-        split: The step.
-        most: Number of pieces, where there are as many operations.
-        hardware: The hardware on which they take equal time.
-    """
+    """Cuts of the forward pass into pieces of about equal time, for `assign`; None where stages are marked."""
     assigner = _Assigner(split, hardware)
     count = min(most, len(assigner.heavy))
     return None if assigner.markers else tuple(assigner.cuts(count)) if count > 1 else ()
 
 
 def uses_of(split: Split, stage: Sequence[int | None], hardware: Hardware) -> dict[Var, tuple[int, ...]]:
-    """For every value, the stages whose forward pass has it.
-
-    Args:
-        split: The step.
-        stage: For every node of the microbatch program its stage.
-        hardware: The hardware.
-    """
+    """For every value, the stages whose forward pass has it."""
     return {v: tuple(sorted(stages)) for v, stages in _Assigner(split, hardware).uses(stage).items()}
 
 
@@ -87,10 +68,6 @@ def reassign_backward(
     """Moves backward equations to stages that compute further values of the forward pass.
 
     Args:
-        split: The step.
-        assigned: The stages.
-        hardware: The hardware.
-        copies: For every stage, the values that it computes as well.
         moves: Whether a backward equation may lie elsewhere than now: those that stages of equal time are made of should not.
     """
     assigner = _Assigner(split, hardware)

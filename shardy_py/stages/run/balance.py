@@ -17,13 +17,8 @@ def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int, *, 
     on at once, as `sp.stages.partition` counts in exact mode.
 
     Args:
-        costs: Cost of every item, in seconds.
         crossing: Bytes that cross a cut in front of an item; the first is not used.
-        stages: Number of stages, at most the number of items.
         seconds_per_byte: Seconds for a byte that crosses, in both directions together.
-
-    Returns:
-        First item of every stage but the first.
 
     Example:
         >>> balanced([1, 1, 1, 1, 2], [0, 9, 9, 1, 9], 2)

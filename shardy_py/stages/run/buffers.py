@@ -19,9 +19,7 @@ class Buffer:
     """Values side by side in the rows of a matrix, one row per shard, so that putting them there moves nothing between devices.
 
     Attributes:
-        members: The values, of one element type.
         dims: For every value, the dimension that is sharded; None where it is not. All of them are, or none.
-        num_shards: Number of shards, by which these dimensions divide; 1 without.
     """
 
     members: tuple[Var, ...]
@@ -57,12 +55,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class PartialSums:
-    """A value as partial sums, one per device.
-
-    Attributes:
-        member: The value.
-        num_shards: Number of parts.
-    """
+    """A value as partial sums, one per device."""
 
     member: Var
     num_shards: int

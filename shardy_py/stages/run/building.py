@@ -44,20 +44,7 @@ class Options:
     """The arguments of `pipeline`.
 
     Attributes:
-        fun: The function.
-        num_stages: Number of stages; None for as many as are marked.
-        partition: See `pipeline`.
-        num_microbatches: Number of microbatches.
-        mesh: See `pipeline`.
-        axis: See `pipeline`.
-        schedule: A name or a schedule.
-        virtual: Stages per mesh.
-        in_shardings: See `pipeline`.
-        batch_argnums: See `pipeline`.
         local_statistics: Whether statistics of the batch may be those of its microbatches.
-        donate_argnums: Arguments whose memory results may take.
-        memory_bytes: Memory of a device, to check against.
-        hardware: The hardware on which stages are to take equal time.
         planner: Chooses stages, meshes and shardings; None leaves them to the user.
     """
 
@@ -83,10 +70,7 @@ class Signature:
     """The types of a call.
 
     Attributes:
-        tree: Structure of the arguments.
-        structs: Types of all leaves.
         argument: For every leaf, the number of its argument.
-        paths: For every leaf, how to find it.
         batch: For every leaf, whether it is part of the batch.
     """
 
@@ -102,22 +86,10 @@ class StagedStep:
     """A training step in stages, for one signature.
 
     Attributes:
-        options: The arguments of `pipeline`.
-        signature: The types that it is for.
-        split: The step in two parts.
-        assigned: The stages.
         updates: The stages of the part that runs once.
-        schedule: The order of tasks.
-        places: Meshes and shardings.
-        programs: Programs of the stages.
-        update: Programs that run once.
         parts: Programs that cut stacked parameters for stages that need a part of them, once.
-        results: Results, variables or literals.
-        out_tree: Structure of the result.
         keys: Inputs that are PRNG keys: every microbatch gets its own.
         plan: The plan inside of a stage; None where stages have one device.
-        is_loss: Whether the function is a loss, of which the pipeline takes the gradient.
-        search: The search of a planner that chose the pipeline.
     """
 
     options: Options
@@ -148,11 +120,6 @@ class TracedStep:
 
     Attributes:
         whole: The step on the whole batch; on one microbatch where there is one only.
-        micro: The step on one microbatch.
-        split_step: The step, cut into the part of a microbatch and the update.
-        out_tree: Structure of the result.
-        is_loss: Whether the function is a loss, of which the pipeline takes the gradient.
-        others: The inputs that are no part of the batch.
     """
 
     whole: Flat
@@ -164,11 +131,7 @@ class TracedStep:
 
 
 def build(options: Options, signature: Signature) -> StagedStep:
-    """Traces, cuts and places a step; compiles nothing.
-
-    Raises:
-        PipelineError: It cannot be run as asked.
-    """
+    """Traces, cuts and places a step; compiles nothing. Raises PipelineError if it cannot be run as asked."""
     meshes_needed = _meshes_needed(options)
     inner_first = None if meshes_needed is None else submeshes(options.mesh, options.axis, meshes_needed)
     places = None if inner_first is None else Places(inner_first, len(inner_first) * options.virtual)
@@ -188,13 +151,7 @@ def stage_names(options: Options) -> list[str] | None:
 def trace_step(options: Options, signature: Signature, context: Any) -> TracedStep:
     """Traces a step, and cuts it in what runs per microbatch and what runs once.
 
-    Args:
-        options: The arguments of `pipeline`.
-        signature: The types of the call.
-        context: The abstract mesh inside of a stage.
-
-    Raises:
-        PipelineError: It depends on its batch in a way that microbatches do not reproduce.
+    Raises PipelineError if it depends on its batch in a way that microbatches do not reproduce.
     """
     whole, micro, out_tree, is_loss = _traced(options, signature, context)
     split_step = split(whole, micro, signature.batch, options.num_microbatches, options.local_statistics)
@@ -205,19 +162,7 @@ def trace_step(options: Options, signature: Signature, context: Any) -> TracedSt
 def staged(
     options: Options, signature: Signature, traced: TracedStep, assigned: Assignment, places: Places, *, propagate: bool = True
 ) -> StagedStep:
-    """The programs of a step whose equations have stages.
-
-    Args:
-        options: The arguments of `pipeline`.
-        signature: The types of the call.
-        traced: The step.
-        assigned: The stages.
-        places: The meshes; gets shardings.
-        propagate: Whether the shardings are those that propagation makes of `in_shardings`.
-
-    Raises:
-        PipelineError: It cannot be run as asked.
-    """
+    """The programs of a step whose equations have stages. Raises PipelineError if it cannot be run as asked."""
     split_step, micro, others = traced.split_step, traced.micro, traced.others
     order = _schedule(options, split_step, assigned, places)
     split_stages = {stage for stage, _ in order.split_backwards}
@@ -244,14 +189,7 @@ def staged(
 def updating(
     traced: TracedStep, split_step: Split, programs: Mapping[tuple[str, int], Program], parts: Mapping[Var, Var]
 ) -> tuple[Updates, list[Program], tuple[Any, ...]]:
-    """The part that runs once: its rounds and stages, its programs, and the results of the step.
-
-    Args:
-        traced: The step.
-        split_step: The step, cut into the part of a microbatch and the update.
-        programs: Programs of the stages.
-        parts: Slices of parameters that stages are given instead of the parameters.
-    """
+    """The part that runs once: its rounds and stages, its programs, and the results of the step."""
     located = {v: program.stage for program in programs.values() for v in program.sums}
     used: dict[Var, set[int]] = {}
     for (_, s), program in programs.items():
@@ -398,11 +336,7 @@ def _shard(options: Options, signature: Signature, split_step: Split, places: Pl
 
 
 def batch_leaves(options: Options, paths: Sequence[str], structs: Sequence[Any], argument: Sequence[int]) -> tuple[bool, ...]:
-    """For every leaf, whether it is part of the batch: by default the arrays of all arguments but the first, keys left out.
-
-    Raises:
-        PipelineError: There are none, they differ in length, or microbatches do not divide them.
-    """
+    """For every leaf, whether it is part of the batch; by default arrays of all arguments but the first, without keys."""
     last = max(argument, default=0)
     chosen = _batch_numbers(options, last)
     out_of_range = [a for a in chosen if not 0 <= a <= last]

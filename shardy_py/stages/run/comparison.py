@@ -15,16 +15,7 @@ from shardy_py.stages.run.errors import PipelineError
 
 
 def compare(results: Any, expected: Any, rtol: float) -> float:
-    """The largest difference, relative to the largest element of each result.
-
-    Args:
-        results: Results of the pipeline.
-        expected: Results of the step on one device.
-        rtol: Its limit.
-
-    Raises:
-        PipelineError: It is larger; the message names the result.
-    """
+    """The largest difference relative to the largest element of each result; raises PipelineError if one exceeds the tolerance."""
     worst = 0.0
     for (path, a), (_, b) in zip(jax.tree_util.tree_flatten_with_path(results)[0], jax.tree_util.tree_flatten_with_path(expected)[0]):
         want = fetch(b)

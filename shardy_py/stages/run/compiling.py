@@ -26,12 +26,7 @@ on the cores that JAX needs for starting a program on all of them at once; see d
 
 
 class Compiling:
-    """A program with everything its compilation needs: mesh, shardings, types.
-
-    Args:
-        program: The program.
-        places: Where values lie.
-    """
+    """A program with everything its compilation needs: mesh, shardings, types."""
 
     def __init__(self, program: Program, places: Places) -> None:
         stage = program.stage
@@ -43,11 +38,7 @@ class Compiling:
         self.structs = [struct_of(v) for v in (*program.inputs, *program.sums)]
 
     def whole(self, donate: Sequence[int]) -> Any:
-        """The program for its mesh; takes and gives arrays.
-
-        Args:
-            donate: Operands whose memory it may take.
-        """
+        """The program for its mesh; takes and gives arrays."""
         if self.mesh.size == 1:
             return _jitted(self.program.function(), self.ins, self.outs, donate).lower(*self.structs).compile()
         return self._sharded(self._lowering, donate).lower(*self.structs).compile()
@@ -74,11 +65,7 @@ class Compiling:
         return traced.per_device() if same else None
 
     def apart(self, donate: Sequence[int]) -> DeviceCalls:
-        """The program for every device; takes and gives tuples of shards.
-
-        Args:
-            donate: Operands whose memory it may take.
-        """
+        """The program for every device; takes and gives tuples of shards."""
         assert self.per_device is not None
         here = NamedSharding(AbstractMesh((1,), ("device",)), PartitionSpec())
         lowered: dict[int, Any] = {}
@@ -119,13 +106,7 @@ def _named(closed: ClosedJaxpr, name: str) -> Callable[..., list[Any]]:
 
 
 def donatable(program: Program, candidates: Sequence[int], places: Places) -> list[int]:
-    """The operands whose memory results can take: for each a result of its type and sharding, which no operand before it takes.
-
-    Args:
-        program: The program.
-        candidates: Operands that nothing else reads, by position.
-        places: Where values lie.
-    """
+    """The operands whose memory results can take: for each a result of its type and sharding, which no operand before it takes."""
 
     def layout(v: Var) -> tuple[Any, ...]:
         return shape_of(v), dtype_of(v), places.sharding(v, program.stage)

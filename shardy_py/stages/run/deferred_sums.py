@@ -27,10 +27,7 @@ def defer_sums(
     """Lets the parts of sums over devices wait until the last microbatch.
 
     Args:
-        programs: Programs of the stages, (role, stage) to program.
         updates: Programs that run once per step; the last of a stage makes zeros for its sums.
-        places: Where values lie; gets the shardings of the parts.
-        batch: Inputs that are part of the batch.
     """
     over = {name for v in batch for name in places.axes_over(v)}
     read_at = stages_reading(updates)

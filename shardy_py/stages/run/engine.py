@@ -29,7 +29,6 @@ class Step:
     """A program as one stage runs it for a microbatch.
 
     Attributes:
-        call: The compiled program.
         sources: For every operand, its slot in the stage's store; below zero, ~n for the n-th value that all microbatches share.
         shared: Those values, set once per step.
         totals: Accumulators, in the order of the program's sums.
@@ -58,7 +57,6 @@ class Statistics:
     Attributes:
         in_flight: For every mesh, the most activations (one stage, one microbatch) held between F and B.
         stashed: The same until W, where there is one.
-        tasks: Number of tasks.
         dispatch_seconds: Time in which tasks were handed to their devices, transfers included.
         dispatch_cpu_seconds: Of that, CPU time of the thread that hands them out; the rest is waiting for other threads.
     """
@@ -72,13 +70,6 @@ class Statistics:
 
 class Engine:
     """The compiled programs of one microbatch, all stages.
-
-    Args:
-        programs: (role, stage) to program.
-        schedule: The order.
-        places: Where values lie.
-        each: Inputs that every microbatch has its own of: parts of the batch and keys.
-        stacked: Results per example, which the step returns.
 
     Attributes:
         apart: For every stage, whether its devices run each by itself; its values are tuples of shards then.
@@ -185,7 +176,6 @@ class Engine:
         """Runs all tasks of the schedule.
 
         Args:
-            shared: For every stage, the values of `shared_inputs`.
             each: For every stage, one value per microbatch of every input that differs between them.
 
         Returns:

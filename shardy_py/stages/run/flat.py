@@ -19,13 +19,7 @@ _MARKED = re.compile(re.escape(MARKER) + r"([^/()]*)")
 
 @dataclass(frozen=True)
 class Node:
-    """One equation.
-
-    Attributes:
-        eqn: Over the variables of the flat program.
-        backward: Whether reverse-mode differentiation made it.
-        marker: Name of the `sp.stage` that it was traced in.
-    """
+    """One equation."""
 
     eqn: JaxprEqn
     backward: bool
@@ -34,14 +28,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Flat:
-    """A flat program; equations whose results are not used have been dropped.
-
-    Attributes:
-        invars: Inputs.
-        outvars: Results, variables or literals.
-        nodes: Equations in order.
-        consts: Captured arrays by their variable.
-    """
+    """A flat program; equations whose results are not used have been dropped."""
 
     invars: tuple[Var, ...]
     outvars: tuple[Atom, ...]
@@ -50,12 +37,7 @@ class Flat:
 
 
 def flatten(closed: ClosedJaxpr, varying: Sequence[bool]) -> Flat:
-    """The flat form of a jaxpr.
-
-    Args:
-        closed: The jaxpr.
-        varying: For every input, whether it is part of the batch. A loop over something that is not is taken for one over layers.
-    """
+    """The flat form of a jaxpr. A loop over inputs that `varying` does not mark as parts of the batch counts as one over layers."""
     flattener = _StepFlattener()
     invars = [Var(v.aval) for v in closed.jaxpr.invars]
     flattener.varying.update(v for v, flag in zip(invars, varying) if flag)

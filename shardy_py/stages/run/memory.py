@@ -20,11 +20,8 @@ class StageMemory:
     """Memory of one stage on a device.
 
     Attributes:
-        name: Its name.
-        mesh: The number of its mesh.
         parameter_bytes: Bytes per device of values that microbatches share: parameters and constants.
         state_bytes: Bytes per device of values that only the update reads: moments of an optimizer.
-        gradient_bytes: Bytes per device of sums over microbatches.
         activation_bytes: Bytes per device that one microbatch leaves until its backward pass.
         in_flight: The most microbatches whose activations are held at once.
     """
@@ -49,11 +46,7 @@ def stage_memory(built: StagedStep) -> list[StageMemory]:
 
 
 def check_memory(stages: Sequence[StageMemory], limit: float) -> None:
-    """Refuses a pipeline with a mesh that needs more than a device has.
-
-    Raises:
-        PipelineError: The message says which stages, and by how much.
-    """
+    """Raises PipelineError, with the stages and the excess, if a mesh needs more memory than its device has."""
     for mesh in sorted({stage.mesh for stage in stages}):
         here = [stage for stage in stages if stage.mesh == mesh]
         need = sum(stage.memory_bytes for stage in here)

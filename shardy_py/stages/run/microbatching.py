@@ -28,7 +28,6 @@ class Kind(Enum):
 
     Attributes:
         SAME: It does not depend on it.
-        EXAMPLES: It has a dimension of examples.
         SUM: It is a sum over examples: microbatches add up.
         WHOLE: It needs the sum over all microbatches.
         LOCAL: A statistic of one microbatch, where that was allowed.
@@ -82,14 +81,9 @@ class Split:
     """A step cut in two.
 
     Attributes:
-        micro: Flat program of one microbatch, which runs for each.
         update: Equations that run once, over variables of `micro`.
-        kinds: Kind of every variable.
         sums: Values that microbatches add up, in order.
-        stacked: Per-example results.
-        averaged: Statistics of microbatches that the results hold; their mean is taken.
         prologue: Values of the whole batch, without parameters, that microbatches need.
-        whole: The flat program of the whole batch.
         whole_of: Variable of `micro` to that of `whole`.
         dims: Variable -> its dimensions of examples, one at most.
         data_only: Variables that depend on the batch but not on other arguments, single numbers excepted.
@@ -109,17 +103,11 @@ class Split:
 
 
 def split(whole: Flat, micro: Flat, batch: Sequence[bool], count: int, local_statistics: bool) -> Split:
-    """Cuts a step.
+    """Cuts a step. Raises PipelineError if the step depends on its batch in a way that microbatches do not reproduce.
 
     Args:
         whole: The step on the whole batch; for a single microbatch on any other number of examples, twice as many.
-        micro: The step on one microbatch.
-        batch: For every input, whether it is part of the batch.
-        count: Number of microbatches.
         local_statistics: Whether a statistic over examples that meets examples again may be one of its microbatch.
-
-    Raises:
-        PipelineError: The step depends on its batch in a way that microbatches do not reproduce.
     """
     if count == 1:
         # Statistics of the one microbatch are those of the batch, and so are its literals.

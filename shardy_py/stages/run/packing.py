@@ -34,9 +34,7 @@ class Packed:
     """Programs whose values between them are packed into buffers.
 
     Attributes:
-        programs: (role, stage) to program.
         parameters: Programs that pack the parameters of a stage, once per step.
-        updates: Programs that run once per step.
     """
 
     programs: dict[tuple[str, int], Program]
@@ -50,11 +48,7 @@ def pack_programs(
     """Packs small values that programs hand each other into buffers.
 
     Args:
-        programs: Programs of the stages, (role, stage) to program.
-        updates: Programs that run once per step.
-        places: Where values lie; gets the shardings of the buffers.
         fixed: Values that are handed to programs as they are: the batch, keys, results per example.
-        microbatches: Their number.
     """
     readers: dict[Var, list[tuple[str, int]]] = {}
     for key, program in programs.items():
@@ -86,24 +80,14 @@ def pack_programs(
 
 
 class _Packer:
-    """Makes buffers.
-
-    Attributes:
-        content: Buffer -> its members.
-    """
+    """Makes buffers."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self.content: dict[Var, Buffer] = {}
 
     def pack(self, values: Iterable[Var], route: Callable[[Var], Hashable], stages: Callable[[Var], Iterable[int]]) -> dict[Var, Var]:
-        """Packs small values that have the same producers and readers: value -> buffer.
-
-        Args:
-            values: Candidates.
-            route: Who makes and reads a value.
-            stages: The stages among these.
-        """
+        """Packs small values that have the same producers and readers: value -> buffer."""
         groups: dict[tuple[Any, tuple[str, ...], int, Hashable], list[tuple[Var, int | None]]] = {}
         for v in values:
             rows = {self._row(v, s) for s in stages(v)}
@@ -139,14 +123,7 @@ class _Packer:
         return dim, axes, num_shards
 
     def using(self, program: Program, reads: Mapping[Var, Var], makes: Mapping[Var, Var], totals: Mapping[Var, Var]) -> Program:
-        """A program that reads and makes buffers.
-
-        Args:
-            program: The program.
-            reads: Operand -> buffer that it is in.
-            makes: Result -> buffer that it goes into.
-            totals: Sum over microbatches -> buffer.
-        """
+        """A program that reads and makes buffers."""
         inputs, outputs = _instead(program.inputs, reads), _instead(program.outputs, makes)
         sums, resets = _instead(program.sums, totals), _instead(program.resets, totals)
         new = {b: self.content[b] for b in (*inputs, *outputs, *sums, *resets) if b in self.content}

@@ -30,7 +30,6 @@ class Places:
         stages: Number of stages; stage s lies on mesh `s % len(meshes)`.
         specs: Value -> its sharding on any of the meshes; others are replicated.
         at: (value, stage) -> its sharding there, where that is another.
-        planner: Chooses how programs run between their operands and results; None leaves it to propagation.
     """
 
     meshes: tuple[Mesh | AbstractMesh, ...]
@@ -58,11 +57,7 @@ class Places:
         return self.meshes[stage % len(self.meshes)]
 
     def check_devices(self) -> None:
-        """Refuses to run on meshes without devices, and on devices of other processes.
-
-        Raises:
-            PipelineError: A mesh is abstract, or has devices that this process cannot reach.
-        """
+        """Raises PipelineError if a mesh is abstract, or has devices of other processes."""
         if any(isinstance(mesh, AbstractMesh) for mesh in self.meshes):
             need = sum(mesh.size for mesh in self.meshes)
             inner = ", ".join(f"{name}={size}" for name, size in self.meshes[0].shape.items())
@@ -105,17 +100,12 @@ def _named(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> NamedSharding:
 
 
 def submeshes(mesh: AnyMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh, ...]:
-    """The meshes of a pipeline.
+    """The meshes of a pipeline. Raises PipelineError if there are not as many.
 
     Args:
         mesh: None for one device each; a mesh or a mapping with `axis`, whose other axes are those inside of a stage; or the meshes
             themselves, which may differ in size but not in the names of their axes. None and a mapping take devices of this process
             where it has enough. A mapping to more devices than there are is abstract.
-        axis: The axis along which stages lie.
-        count: Number of those needed.
-
-    Raises:
-        PipelineError: There are not as many.
     """
     if mesh is None:
         mesh = {axis: count}
@@ -213,15 +203,7 @@ def trace_mesh(places: Places) -> AbstractMesh:
 def plan_specs(
     function: Callable[..., Sequence[Any]], signature: Callable[..., Any], places: Places, in_shardings: Any, arguments: Sequence[Any]
 ) -> tuple[Any, list[PartitionSpec], list[PartitionSpec]]:
-    """Propagates shardings through one microbatch: the plan, the specs of its inputs, the specs of its results.
-
-    Args:
-        function: Takes the arguments, returns a list of values.
-        signature: The function whose parameters `in_shardings` names.
-        places: The meshes.
-        in_shardings: As for `auto_shard`.
-        arguments: `ShapeDtypeStruct`s.
-    """
+    """Propagates shardings through one microbatch: the plan, the specs of its inputs, the specs of its results."""
     named = functools.wraps(signature)(lambda *args: list(function(*args)))
     plan = auto_shard(named, mesh=places.inner, in_shardings=in_shardings).plan(*arguments)
     ins = [_spec(s) for s in jax.tree.leaves(plan.input_shardings)]

@@ -44,11 +44,7 @@ AXES = ("data", "model")
 
 
 def check_planner(planner: object, mesh: object, virtual: int, in_shardings: object) -> None:
-    """Checks the arguments of `pipeline` beside a planner.
-
-    Raises:
-        PipelineError: They leave it no choice, or one that it cannot make.
-    """
+    """Raises PipelineError if the arguments of `pipeline` beside a planner leave it no choice, or one that it cannot make."""
     if not isinstance(planner, Planner):
         raise TypeError(f'planner is {planner!r}; pass planner=sp.Planner(hardware="h100")')
     if isinstance(mesh, int) and (mesh < 1 or isinstance(mesh, bool)):
@@ -86,11 +82,7 @@ class _Priced:
 
 
 def planned(options: Options, signature: Signature) -> StagedStep:
-    """The pipeline whose step takes least of those that fit.
-
-    Raises:
-        PipelineError: It cannot be run as asked, or nothing fits.
-    """
+    """The fastest pipeline that fits; raises PipelineError if none fits, or it cannot be run."""
     return _Search(options, signature).run()
 
 

@@ -25,17 +25,11 @@ class Program:
     Attributes:
         role: "F", "B" (the whole backward pass), "b" (without gradients of parameters), "W" (these), "U" (an update), or "P" (parts of
             parameters for other stages).
-        stage: Its stage.
         turn: For updates, which round of exchanges it belongs to.
-        nodes: Its equations.
-        inputs: Its operands.
-        outputs: Its results that others read.
         sums: Values that it adds to accumulators, which are further operands and results, in this order.
         resets: Sums of microbatches for which it makes zeros, as further results.
         recomputed: Its equations that the forward pass of its stage runs, too.
         averaged: Inputs that are sums of `parts` estimates, of which the mean is meant.
-        parts: Number of microbatches.
-        stands: Operands, results and sums that stand for other values.
     """
 
     role: str
@@ -96,15 +90,7 @@ def stages_reading(programs: Iterable[Program]) -> dict[Var, set[int]]:
 
 
 def parts_of_parameters(split: Split, parameters: Iterable[Var]) -> dict[Var, Var]:
-    """Slices of parameters that microbatches read only in slices, such as the rows of stacked parameters.
-
-    Args:
-        split: The step.
-        parameters: Inputs that several stages read, and that are no part of the batch.
-
-    Returns:
-        Slice -> the parameter that it is of.
-    """
+    """Slices of parameters that microbatches read only in slices, such as the rows of stacked parameters."""
     slices: dict[Var, Var] = {}
     whole_of = {v: v for v in parameters}
     read_whole: set[Var] = {v for v in split.micro.outvars if isinstance(v, Var)} & {*split.sums, *split.stacked, *split.averaged}
@@ -119,14 +105,7 @@ def parts_of_parameters(split: Split, parameters: Iterable[Var]) -> dict[Var, Va
 
 
 def part_programs(split: Split, parts: Mapping[Var, Var], owner: Mapping[Var, int], slices: Iterable[Var]) -> list[Program]:
-    """Programs that cut parameters where they are kept, once per step.
-
-    Args:
-        split: The step.
-        parts: Slice -> the parameter that it is of.
-        owner: Parameter -> its stage.
-        slices: The slices that stages read.
-    """
+    """Programs that cut parameters where they are kept, once per step."""
     by_stage: dict[int, list[Var]] = {}
     for v in dict.fromkeys(slices):
         by_stage.setdefault(owner[parts[v]], []).append(v)
@@ -141,13 +120,6 @@ def stage_programs(
     split: Split, assigned: Assignment, split_backward: Sequence[bool], parts: Container[Var] = (), recomputed: Container[Var] = ()
 ) -> dict[tuple[str, int], Program]:
     """Forward and backward programs of every stage.
-
-    Args:
-        split: The step.
-        assigned: The stages.
-        split_backward: For every stage, whether its backward pass runs in two parts.
-        parts: Slices of parameters that stages are given instead of the parameters.
-        recomputed: Results of forward equations that the backward pass of their stage recomputes.
 
     Returns:
         (role, stage) to program; a stage has F, and B or else b and W.

@@ -15,10 +15,6 @@ class RecomputeChoice:
     """Values that are kept, each at its price, or recomputed, all results of an equation at once and at its price.
 
     The network runs from reads to values that cannot be recomputed: of equally cheap choices the one that recomputes least wins.
-
-    Attributes:
-        values: Value -> its vertex.
-        equations: Value that can be recomputed -> the vertex of its equation.
     """
 
     def __init__(self) -> None:

@@ -41,8 +41,6 @@ class Handover:
     Attributes:
         nodes: The forward equations that lead to `read`, in order, back to those that cannot be recomputed.
         free: Variables that every program makes for itself.
-        arriving: Inputs of the forward pass for one microbatch: parts of the batch, values of other stages.
-        read: Values among these that the backward programs read.
         sent: Results that the forward pass hands to other stages anyway.
         bound: Pairs of values of which the second must be recomputed where the first is.
     """
@@ -62,12 +60,7 @@ class Handover:
 
 @dataclass(frozen=True)
 class Layout:
-    """Shardings inside of a stage.
-
-    Attributes:
-        specs: Value -> its sharding; others are replicated.
-        sizes: Mesh axis -> its size.
-    """
+    """Shardings inside of a stage."""
 
     specs: Mapping[Var, PartitionSpec]
     sizes: Mapping[str, int]
@@ -94,9 +87,7 @@ def handovers(
     """The handover between the passes of every stage.
 
     Args:
-        programs: (role, stage) to program, where nothing is recomputed.
         is_free: Whether every program that needs a value makes it for itself.
-        is_shared: Whether an input is the same for all microbatches, and there anyway.
     """
     takers: dict[Var, list[int]] = {}
     for (_, s), program in programs.items():
@@ -126,13 +117,7 @@ def handovers(
 
 
 def rematerialized(handover: Handover, hardware: Hardware, layout: Layout = WHOLE) -> frozenset[Var]:
-    """Results of forward equations that the backward programs of a stage recompute.
-
-    Args:
-        handover: The handover between its passes.
-        hardware: The hardware.
-        layout: Shardings inside of the stage. Equations for which its devices have to communicate are not recomputed.
-    """
+    """Results of forward equations that the backward programs of a stage recompute."""
     fixed: set[Var] = set()
     for node in handover.nodes:
         if node.eqn.outvars[0] not in handover.free and (not is_cheap(node.eqn) or communicates(node.eqn, layout.axes)):

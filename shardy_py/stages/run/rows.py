@@ -37,17 +37,7 @@ class Rows:
 def follow(
     eqn: JaxprEqn, operands: Sequence[tuple[int, Rows | None] | None], out_dims: Sequence[tuple[int, ...]], rows: int
 ) -> list[Rows | None]:
-    """The place of the examples in the results of an equation.
-
-    Args:
-        eqn: The equation, of one microbatch.
-        operands: For every operand with a dimension of examples, that dimension and its parts; parts of constants are None.
-        out_dims: For every result, its dimensions of examples, one at most.
-        rows: Examples of a microbatch.
-
-    Raises:
-        PipelineError: The equation regroups examples.
-    """
+    """The place of the examples in the results of an equation. Raises PipelineError if the equation regroups examples."""
     special = _SPECIAL.get(eqn.primitive.name)
     if special is not None and operands[0] is not None and operands[0][1] is not None and out_dims[0]:
         layouts = special(eqn, operands, out_dims, rows)

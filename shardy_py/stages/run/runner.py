@@ -21,12 +21,7 @@ from shardy_py.stages.run.programs import Program, evaluate
 
 
 class Runner:
-    """Runs a pipeline that has been built; compiles everything when it is made.
-
-    Args:
-        built: The pipeline.
-        donated: For every leaf of the arguments, whether its memory may be taken.
-    """
+    """Runs a pipeline that has been built; compiles everything when it is made."""
 
     def __init__(self, built: StagedStep, donated: Sequence[bool]) -> None:
         built.places.check_devices()

@@ -41,8 +41,6 @@ class Placement:
     """A step and the stages of its equations.
 
     Attributes:
-        split: The step.
-        assigned: The stages.
         copies: Variable of an equation that was copied to another stage -> the one it is a copy of.
     """
 
@@ -57,15 +55,7 @@ class Placement:
 
 
 def reduce_sends(split: Split, assigned: Assignment, places: Places, hardware: Hardware, microbatches: int) -> Placement:
-    """Lets stages recompute the values that cost more to send; the result never sends more bytes.
-
-    Args:
-        split: The step.
-        assigned: The stages.
-        places: Meshes and shardings, of all values.
-        hardware: The hardware.
-        microbatches: Number of microbatches. Parameters cross once for all of them.
-    """
+    """Lets stages recompute the values that cost more to send; the result never sends more bytes."""
     unchanged = Placement(split, assigned, {})
     if assigned.stages == 1:
         return unchanged
@@ -91,10 +81,7 @@ class _Reading:
     """Producers and readers of all values, seen through equations that every program computes for itself.
 
     Attributes:
-        node: Value -> its equation; without those that every program computes for itself.
-        home: Value -> (stage, whether it is of the backward pass).
         through: Value that every program computes for itself -> the values that it is computed from.
-        read: For every stage, values of other stages and inputs that its forward and its backward equations read.
         bound: Pairs of values of which the second must be recomputed where the first is.
     """
 
@@ -154,12 +141,7 @@ class _Cuts:
         return size, count
 
     def forward(self, placed: Placement, late: bool) -> list[set[Var]]:
-        """For every stage, values of earlier stages that it recomputes.
-
-        Args:
-            placed: The step.
-            late: Whether reads of the backward pass count as well.
-        """
+        """For every stage, values of earlier stages that it recomputes."""
         reading = placed.reading
         alone = _only_reader(placed)
         chosen = []
@@ -282,14 +264,7 @@ def _only_reader(placed: Placement) -> dict[Var, int]:
 
 
 def _copied(placed: Placement, chosen: Sequence[Set[Var]], hardware: Hardware, back: bool) -> Placement:
-    """Gives stages their own copies of the equations of these values; equations that nothing reads any more go.
-
-    Args:
-        placed: The step.
-        chosen: For every stage, the values.
-        hardware: The hardware.
-        back: Whether copies belong to the backward pass; else both passes of a stage read them.
-    """
+    """Gives stages their own copies of the equations of these values; equations that nothing reads any more go."""
     if not any(chosen):
         return placed
     split, assigned = placed.split, placed.assigned

@@ -58,9 +58,7 @@ class End:
     """One end of a move: where a value is produced or read.
 
     Attributes:
-        sharding: On the mesh of the stage.
         apart: Whether the devices of the stage run each by itself.
-        is_key: Whether it is of keys.
     """
 
     sharding: NamedSharding

@@ -20,15 +20,7 @@ from shardy_py.stages.run.flat import Flat, Node
 
 
 def on_one_example(two: Flat, three: Flat) -> Flat:
-    """The flat program on one example.
-
-    Args:
-        two: The program on two.
-        three: The program on three, equation by equation the same.
-
-    Raises:
-        PipelineError: They are not, or differ in something that is no size.
-    """
+    """The flat program on one example; raises PipelineError if that on three differs in more than sizes."""
     env = _Continued()
     invars = env.variables(two.invars, three.invars)
     consts = dict(

@@ -11,12 +11,7 @@ from shardy_py.stages.run.programs import Program
 
 
 class Exchange(NamedTuple):
-    """The collectives of a program.
-
-    Attributes:
-        seconds: Modelled time of all of them, one after the other.
-        bytes: Bytes that they bring to a device.
-    """
+    """The collectives of a program."""
 
     seconds: float
     bytes: int

@@ -33,9 +33,6 @@ class StageProgram:
     """The work of a stage in a step.
 
     Attributes:
-        nodes: Its equations.
-        inputs: Its operands.
-        outputs: Its results.
         of: Value of its programs -> operand or result here.
         times: Times that it runs in a step: once with the whole batch, or for each microbatch.
     """
@@ -57,14 +54,7 @@ class StagePlan:
 
 
 def stage_program(split: Split, programs: Iterable[Program], microbatches: int, *, by_batch: bool) -> StageProgram:
-    """The programs of one stage as one program.
-
-    Args:
-        split: The step.
-        programs: The programs.
-        microbatches: Number of microbatches.
-        by_batch: Whether of the whole batch, else of one microbatch.
-    """
+    """The programs of one stage as one program."""
     programs = tuple(programs)
     assert split.whole is not None
     nodes = split.whole.nodes if by_batch else (*split.micro.nodes, *split.update)
@@ -83,12 +73,7 @@ def stage_program(split: Split, programs: Iterable[Program], microbatches: int, 
 
 
 class StagePlanner:
-    """Plans stages; alike ones once.
-
-    Args:
-        planner: Chooses shardings, and has the hardware that seconds are of.
-        donated: Whether a value is an argument whose memory results may take.
-    """
+    """Plans stages; alike ones once."""
 
     def __init__(self, planner: Planner, donated: Callable[[Var], bool]) -> None:
         # What a stage holds depends on how many microbatches are on their way, which `stage_memory` knows.
@@ -97,12 +82,7 @@ class StagePlanner:
         self._plans: dict[tuple[Any, ...], StagePlan] = {}
 
     def chosen(self, program: StageProgram, sizes: Sizes) -> StagePlan:
-        """The stage with the shardings that the planner chooses.
-
-        Args:
-            program: Its computation.
-            sizes: Axis of its mesh -> its size.
-        """
+        """The stage with the shardings that the planner chooses."""
         if not program.nodes:
             return StagePlan(0.0, (PartitionSpec(),) * len(program.inputs), ())
         closed = closed_jaxpr([node.eqn for node in program.nodes], program.inputs, program.outputs)
@@ -133,11 +113,7 @@ class StagePlanner:
 
 
 class ProgramPrices:
-    """Modelled seconds of programs, cached for programs that are alike.
-
-    Args:
-        planner: Has the hardware that seconds are of.
-    """
+    """Modelled seconds of programs, cached for programs that are alike."""
 
     def __init__(self, planner: Planner) -> None:
         self.planner = planner

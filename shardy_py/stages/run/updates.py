@@ -31,10 +31,7 @@ def place_updates(nodes: Sequence[Node], located: Mapping[Var, int], uses: Mappi
     """Assigns the nodes that run once.
 
     Args:
-        nodes: The nodes.
         located: Sums over microbatches and other values of the pipeline -> their stage.
-        uses: Input -> stages that use it in every microbatch.
-        inputs: All inputs that are not part of the batch.
     """
     same = _Components()
     for node in nodes:
@@ -89,14 +86,7 @@ class _Components:
 
 
 def closure(nodes: Sequence[Node], chosen: Callable[[int], bool], free: Callable[[int], bool], results: Iterable[Var]) -> list[Node]:
-    """The chosen nodes with the free ones that they or these results need, in order.
-
-    Args:
-        nodes: All nodes.
-        chosen: Whether a node, by its index, is one of the program.
-        free: Whether it may be computed in any program.
-        results: Values that the program has to make.
-    """
+    """The chosen nodes with the free ones that they or these results need, in order."""
     needed = set(results)
     nodes_needed: list[Node] = []
     for i in range(len(nodes) - 1, -1, -1):

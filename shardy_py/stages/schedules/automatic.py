@@ -15,15 +15,7 @@ from shardy_py.stages.schedules.tasks import Schedule, ScheduleError, Task, need
 def automatic(meshes: int, microbatches: int, virtual: int, costs: Sequence[Any], max_in_flight: int | None) -> Schedule:
     """The schedule with the smallest simulated makespan; of equal ones that with fewer activations in flight, then without W.
 
-    Args:
-        meshes: Number of meshes.
-        microbatches: Number of microbatches.
-        virtual: Stages per mesh.
-        costs: `forward`, `backward`, `weight` and `transfer` of `simulate`.
-        max_in_flight: Bound on activations held per mesh, until W where there is one.
-
-    Raises:
-        ScheduleError: No schedule keeps to the bound.
+    Raises ScheduleError if no schedule keeps to the bound.
     """
     durations = costs_of(meshes * virtual, *costs)
     best: tuple[tuple[float, ...], Simulation] | None = None
@@ -65,12 +57,7 @@ def greedy(meshes: int, microbatches: int, virtual: int, costs: Costs, bounds: S
     """Whenever a mesh is free it starts the task that can start first: of several a B, then an F, then a W.
 
     Args:
-        meshes: Number of meshes.
-        microbatches: Number of microbatches.
-        virtual: Stages per mesh.
-        costs: Durations.
         bounds: For every mesh, how many microbatches may be between the F of its first stage and the B of that.
-        weights_last: Whether W waits for everything else that can run, or goes before an F.
     """
     stages = meshes * virtual
     ends: dict[Task, float] = {}

@@ -16,10 +16,6 @@ def predicted(schedule: Schedule, costs: Costs) -> float:
     one per mesh. Filling and draining takes the work of all other meshes, divided by the stages per mesh; of that the forward pass only
     where gradients of parameters fill the gaps (zero bubble).
 
-    Args:
-        schedule: The schedule; its counts, its leading forwards and whether W is apart matter.
-        costs: Durations, as in `simulate`.
-
     Returns:
         Time in the unit of the costs. `simulate` gives the exact makespan under the same assumptions.
 

@@ -23,11 +23,7 @@ def plain_name(name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuses a name that `schedule` does not take.
-
-    Raises:
-        ScheduleError: There is no such schedule.
-    """
+    """Raises ScheduleError if `schedule` does not take the name."""
     if plain_name(name) not in names():
         raise _unknown(name)
 

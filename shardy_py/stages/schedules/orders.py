@@ -10,12 +10,7 @@ from shardy_py.stages.schedules.tasks import Task
 
 @dataclass(frozen=True)
 class Row:
-    """A schedule of the table.
-
-    Attributes:
-        order: (mesh, meshes, microbatches, virtual) to the tasks of that mesh.
-        virtual: Whether it takes several stages per mesh.
-    """
+    """A schedule of the table."""
 
     order: Callable[[int, int, int, int], list[Task]]
     virtual: bool

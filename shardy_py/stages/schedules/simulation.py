@@ -20,12 +20,7 @@ class Costs:
     transfer: tuple[float, ...]
 
     def of(self, task: Task, split: bool) -> float:
-        """Duration of a task; a backward that is not split takes both parts.
-
-        Args:
-            task: The task.
-            split: Whether the stage and microbatch have a W of their own.
-        """
+        """Duration of a task; a backward that is not split takes both parts."""
         if task.kind == "F":
             return self.forward[task.stage]
         if task.kind == "W":
@@ -145,8 +140,6 @@ def peak_held(order: Sequence[Task], split: Container[tuple[int, int]] = (), siz
 
     Args:
         order: The tasks of the mesh. An F adds the size of its stage; its B takes it away, or its W where the backward pass is split.
-        split: (stage, microbatch) of the backward passes that are split.
-        sizes: Bytes of every stage; without, activations are counted.
     """
     total = peak = 0
     for task in order:
