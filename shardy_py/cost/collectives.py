@@ -68,11 +68,6 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collective
 def received_bytes(kind: str, group_size: int, operand_bytes: int) -> int:
     """Bytes that a device receives in a collective whose operand has so many bytes on it.
 
-    Args:
-        kind: One of `KINDS`.
-        group_size: Devices that take part.
-        operand_bytes: Bytes of the operand on one device.
-
     Example:
         >>> [received_bytes(kind, 4, 1024) for kind in KINDS]
         [3072, 768, 1536, 768, 1024]
@@ -82,15 +77,7 @@ def received_bytes(kind: str, group_size: int, operand_bytes: int) -> int:
 
 
 def collective_seconds(kind: str, operand_bytes: float, levels: Sequence[Level]) -> float:
-    """Seconds that a collective takes.
-
-    Args:
-        kind: `all_gather`, `reduce_scatter`, `all_reduce`, `all_to_all` or `collective_permute`; any other moves nothing.
-        operand_bytes: Bytes of the operand on one device.
-        levels: The links of the devices that take part; those of one name and kind are used at once.
-
-    Returns:
-        0 where one device takes part, or nothing moves.
+    """Seconds of a collective over the links `levels` (those of one name and kind at once); 0 for one device or an unknown kind.
 
     Example:
         >>> from shardy_py.cost.links import Links

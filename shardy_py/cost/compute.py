@@ -52,10 +52,8 @@ class Work(NamedTuple):
     """The operations of an op on one device, once.
 
     Attributes:
-        flops: Operations.
         transcendentals: Elements of functions such as exp.
         matrix: Element type of a matrix product or convolution; empty for ops of vector units.
-        has_formula: Whether there is a formula for the op.
     """
 
     flops: float = 0.0
@@ -72,11 +70,6 @@ def work(op: Operation, operands: Sequence[Shape], results: Sequence[Shape]) -> 
     """The operations of an op without regions on pieces of the given shapes.
 
     Sizes are numbers, or arrays of one length with an entry per layout; the figures of the result are of the same kind.
-
-    Args:
-        op: The op; its name, primitive, attributes and types matter.
-        operands: Shapes of the pieces of operands that a device computes with.
-        results: Shapes of the pieces of results that it makes.
     """
     name = op.name
     if name in POINTWISE:
@@ -90,12 +83,7 @@ def work(op: Operation, operands: Sequence[Shape], results: Sequence[Shape]) -> 
 
 
 def work_of(op: Op, sizes: LocalSizes) -> Work:
-    """The operations of an op without regions whose values have their final shardings.
-
-    Args:
-        op: The op.
-        sizes: The pieces that a device has of values.
-    """
+    """The operations of an op without regions whose values have their final shardings."""
     operands = [sizes.shape(v) for v in op.operands]
     if op.name in PRODUCTS and (sharding := op.operands[0].sharding) is not None:
         mesh = sharding.mesh_in(sizes.meshes)
@@ -109,8 +97,6 @@ def run_shapes(op: Operation, operands: Sequence[Shape], cut: Callable[[int, int
     """Shapes of the pieces of operands that a product is made of: cut along summed dimensions as both sides are.
 
     Args:
-        op: A matrix product or a convolution.
-        operands: Shapes of the pieces that a device has.
         cut: Parts into which a dimension of the left side and one of the right side are cut that are summed together.
     """
     shapes = [list(shape) for shape in operands]
@@ -123,11 +109,7 @@ def run_shapes(op: Operation, operands: Sequence[Shape], cut: Callable[[int, int
 
 
 def summed_dims(op: Operation) -> list[tuple[int | None, int]]:
-    """Pairs of dimensions of the two sides of a product over which it sums; None beside the features of a group, which are not cut.
-
-    Args:
-        op: A matrix product or a convolution.
-    """
+    """Pairs of dimensions of the two sides of a product over which it sums; None beside the features of a group, which are not cut."""
     a = op.attributes
     if op.name == "stablehlo.dot":
         return [(op.operands[0].type.rank - 1, 0)]
@@ -145,11 +127,6 @@ def common_axes(lhs: Axes, rhs: Axes, used: Collection[str]) -> Axes:
 
     Axes that only one side has are gathered; under an axis that the result has too, a device computes its part of the result or of the
     sum, not of both.
-
-    Args:
-        lhs: Axes of the dimension of one side.
-        rhs: Axes of the dimension of the other side.
-        used: Names of axes that the result has.
     """
     same = itertools.takewhile(lambda pair: pair[0] is pair[1], zip(lhs, rhs))
     return tuple(axis for axis, _ in same if axis.name not in used)
@@ -157,11 +134,6 @@ def common_axes(lhs: Axes, rhs: Axes, used: Collection[str]) -> Axes:
 
 def roofline_seconds(work: Work, accessed: float, hardware: Hardware) -> float:
     """The longer of computing and of moving bytes to and from memory.
-
-    Args:
-        work: Its operations.
-        accessed: Bytes to and from memory.
-        hardware: The hardware.
 
     Example:
         >>> from shardy_py.cost.hardware_table import hardware

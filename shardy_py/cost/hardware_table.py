@@ -148,11 +148,10 @@ HARDWARE: dict[str, Hardware] = merge_tables({entry.name: entry} for entry in _T
 def hardware(which: str | Hardware) -> Hardware:
     """Hardware by name; a user's own `Hardware` is returned unchanged.
 
+    Raises HardwareError if there is no such name; the message lists those there are.
+
     Args:
         which: One of the names in `HARDWARE`, in upper or lower case and with or without the maker's name, or a `Hardware`.
-
-    Raises:
-        HardwareError: There is no such name; the message lists those there are.
 
     Example:
         >>> hardware("TPU v5p").name

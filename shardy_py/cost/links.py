@@ -105,12 +105,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Level:
-    """A number of devices and the links between them.
-
-    Attributes:
-        links: The links.
-        size: The number of devices.
-    """
+    """A number of devices and the links between them."""
 
     links: Links
     size: int
@@ -148,11 +143,7 @@ def lay_out(axes: Mapping[str, int], hardware: Joined, user_links: Mapping[str, 
 
     Args:
         axes: Name -> size.
-        hardware: Its fabric and network.
         user_links: Axis -> `"ici"` (or `"nvlink"`), `"dcn"` (or `"network"`), or a `Links`.
-
-    Returns:
-        The levels of every axis.
 
     Raises:
         LinkError: `user_links` names an axis or links that do not exist, or links whose dims do not multiply to the size of the axis.
@@ -237,11 +228,6 @@ def levels_of(axes: Sequence[tuple[str, int]], layout: AxisLinks, sizes: Mapping
     """The levels of the devices that exchange data over some axes.
 
     A part of an axis is taken to lie as the whole axis does, on its fastest links first.
-
-    Args:
-        axes: Axis, and the number of devices along it that take part.
-        layout: The links of each axis.
-        sizes: Sizes of the axes.
     """
     levels: list[Level] = []
     for axis, count in axes:

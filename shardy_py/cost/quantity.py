@@ -11,14 +11,10 @@ _QUANTITY = re.compile(r"(?P<number>\d+\.?\d*(?:e[-+]?\d+)?|\.\d+)\s*(?P<scale>[
 
 
 def quantity(text: str | float, where: str) -> float:
-    """A number of bytes, or of bytes per second.
+    """A number of bytes, or of bytes per second. Raises UserError if it is not a number of bytes.
 
     Args:
         text: `80e9`, `80GB`, `80GiB`, `50GB/s`; a number is returned unchanged.
-        where: The option or argument that it is the value of, for the error.
-
-    Raises:
-        UserError: It is not a number of bytes.
 
     Example:
         >>> quantity("50e9", "--memory"), quantity("1.5 KiB", "--memory"), quantity("2GB/s", "--bandwidths")

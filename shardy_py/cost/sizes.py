@@ -14,9 +14,6 @@ from shardy_py.ir.pieces import local_bytes, local_shape
 class LocalSizes:
     """Shapes and bytes of the pieces of values that one device has; the largest piece where a size does not divide.
 
-    Args:
-        meshes: Where named meshes are looked up.
-
     Example:
         >>> from shardy_py.ir import TensorType
         >>> sizes = LocalSizes({"mesh": Mesh([("x", 4)])})

@@ -64,7 +64,6 @@ class Access(NamedTuple):
 
     Attributes:
         number: Index of the operand, or, counted on behind these, of the result.
-        times: Number of times that its piece is read or written.
         bound_by: Index of the result whose piece bounds the elements read, as in slices.
     """
 
@@ -74,12 +73,7 @@ class Access(NamedTuple):
 
 
 def traffic(accesses: Iterable[Access], size: Callable[[int], int]) -> int:
-    """Bytes that an op reads and writes, once.
-
-    Args:
-        accesses: The accesses of the op.
-        size: Bytes of the piece of an operand or a result by its number, as the op reads or makes it: a number, or an array of them.
-    """
+    """Bytes that an op reads and writes, once; `size` gives the bytes of an operand's or result's piece, or an array of them."""
     accessed = 0
     for access in accesses:
         piece = size(access.number)
@@ -90,11 +84,7 @@ def traffic(accesses: Iterable[Access], size: Callable[[int], int]) -> int:
 
 
 class Fusion:
-    """The values of a block that lie in memory, whatever their shardings.
-
-    Args:
-        block: The body of a function, or of the region that a device runs: its arguments and results lie in memory.
-    """
+    """The values of a block (a function's body or a device's region) that lie in memory, whatever their shardings."""
 
     def __init__(self, block: Block) -> None:
         self._origins: dict[Value, Value] = dict(zip(block.arguments, block.arguments))
@@ -159,23 +149,14 @@ class Fusion:
 
 
 class Traffic(Fusion):
-    """The bytes that the ops of a block move.
-
-    Args:
-        block: As of `Fusion`.
-        sizes: The pieces that a device has of values.
-    """
+    """The bytes that the ops of a block move."""
 
     def __init__(self, block: Block, sizes: LocalSizes) -> None:
         super().__init__(block)
         self.sizes = sizes
 
     def bytes_of(self, op: Op) -> int:
-        """Bytes that an op reads and writes, once.
-
-        Args:
-            op: The op; those in its regions are counted by themselves.
-        """
+        """Bytes that an op reads and writes, once."""
         values = (*op.operands, *op.results)
         return traffic(self.accesses(op), lambda number: self.sizes.bytes(values[number]))
 

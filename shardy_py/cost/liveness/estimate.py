@@ -15,12 +15,9 @@ class Estimate:
 
     Attributes:
         argument: Of the arguments that the compiled program has.
-        output: Of the results.
         alias: Of results that lie in donated arguments.
         temp: Of everything else that lies in memory at the fullest step, with the gaps between.
-        buffers: Buffers besides arguments and results, in the order of their first use.
         steps: The nodes as they run; a loop or branch stands in front of its body and behind it.
-        series: Bytes of `buffers` that are alive at each step.
     """
 
     argument: int
@@ -49,11 +46,6 @@ def estimated(
     """The figures of a program whose buffers have lifetimes.
 
     Args:
-        graph: The graph.
-        lifetimes: Of all of its buffers.
-        temporaries: The buffers that need memory beside arguments and results.
-        temp: Bytes of the memory that they lie in; by default as many as are alive at the fullest step.
-        alignment: Of the start of buffers, in bytes.
         pointer: Bytes of an address in the tables through which several results of one node are found; 0 without such tables.
     """
     main = graph.main

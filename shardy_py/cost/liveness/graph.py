@@ -60,21 +60,13 @@ class Node:
     """One op.
 
     Attributes:
-        kind: Its memory behaviour.
-        operands: Values that it reads.
-        results: Values that it makes.
         regions: Bodies of a loop (condition, body) or branch.
         key: Identity of its computation, apart from its operands; nodes of equal key and operands have equal results. None of nodes with
             effects.
-        label: Its name for users.
-        name: The op's name; of one that a compiler adds as the program would name it, if at all.
         source: The op that it was read from; None of nodes that a compiler adds.
         group: Of an all-reduce, a key that is equal for those that can be combined.
         varying_dims: The dimensions along which the elements of a broadcast differ, where they are known.
         view_depth: Operand -> the number of views that it is read through, of views that stay nodes; they matter to the order.
-        expensive: Whether it is too expensive to compute twice, where its kind does not say so.
-        writes_over: Index of the operand that its first result is written over, where its kind does not say so.
-        is_relayout: Whether it only reorders the elements of a library call's result.
         shares: Operands whose memory its result may take over, if it is the last to read them; several results each take over the operand
             at their index.
     """
@@ -101,9 +93,6 @@ class Region:
     """Nodes in order.
 
     Attributes:
-        arguments: Values that come from outside.
-        nodes: In program order.
-        results: Values that go back.
         read_order: The arguments that are read, in the order of a traversal from the results.
     """
 
@@ -118,12 +107,9 @@ class Graph:
     """The program of one device.
 
     Attributes:
-        bytes: Bytes of each value; a value is its number.
-        main: Its arguments are those of the program, its results likewise.
         writers: Argument of a loop's body -> the node that makes the elements that the body writes to it in each step (`stacks`).
         donated: Argument number -> number of the result that takes its memory.
         dropped: Numbers of the arguments that the compiled program does not have.
-        array_types: Value -> shape and element type, which must be equal for one array to be written over another.
         origins: Value -> the value of the program that it is, or is a copy of; none of those that a compiler adds.
     """
 

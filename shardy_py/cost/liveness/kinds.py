@@ -43,9 +43,6 @@ KINDS: Mapping[str, Kind] = {
 def kind_of(name: str) -> Kind:
     """The kind of an op.
 
-    Args:
-        name: Its name, with its dialect.
-
     Example:
         >>> kind_of("stablehlo.tanh"), kind_of("stablehlo.dot_general")
         (<Kind.EXPENSIVE: 'expensive'>, <Kind.WHOLE: 'whole'>)

@@ -25,16 +25,9 @@ class Buffer:
     """A piece of memory, which one value after another may use.
 
     Attributes:
-        bytes: Its size.
-        start: The first step at which it is in use.
-        end: The last one.
-        value: The value it is named after.
         maker: The node that makes that value; None of an argument.
         role: `argument`, `output`, `literal` or `temporary`.
         free: Of a donated argument, the last step that reads it and the first that writes to it, if there are others between.
-        lives: The lives of the values that use it.
-        rank: Position of the first of its values in a traversal from the results, values in regions before those around them.
-        outer_rank: The same with values in regions after those around them.
         written: The argument of a loop's body, of an array that the loop fills step by step, such as the residuals of a scan; else None.
     """
 
@@ -56,8 +49,6 @@ class Lives:
     """All buffers of a program.
 
     Attributes:
-        buffers: In the order in which they are first used.
-        steps: The node that runs at each step.
         tables: Sizes of the tables of addresses: of a node's several results, of the values that loops carry and read, of the operands
             and results of branches.
     """
@@ -230,11 +221,7 @@ def _from_outside(region: Region) -> tuple[int, ...]:
 
 
 def lives(graph: Graph) -> Lives:
-    """Walks an ordered graph.
-
-    Args:
-        graph: After fusion, copies and ordering.
-    """
+    """Walks an ordered graph."""
     walk = _Walk(graph)
     for v in graph.main.arguments:
         walk.define(v, 0, None)
@@ -289,12 +276,7 @@ def _buffers(walk: _Walk) -> list[Buffer]:
 
 
 def alive(buffers: Sequence[Buffer], steps: int) -> list[int]:
-    """Bytes of buffers that are alive at each step.
-
-    Args:
-        buffers: The buffers.
-        steps: Number of steps.
-    """
+    """Bytes of buffers that are alive at each step."""
     change = [0] * (steps + 1)
     for b in buffers:
         change[b.start] += b.bytes

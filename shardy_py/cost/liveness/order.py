@@ -15,11 +15,7 @@ def program_order(region: Region) -> list[Node]:
 
 
 def from_results(graph: Graph) -> None:
-    """Orders the nodes of all regions by a traversal from the results, operands first, as XLA's partitioner rebuilds them.
-
-    Args:
-        graph: Is changed.
-    """
+    """Orders the nodes of all regions by a traversal from the results, operands first, as XLA's partitioner rebuilds them."""
     _from_results(graph.main)
 
 
@@ -58,7 +54,6 @@ def positions(graph: Graph, *, inner_first: bool) -> dict[int, int]:
     """The position of each value in a traversal from the results, operands first.
 
     Args:
-        graph: The graph.
         inner_first: Whether values in regions come before those around them; else after them, the last region first.
     """
     numbers: dict[int, int] = {}
@@ -170,12 +165,7 @@ ORDERS: Mapping[str, Callable[[Region], list[Node]]] = {"breadth-first": breadth
 
 
 def order_nodes(graph: Graph, order: str) -> None:
-    """Orders the nodes of all regions.
-
-    Args:
-        graph: Is changed.
-        order: One of `ORDERS`.
-    """
+    """Orders the nodes of all regions."""
     _order(graph.main, ORDERS[order])
 
 

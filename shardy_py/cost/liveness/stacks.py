@@ -10,11 +10,7 @@ _MOVES = frozenset((Kind.VIEW, Kind.BROADCAST, Kind.COPY))
 
 
 def name_stacks(graph: Graph) -> None:
-    """Fills in `Graph.writers`, before fusion removes the nodes that make the elements.
-
-    Args:
-        graph: As it was read.
-    """
+    """Fills in `Graph.writers`, before fusion removes the nodes that make the elements."""
     _visit(graph.main, graph.writers)
 
 

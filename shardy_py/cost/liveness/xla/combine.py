@@ -11,11 +11,7 @@ MAX_COMBINED = 256
 
 
 def combine(graph: Graph) -> None:
-    """Makes one node of all-reduces of a region that are alike and do not depend on each other, as XLA's `AllReduceCombiner`.
-
-    Args:
-        graph: Is changed.
-    """
+    """Makes one node of all-reduces of a region that are alike and do not depend on each other, as XLA's `AllReduceCombiner`."""
     _combine(graph.main)
 
 

@@ -11,9 +11,6 @@ class Compiler:
     """The memory policy of a compiler.
 
     Attributes:
-        name: Its name.
-        title: Its name in texts.
-        order: The order in which it runs a program; one of `order.ORDERS`.
         alignment: Of the start of buffers, in bytes.
         pointer: Bytes of an address in the tables through which several results of one node are found; 0 without such tables.
         small_program: Largest number of buffers that are placed one by one, with the gaps between them; of more, gaps are left out.

@@ -8,11 +8,7 @@ from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
 
 
 def insert_copies(graph: Graph) -> None:
-    """Adds the copies that let carried values, branch results and results of the program lie in memory of their own.
-
-    Args:
-        graph: Is changed.
-    """
+    """Adds the copies that let carried values, branch results and results of the program lie in memory of their own."""
     fixed = set(graph.main.arguments)
     donated = {graph.main.arguments[i]: r for i, r in graph.donated.items() if i < len(graph.main.arguments)}
     _region(graph, graph.main, fixed, donated.keys())

@@ -20,10 +20,6 @@ def estimate(graph: Graph, compiler: Compiler = COMPILERS["cpu"]) -> Estimate:
 
     Equal nodes are merged, nodes are fused into their readers, loops get the copies that they need, nodes are scheduled, and buffers live
     from the node that makes them to the last that reads them.
-
-    Args:
-        graph: Is changed.
-        compiler: The compiler to model.
     """
     name_stacks(graph)
     simplify(graph)

@@ -37,7 +37,6 @@ class Placement:
     Attributes:
         times: Root -> how many times the node's code is written out there.
         counters: Root -> the nodes (their ids) there that each count the node's elements in a way of their own.
-        most: The largest of `times`.
         joint: The part of `times` that several readers contribute to.
     """
 
@@ -54,9 +53,6 @@ class Evaluations:
     """As XLA's `FusionNodeIndexingEvaluation`: code is written out once per way in which the elements of a value are counted.
 
     Readers of equal shape count them in the same way, and share the code; each other reader counts in its own.
-
-    Args:
-        shapes: Of each value; another object where it is not known.
     """
 
     def __init__(self, shapes: Sequence[object]) -> None:
@@ -67,11 +63,7 @@ class Evaluations:
         self._full: set[int] = set()
 
     def of(self, node: Node) -> Placement:
-        """The placement of a node: one that no reader has absorbed is its own root.
-
-        Args:
-            node: The node; its readers were looked at before.
-        """
+        """The placement of a node: one that no reader has absorbed is its own root."""
         root = id(node)
         placement = self._placements.get(root)
         if placement is None:
@@ -80,12 +72,7 @@ class Evaluations:
         return placement
 
     def placement(self, node: Node, readers: Sequence[Node]) -> Placement:
-        """The placement of a node if its readers compute it.
-
-        Args:
-            node: It has one result.
-            readers: All of them.
-        """
+        """The placement of a node if its readers compute it."""
         if len(readers) == 1:
             return self._part(node, readers[0])
         parts = [self._part(node, reader) for reader in readers if reader.results]
@@ -113,15 +100,7 @@ class Evaluations:
         return len(first) > 1 or any(self.of(n).times.keys() != first.keys() for n in nodes[1:])
 
     def absorb(self, node: Node, placement: Placement, readers: Sequence[Node], *, stays: bool, all_read: bool) -> None:
-        """Fuses a node into readers.
-
-        Args:
-            node: The node.
-            placement: Of the node, in all of its readers.
-            readers: The readers that compute it.
-            stays: Whether it also stays a node.
-            all_read: Whether it has no other readers.
-        """
+        """Fuses a node into readers."""
         if not all_read:
             roots = set[int]().union(*(self.of(u).times for u in readers))
             times = {root: placement.times[root] for root in roots}
@@ -139,14 +118,7 @@ class Evaluations:
         self._placements[id(node)] = placement
 
     def too_many(self, node: Node, placement: Placement, reader: Node, at_most: int) -> bool:
-        """Whether a node would be written out too often in the roots of a reader.
-
-        Args:
-            node: The node.
-            placement: Of the node, in all of its readers.
-            reader: One of its readers. A root without other absorbed nodes always takes it.
-            at_most: Number of times that it may be written out.
-        """
+        """Whether the roots of a reader would write a node more than `at_most` times; a root without absorbed nodes always takes it."""
         own = self.of(reader)
         if node.kind is Kind.REDUCE and not self._full.isdisjoint(own.times):
             return True

@@ -36,9 +36,6 @@ def fuse(graph: Graph) -> None:
 
     As XLA's instruction fusion: a value is computed where it is read if all of its readers can, if it is not expensive to duplicate, and if
     it is not a result.
-
-    Args:
-        graph: Is changed.
     """
     numbers: dict[object, int] = {}
     types = list(map(graph.array_types.get, range(len(graph.bytes))))
@@ -48,13 +45,7 @@ def fuse(graph: Graph) -> None:
 
 
 def _fuse(region: Region, type_ids: Sequence[int], shapes: Sequence[Any]) -> None:
-    """See `fuse`.
-
-    Args:
-        region: Is changed.
-        type_ids: Of each value a number; it can be written over another with an equal one.
-        shapes: Of each value; its own number where it is not known.
-    """
+    """See `fuse`."""
     for node in region.nodes:
         for inner in node.regions:
             _fuse(inner, type_ids, shapes)
@@ -113,11 +104,6 @@ def _read_too(reads: dict[int, bool], more: Mapping[int, bool], aligned: bool) -
     """Sources of a node with those of one more operand, and whether each is only read at the position that is computed.
 
     A residual stream has many sources: tables are copied as a whole, and only the entries of the shorter one are visited.
-
-    Args:
-        reads: Sources of the operands before; may be changed.
-        more: Sources of the operand.
-        aligned: Whether the operand is read at the position that is computed.
     """
     if not aligned:
         more = dict.fromkeys(more, False)

@@ -16,9 +16,6 @@ def into_outputs(buffers: Sequence[Buffer]) -> list[Buffer]:
     """The temporaries that need memory of their own.
 
     Others lie in an output before it is written, as XLA assigns them, or in a donated argument after its last read.
-
-    Args:
-        buffers: All buffers.
     """
     outputs = sorted((b for b in buffers if b.bytes and (b.role == "output" or b.free)), key=lambda b: (b.bytes, -b.outer_rank))
     sizes = [b.bytes for b in outputs]
@@ -44,7 +41,6 @@ def packed(buffers: Sequence[Buffer], alignment: int) -> int:
 
     Args:
         buffers: Few; this takes time with the square of their number.
-        alignment: Of where each starts.
 
     Example:
         >>> packed([Buffer(100, 0, 1, 0, None), Buffer(60, 2, 3, 1, None), Buffer(50, 1, 2, 2, None)], 64)

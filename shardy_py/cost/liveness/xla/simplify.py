@@ -8,11 +8,7 @@ from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
 
 
 def simplify(graph: Graph) -> None:
-    """Simplifies a graph; merging and removal run twice where there are loops, which leave more to remove as they carry fewer values.
-
-    Args:
-        graph: Is changed.
-    """
+    """Simplifies a graph; merging and removal run twice where there are loops, which leave more to remove as they carry fewer values."""
     _merge(graph, graph.main, {}, {})
     _fold(graph.main, set(), set())
     has_regions = any(node.regions for node in graph.main.nodes)
