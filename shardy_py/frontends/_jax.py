@@ -58,11 +58,7 @@ _LOWER_PARAMETERS = frozenset(inspect.signature(_mlir.lower_jaxpr_to_module).par
 
 
 def make_context(*, allow_unregistered: bool = False) -> ir.Context:
-    """A new MLIR context that knows the dialects JAX emits: func, stablehlo, chlo, mhlo and sdy.
-
-    Args:
-        allow_unregistered: Whether text may hold ops of dialects that jaxlib does not ship.
-    """
+    """A new MLIR context that knows the dialects JAX emits: func, stablehlo, chlo, mhlo and sdy."""
     context = _new_context()
     # A thread that verifies reports what it finds to a handler that waits for Python's lock, which the thread that waits for it holds.
     context.enable_multithreading(False)
@@ -76,8 +72,6 @@ def lower_jaxpr(jaxpr: ClosedJaxpr, platform: str, *, devices: int = 2) -> ir.Mo
     `jax.jit(f).lower(lowering_platforms=...)` looks up the default device even where only a module is wanted.
 
     Args:
-        jaxpr: Without effects that need tokens.
-        platform: `cpu`, `cuda`, `rocm` or `tpu`.
         devices: The number of devices that lowering rules are told of; some take a shortcut where it is one.
     """
     arguments: dict[str, Any] = {
@@ -313,13 +307,6 @@ def recorded(
 
     The equation is written down as it is: nothing is derived, checked or looked for, which takes most of the time of `bind`.
 
-    Args:
-        primitive: One that has no jaxprs among its parameters.
-        operands: Arrays of the trace, or constants.
-        params: As the equation is to have them.
-        types: Of the results.
-        source: The source info of the equation; that of here where nothing is said.
-
     Returns:
         The results; None where `bind` has to be asked, as what it does here is not only to record.
     """
@@ -387,13 +374,7 @@ def under_settings(eqn: JaxprEqn) -> Iterator[None]:
 
 
 def traced_scan(params: Mapping[str, Any], avals: Sequence[Any], context: Any) -> ClosedJaxpr:
-    """The jaxpr that the lowering of a scan is made from.
-
-    Args:
-        params: Of its equation.
-        avals: Of the operands.
-        context: In which it was traced, `eqn.ctx`.
-    """
+    """The jaxpr that the lowering of a scan is made from."""
     with context.manager:
         return traced(functools.partial(_scan_impl, **params), avals)
 
@@ -562,10 +543,6 @@ def jvp_jaxpr(jaxpr: ClosedJaxpr, nonzero: Sequence[bool]) -> tuple[ClosedJaxpr,
 def split_jaxpr(jaxpr: ClosedJaxpr, unknown: Sequence[bool]) -> tuple[ClosedJaxpr, ClosedJaxpr, Sequence[bool], Sequence[int | None]]:
     """Splits a jaxpr into the part that depends on known inputs only, and the rest.
 
-    Args:
-        jaxpr: Without constants.
-        unknown: Which inputs.
-
     Returns:
         The first part, whose results are the known results and then residuals; the second part, whose inputs are all residuals and then
         the unknown inputs; which results are unknown; and for each residual the known input that it is, None where the first part makes it.
@@ -618,21 +595,12 @@ def checked_call(context: tuple[Any, ...], error: Any, enabled: Any, operands: S
 
 
 def checkpoint_rule(update: Callable[..., tuple[dict[str, Any], dict[str, Any]]]) -> Callable[..., Any]:
-    """The rule by which `jax.checkpoint` splits a primitive that calls its parameter `jaxpr`, equation by equation.
-
-    Args:
-        update: Completes the parameters of the two calls, as the `ParamsUpdater2` of JAX's own call primitives.
-    """
+    """The rule by which `jax.checkpoint` splits a primitive that calls its parameter `jaxpr`, equation by equation."""
     return functools.partial(_partial_eval.closed_call_partial_eval_custom_rule, "jaxpr", update)
 
 
 def all_reduce_primitive(name: str, computation: Primitive) -> Primitive | None:
-    """A primitive like `pmax` with another computation; None where JAX lowers all-reduces by functions not known here.
-
-    Args:
-        name: Its name.
-        computation: Combines two elements.
-    """
+    """A primitive like `pmax` whose `computation` combines two elements; None where JAX lowers all-reduces by unknown functions."""
     lower = getattr(_parallel, "_all_reduce_lowering", None) or getattr(_parallel, "_allreduce_lowering", None)
     if lower is None:
         return None
@@ -649,12 +617,5 @@ def frames_of(source_info: Any) -> list[tuple[str, int]]:
 
 
 def put_shards(like: jax.Array, sharding: jax.sharding.Sharding, shards: Sequence[jax.Array], devices: Sequence[Any]) -> jax.Array:
-    """Builds an array of copies of shards on devices, as `jax.device_put` does.
-
-    Args:
-        like: An array of the shape, type and mesh axes of the one to make; no keys.
-        sharding: Of the array to make.
-        shards: One for each device.
-        devices: Those of the sharding, in its order.
-    """
+    """Builds an array, like `like` in shape, type and mesh axes, of shards copied to devices, as `jax.device_put` does."""
     return _pxla.batched_device_put(jax.typeof(like), sharding, shards, devices)

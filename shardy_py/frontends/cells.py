@@ -14,9 +14,6 @@ def cell_name(file: str) -> str:
 
     `linecache` then knows the cell's lines by that name too.
 
-    Args:
-        file: The name of a file of Python code.
-
     Example:
         >>> cell_name("/home/me/train.py")
         '/home/me/train.py'

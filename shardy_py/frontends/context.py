@@ -35,11 +35,7 @@ from shardy_py.frontends._jax import under_settings as under_settings
 
 
 def types_enabled(dtypes: Iterable[str]) -> contextlib.AbstractContextManager[Any]:
-    """Enables 64-bit types if some occur while they are off, as in a function that enables them for a part of its body.
-
-    Args:
-        dtypes: Element types, in JAX's spelling, of what is about to be traced once more.
-    """
+    """Enables 64-bit types if some occur while they are off, as in a function that enables them for a part of its body."""
     on = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
     if on or _OF_64_BITS.isdisjoint(dtypes):
         return contextlib.nullcontext()

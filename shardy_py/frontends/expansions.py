@@ -23,7 +23,6 @@ class Expansion(NamedTuple):
     """A jaxpr over physical arrays that a primitive is lowered through.
 
     Attributes:
-        jaxpr: The jaxpr.
         has_own_function: Whether JAX puts it into a function of its own, named after the primitive.
         key: Equal for equations that share the function.
     """

@@ -32,7 +32,6 @@ class Scope:
 
     Attributes:
         jaxpr: The jaxpr that was read; of one with references or high types, the jaxpr without them that JAX lowers.
-        env: The value of each of its variables.
         children: Index of an equation that holds jaxprs -> their scopes, in the order in which they were read; a jaxpr
             that is read twice, such as the predicate of a batched loop, has two.
     """
@@ -46,9 +45,6 @@ class Importer(abc.ABC):
     """The state of an import, and the ops that readers append; `EquationImporter` reads the equations.
 
     Attributes:
-        meshes: The meshes the program refers to.
-        platform: The platform that JAX would lower for.
-        findings: Findings of the import.
         manual: The shard_map being read, None outside of any.
         typed: Whether JAX states the shardings in types as constraints: explicit axes, or a shard_map over some axes only.
     """

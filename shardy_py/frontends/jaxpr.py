@@ -30,8 +30,6 @@ class Imported:
 
     Attributes:
         program: One function, `main`, whose arguments and results are those of the jaxpr.
-        scope: Where the values of the jaxpr's variables are.
-        findings: Remarks for the reader of the program.
     """
 
     program: Program
@@ -53,21 +51,13 @@ def from_jaxpr(
     """As reading `jax.jit(f).lower(...).compiler_ir()` with all calls imported, but straight from the jaxpr.
 
     Args:
-        closed_jaxpr: A result of `jax.make_jaxpr`.
-        mesh: The mesh that shardings without a mesh of their own are on.
         in_shardings: One per argument; None where nothing is known.
-        out_shardings: One per result.
-        argument_names: Names of the arguments for people to read.
         rules: Primitive name or custom call target -> a rule specification with `bind(operand_shapes, result_shapes)`;
             the equation is then one op with that rule.
-        platform: The platform that JAX would lower for.
         devices: The devices that the program runs on, see `Meshes`.
 
     Raises:
         MeshError: A sharding is over another mesh than `devices`, and cannot be written over that.
-
-    Returns:
-        The program, the values of the jaxpr's variables in it, and findings.
     """
     closed_jaxpr = lowered(closed_jaxpr)
     jaxpr = closed_jaxpr.jaxpr
@@ -95,20 +85,12 @@ def from_jaxpr(
 
 
 def lowered(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr that is read: without references, and types of several arrays.
-
-    Args:
-        closed_jaxpr: A result of `jax.make_jaxpr`.
-    """
+    """The jaxpr that is read: without references, and types of several arrays."""
     return _jax.as_lowered(closed_jaxpr)
 
 
 def from_equations(eqns: Sequence[JaxprEqn], results: Sequence[Var]) -> tuple[Program, tuple[tuple[Op, ...], ...]]:
     """Imports a run of equations on one device, as `from_jaxpr` would import a jaxpr of them.
-
-    Args:
-        eqns: In order; variables that none of them defines become arguments.
-        results: Variables that the program returns.
 
     Returns:
         The program, and for each equation its ops, those in their regions included.

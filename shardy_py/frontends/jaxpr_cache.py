@@ -17,9 +17,6 @@ def with_jaxpr(function: Callable[Concatenate[ClosedJaxpr, P], JaxprResult]) -> 
     """Caches a function of a jaxpr and values that can be hashed, whose first result is a jaxpr, that of the argument or another.
 
     An `lru_cache` would keep the jaxprs of functions that are long dropped.
-
-    Args:
-        function: The function to cache; called with positional arguments.
     """
     results: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Hashable, tuple[ClosedJaxpr | None, Any]]] = weakref.WeakKeyDictionary()
 

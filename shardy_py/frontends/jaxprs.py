@@ -35,11 +35,7 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[int, Jaxpr], Jaxpr]) -> dict[st
     """The parameters of an equation with other bodies.
 
     Args:
-        eqn: The equation.
         change: Given the number of a body and the body, what takes its place.
-
-    Returns:
-        The equation's own parameters where no body changes.
     """
     params: dict[str, Any] = {}
     for number, (name, place, old) in enumerate(bodies(eqn)):
@@ -53,13 +49,7 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[int, Jaxpr], Jaxpr]) -> dict[st
 
 
 def inlined(jaxpr: Jaxpr, operands: Sequence[Any], sourced: Callable[[Any], Any]) -> tuple[list[JaxprEqn], list[Any]]:
-    """The equations of a jaxpr on other operands, with variables of their own, and their results.
-
-    Args:
-        jaxpr: The jaxpr, without constants.
-        operands: The arguments.
-        sourced: Gives the source info of the copy of an equation for the equation's.
-    """
+    """The equations of a jaxpr on other operands, with variables of their own, and their results."""
     copies: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
 
     def use(v: Any) -> Any:
@@ -79,9 +69,6 @@ def live_positions(
     """The positions of the equations that results depend on, in order.
 
     Args:
-        eqns: The equations of a jaxpr.
-        results: Variables and literals.
-        leaves: Variables to stop at.
         keeps: Whether an equation is needed besides, such as for its effects.
     """
     stop = set(leaves)

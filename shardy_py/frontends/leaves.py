@@ -19,12 +19,7 @@ from jax.tree_util import KeyPath, keystr, register_pytree_with_keys_class, tree
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """The structure of a pytree, with the path to each leaf.
-
-    Attributes:
-        tree: The structure, a `PyTreeDef`.
-        paths: The key path of each leaf.
-    """
+    """The structure of a pytree, with the path to each leaf."""
 
     tree: Any
     paths: tuple[KeyPath, ...]
@@ -44,21 +39,13 @@ class Outline:
         return parts
 
     def filled(self, values: Iterable[Any]) -> Leaves:
-        """Leaves of this structure.
-
-        Args:
-            values: One per leaf.
-        """
+        """Leaves of this structure."""
         return Leaves(self, tuple(values))
 
 
 @register_pytree_with_keys_class
 class Leaves:
     """The leaves of a pytree, itself a pytree of the same leaves under the same paths.
-
-    Args:
-        outline: The structure.
-        values: One per leaf.
 
     Example:
         >>> leaves = Leaves.of({"b": 1, "w": (2, 3)})
@@ -101,11 +88,6 @@ def trace_leaves(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Cl
 
     Args:
         fun: The function. JAX remembers jaxprs by function; this one is taken for a new one.
-        args: Its arguments, `Leaves` for those that are trees.
-        kwargs: Its keyword arguments.
-
-    Returns:
-        The jaxpr, and the result of `jax.ShapeDtypeStruct`s.
     """
 
     @functools.wraps(fun)

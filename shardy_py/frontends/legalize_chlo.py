@@ -45,15 +45,7 @@ def legalize_chlo(program: Program) -> None:
 def expand(
     name: str, operands: Sequence[Value], result_types: Sequence[Type], attributes: Mapping[str, int], location: object = None
 ) -> Expansion | None:
-    """The stand-in for one CHLO op, not yet in a block; None for an op that stands as it is.
-
-    Args:
-        name: Name of the op.
-        operands: Its operands.
-        result_types: Types of its results.
-        attributes: Its attributes: `k` of `chlo.top_k`.
-        location: Put on every op.
-    """
+    """The stand-in for one CHLO op, not yet in a block; None for an op that stands as it is."""
     if name == "chlo.top_k":
         return _top_k(operands[0], result_types, attributes["k"], location)
     if name in STEPS:

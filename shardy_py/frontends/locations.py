@@ -14,12 +14,7 @@ from shardy_py.ir import Location
 
 
 class Within:
-    """The location of an inlined op and of the equation around it, at which its names begin.
-
-    Args:
-        inner: The location of the op.
-        outer: The location of the equation.
-    """
+    """The location of an inlined op and of the equation around it, at which its names begin."""
 
     __slots__ = ("inner", "outer")
 
@@ -32,9 +27,6 @@ def locate(location: object) -> Location | None:
     """The user's file and line of a `source_info`, with its name stack; None where all frames are JAX's own.
 
     Inside of a library that is installed it is the line of the innermost call from outside of any, if there is one.
-
-    Args:
-        location: As ops have it.
     """
     if isinstance(location, Location) or location is None:
         return location
@@ -47,11 +39,7 @@ def locate(location: object) -> Location | None:
 
 
 def name_stack_of(location: object) -> str:
-    """The name stack of an op, whether or not it has a line of the user's code; names inside of a body begin at the body.
-
-    Args:
-        location: As ops have it.
-    """
+    """The name stack of an op, whether or not it has a line of the user's code; names inside of a body begin at the body."""
     if isinstance(location, Within):
         return "/".join(filter(None, (name_stack_of(location.outer), name_stack_of(location.inner))))
     return location.scope if isinstance(location, Location) else str(getattr(location, "name_stack", ""))
@@ -79,11 +67,7 @@ def is_installed(file: str) -> bool:
 
 
 def calls(location: object) -> tuple[str, ...]:
-    """`file:line` of the user's calls in which an op was written, innermost first; that of the op itself before all.
-
-    Args:
-        location: As ops have it.
-    """
+    """`file:line` of the user's calls in which an op was written, innermost first; that of the op itself before all."""
     if location is None or isinstance(location, Location):
         return ()
     if isinstance(location, Within):

@@ -36,12 +36,7 @@ def _loop(params: tuple[tuple[str, Any], ...], avals: tuple[Any, ...], context: 
 
 
 class ScanStyle(NamedTuple):
-    """The style in which this version of JAX lowers scans that are not unrolled.
-
-    Attributes:
-        calls_body: Whether the body is a function of its own.
-        counter: The element type of the counter.
-    """
+    """The style in which this version of JAX lowers scans that are not unrolled."""
 
     calls_body: bool
     counter: str

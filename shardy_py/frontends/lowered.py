@@ -26,10 +26,6 @@ def lower_fragment(
     Arrays of PRNG keys have their physical type in the result. No device or backend is asked for.
 
     Args:
-        primitive: The primitive of the equation.
-        params: Its parameters, which JAX requires to be hashable.
-        avals: Abstract values of the operands.
-        platform: The platform to lower for.
         mesh: The mesh around the equation where some axes are manual, `eqn.ctx.cur_abstract_mesh`: collectives over
             these axes need it.
 

@@ -20,23 +20,13 @@ def no_mesh() -> Iterator[None]:
 
 @contextmanager
 def traced_on(mesh: AbstractMesh) -> Iterator[None]:
-    """As `jax.sharding.use_abstract_mesh`, which refuses a mesh of another size than that of `jax.set_mesh` around it.
-
-    Args:
-        mesh: The mesh.
-    """
+    """As `jax.sharding.use_abstract_mesh`, which refuses a mesh of another size than that of `jax.set_mesh` around it."""
     with no_mesh(), use_abstract_mesh(mesh):
         yield
 
 
 def on_a_mesh_or_none(run: Callable[[], R], mesh: Callable[[], AbstractContextManager[Any]], *, mesh_first: bool) -> R:
-    """Runs the user's code on a mesh or on none, and on the other where what it says about meshes does not hold there.
-
-    Args:
-        run: Runs it.
-        mesh: A context with the mesh.
-        mesh_first: Whether to begin with the mesh.
-    """
+    """Runs the user's code on a mesh or on none, and on the other where what it says about meshes does not hold there."""
     first, second = (mesh, no_mesh) if mesh_first else (no_mesh, mesh)
     try:
         with first():

@@ -21,8 +21,6 @@ class Meshes:
     """The meshes of one program, named as lift-inlined-meshes names them.
 
     Args:
-        name: The name of the main mesh.
-        mesh: The main mesh.
         devices: The mesh of JAX that everything is to run on, for programs that may name no other devices: shardings over its devices in
             other axes are written over the main mesh. None takes shardings over any mesh as they are.
     """
@@ -61,8 +59,6 @@ class Meshes:
         """A `NamedSharding` as `_to_sdy_sharding` writes it.
 
         Args:
-            sharding: A `jax.sharding.NamedSharding` of the physical array.
-            rank: Of the array.
             open_dimensions: As `modify_wrt_axis_types`: all dimensions are open and unused explicit axes replicated.
         """
         key = sharding, rank, open_dimensions

@@ -90,12 +90,7 @@ def _module(module: ir.Module | Lowered | Exported | str) -> ir.Module:
 def parse_module(text: str, context: ir.Context | None = None) -> ir.Module:
     """Parses MLIR text with the dialects that JAX emits; ops of other dialects may stand in generic form.
 
-    Args:
-        text: The text.
-        context: The context of another module, so that none has to be made.
-
-    Raises:
-        ShardyError: If the text is no valid module, in the words of the MLIR parser, or is beyond the limits of `mlir_limits`.
+    Raises ShardyError if the text is no valid module, in the words of the MLIR parser, or is beyond the limits of `mlir_limits`.
     """
     check_text(text)
     context = make_context(allow_unregistered=True) if context is None else context

@@ -38,11 +38,7 @@ _SDY_ATTRIBUTES = (
 
 
 def read_type(type_: ir.Type) -> Type:
-    """A tensor type with a static shape, else an opaque type with the MLIR text.
-
-    Raises:
-        DialectError: A tensor has so many elements that MLIR, which counts with 64 bits, takes it for another one.
-    """
+    """A tensor type with a static shape, else an opaque type; raises DialectError if its size overflows the 64 bits of MLIR."""
     if isinstance(type_, ir.RankedTensorType) and type_.has_static_shape:
         element = str(type_.element_type)
         read = TensorType(tuple(type_.shape), _DTYPES.get(element, element))

@@ -61,9 +61,8 @@ class _Alias(NamedTuple):
 def check_text(text: str) -> None:
     """Checks that jaxlib can read a module and print what is in it.
 
-    Raises:
-        ShardyError: It is no Unicode text, the name of an op is not UTF-8, it is nested too deep, its aliases stand for too much text, an
-            affine map or set is too long, or a manual computation states a sharding over one device.
+    Raises ShardyError if it is no Unicode text, the name of an op is not UTF-8, it is nested too deep, its aliases stand for too much text,
+    an affine map or set is too long, or a manual computation states a sharding over one device.
     """
     _check_encoding(text)
     aliases = _aliases(text)
@@ -212,11 +211,6 @@ def _step(token: str) -> int:
 
 
 def place(text: str, position: int) -> str:
-    """A place as MLIR writes it.
-
-    Args:
-        text: The module.
-        position: A character of it.
-    """
+    """A place as MLIR writes it."""
     start = text.rfind("\n", 0, position) + 1
     return f"-:{text.count(chr(10), 0, position) + 1}:{position - start + 1}"

@@ -19,13 +19,6 @@ def partial_sums(x: Any, parts: int) -> Any:
 
     Where that dimension is sharded over axes over which `x` is a sum, every device keeps its own part under `lowering="shard_map"`, so
     that sums of such arrays need one all-reduce in the end. Anywhere else the first part is `x` and the others are zeros.
-
-    Args:
-        x: An array.
-        parts: Number of parts.
-
-    Returns:
-        An array of shape `(parts, *x.shape)`.
     """
     return partial_sums_p.bind(x, parts=parts)
 

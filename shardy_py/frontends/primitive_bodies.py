@@ -16,10 +16,6 @@ from shardy_py.frontends.transforms import abstract_argument
 def body_of(eqn: JaxprEqn, platform: str) -> ClosedJaxpr | None:
     """A jaxpr from the operands of an equation to its results.
 
-    Args:
-        eqn: An equation without effects.
-        platform: The platform that it is lowered for.
-
     Returns:
         The function that the rule traces (`mlir.lower_fun`), or the operands themselves, where the rule hands them on. None for rules that
         write ops, and for arrays of other than numbers.

@@ -63,11 +63,6 @@ _HOISTED: WeakKeyDictionary[ClosedJaxpr, ClosedJaxpr] = WeakKeyDictionary()
 def transpose_jaxpr(jaxpr: ClosedJaxpr, linear: Sequence[bool], nonzero: Sequence[bool]) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
     """The transpose of a jaxpr in its linear inputs, as `jax.linear_transpose`.
 
-    Args:
-        jaxpr: The jaxpr to transpose.
-        linear: Which inputs it is linear in.
-        nonzero: Which results have a cotangent that is not zero.
-
     Returns:
         A jaxpr from the other inputs and the nonzero cotangents to the cotangents of linear inputs, and which of those are not zero: only
         they are results.
@@ -103,13 +98,6 @@ def checked_jaxpr(
 ) -> tuple[ClosedJaxpr, list[Any], Any]:
     """A jaxpr with checks, as `jax.experimental.checkify.checkify`.
 
-    Args:
-        jaxpr: The jaxpr to check.
-        context: The arguments that JAX's rules take in front of the error.
-        error: The error so far.
-        enabled: The kinds of errors that are checked.
-        args: Arguments of the jaxpr.
-
     Returns:
         A jaxpr from the leaves of an error and the arguments to the leaves of an error and the results, the leaves of the error so far, and
         the structure of error and results.
@@ -126,13 +114,7 @@ def checked_jaxpr(
 
 @_of_no_mesh
 def jet_jaxpr(jaxpr: ClosedJaxpr, primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> tuple[ClosedJaxpr, Any]:
-    """A jaxpr on truncated Taylor polynomials, and the structure of its results, as `jax.experimental.jet.jet(factorial_scaled=False)`.
-
-    Args:
-        jaxpr: Of numbers.
-        primals: Arguments.
-        series: Further coefficients of each.
-    """
+    """A jaxpr on truncated Taylor polynomials, and the structure of its results, as `jax.experimental.jet.jet(factorial_scaled=False)`."""
 
     def run(primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> Any:
         return jet.jet(jaxpr_as_fun(jaxpr), primals, series, factorial_scaled=False)
@@ -146,10 +128,6 @@ def used_part(jaxpr: ClosedJaxpr, used: tuple[bool, ...]) -> tuple[ClosedJaxpr, 
     """The part of a jaxpr that some of its results need, with the inputs it reads; the jaxpr itself where nearly everything is needed.
 
     Dropping an unread loss is not worth another jaxpr: XLA removes dead code anyway, and every jaxpr has a plan of its own.
-
-    Args:
-        jaxpr: Without constants.
-        used: Which results.
     """
     part, inputs = partial_eval.dce_jaxpr(jaxpr.jaxpr, used)
     if all(inputs) and part.effects == jaxpr.effects:
@@ -162,7 +140,6 @@ def with_inputs(jaxpr: ClosedJaxpr, kept: Sequence[bool]) -> ClosedJaxpr:
     """A jaxpr of fewer inputs; what its results do not need may use the others, and is left out.
 
     Args:
-        jaxpr: The jaxpr.
         kept: Which of its constants, which become inputs, and its inputs.
     """
     whole = hoisted(jaxpr)

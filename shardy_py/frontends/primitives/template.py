@@ -73,14 +73,7 @@ class Builder:
     it is, and one constant of the full shape where it is broadcast, as the constant and its broadcast do in JAX.
 
     Attributes:
-        name: The primitive.
-        params: The equation's parameters.
-        avals: Of its operands.
-        out_avals: Of its results.
         types: Of its operands, PRNG keys as their physical type.
-        out_types: Of its results.
-        platform: The platform lowered for.
-        axis_sizes: Size of each mesh axis inside of a shard_map.
     """
 
     def __init__(
@@ -208,12 +201,7 @@ class Builder:
         return physical_shape(aval)[len(aval.shape) :]
 
     def build(self, outputs: Sequence[int], *, typed: bool = True) -> Template:
-        """Ends the template; literals used as they are become constants in front, in operand order.
-
-        Args:
-            outputs: The slot of each result.
-            typed: Whether JAX's rule states the shardings in the results' types.
-        """
+        """Ends the template; literals used as they are become constants in front, in operand order."""
         if typed:
             outputs = [self.typed(s, a) for s, a in zip(outputs, self.out_avals, strict=True)]
         used = {s for op in self._ops for s in op.operands} | set(outputs)

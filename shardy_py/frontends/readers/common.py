@@ -33,17 +33,7 @@ RULE_FIX = 'say how it propagates: @sp.sharding_rule("b i, i o -> b o"), or like
 
 
 def opaque(importer: Importer, name: str, attributes: dict[str, Any], eqn: JaxprEqn, scope: Scope, block: Block, reason: str = "") -> None:
-    """Appends one op with all operands and results of an equation, and a finding where no rule is known for it.
-
-    Args:
-        importer: The import.
-        name: The op's name.
-        attributes: The op's attributes.
-        eqn: The equation.
-        scope: Where its operands and results are.
-        block: Where the op goes.
-        reason: Why the primitive is opaque, to follow its name.
-    """
+    """Appends one op with all operands and results of an equation, and a finding where no rule is known for it."""
     operands = importer.read(eqn, scope, block)
     types = [type_of_aval(v.aval) for v in eqn.outvars]
     op = Op(name, operands, types, attributes, location=eqn.source_info, primitive=eqn.primitive.name)
