@@ -133,13 +133,7 @@ class ParseError(ShardyError):
 
     Args:
         what: The expectation, or the fault.
-        text: The whole text that was parsed.
-        position: Index into `text`.
         fix: The code to write instead.
-
-    Attributes:
-        line: Line number of the position, from 1.
-        column: Column of the position, from 1.
     """
 
     def __init__(self, what: str, text: str, position: int, *, fix: str | None = None) -> None:

@@ -13,14 +13,10 @@ def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Replaces the content of a file at once: until it has been written as a whole, the old one stays.
 
     The content goes to a new file in the same folder, which then takes the place of the old one, with its mode and owner. A link is
-    followed to its target. A device or a pipe, which is no regular file, is written into.
+    followed to its target. A device or a pipe, which is no regular file, is written into. Raises OSError if it cannot be written.
 
     Args:
-        path: The file.
         content: Bytes, or a text that becomes UTF-8.
-
-    Raises:
-        OSError: It cannot be written.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     try:

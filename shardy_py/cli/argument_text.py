@@ -31,13 +31,7 @@ _DEEPEST = 50
 
 @dataclass(frozen=True, slots=True)
 class ArrayText:
-    """An array written as its type.
-
-    Attributes:
-        dtype: Its element type in JAX's spelling.
-        shape: Its shape.
-        axes: For each dimension the mesh axes that cut it.
-    """
+    """An array written as its type."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -45,13 +39,7 @@ class ArrayText:
 
 
 def parse_arguments(texts: list[str]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments, `x=float32[8]`.
-
-    Args:
-        texts: One per argument.
-
-    Raises:
-        CommandError: One cannot be read.
+    """Positional and keyword arguments, `x=float32[8]`. Raises CommandError if one cannot be read.
 
     Example:
         >>> parse_arguments(["f32[8@data,4]", "rate=0.1"])
@@ -73,14 +61,7 @@ def parse_arguments(texts: list[str]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def parse_argument(text: str) -> Any:
-    """Parses one argument.
-
-    Args:
-        text: The argument as written.
-
-    Raises:
-        CommandError: It cannot be read; the message shows where.
-    """
+    """Parses one argument. Raises CommandError if it cannot be read; the message shows where."""
     reader = _Reader(text)
     value = reader.value(0)
     reader.blank()

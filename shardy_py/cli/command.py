@@ -14,14 +14,7 @@ Run = Callable[[argparse.Namespace, Output], int]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A subcommand.
-
-    Attributes:
-        name: `plan`.
-        help: Its effect, in a line.
-        add: Adds its options to a parser.
-        run: Runs it; returns the exit status.
-    """
+    """A subcommand."""
 
     name: str
     help: str
@@ -30,14 +23,7 @@ class Command:
 
 
 def add_all(parser: argparse.ArgumentParser, commands: tuple[Command, ...], run: str = "run", metavar: str = "COMMAND") -> None:
-    """Gives a parser a subparser for each of some commands.
-
-    Args:
-        parser: The parser.
-        commands: The commands.
-        run: Under which name the function of the chosen one is put into the options.
-        metavar: The name of the choice in the help.
-    """
+    """Gives a parser a subparser for each of some commands."""
     merge_tables({command.name: command} for command in commands)  # raises where two have one name
     below = parser.add_subparsers(dest=metavar.lower(), metavar=metavar, required=True)
     for command in commands:

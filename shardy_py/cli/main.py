@@ -33,9 +33,6 @@ Flags behind -- are handed to absl, for modules that define some. exit status: 0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line.
 
-    Args:
-        arguments: The words after the name of the program; None for the arguments of the process.
-
     Returns:
         The exit status: 0; 1 where there are findings or differences; 2 where the command could not be run.
     """

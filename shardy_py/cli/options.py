@@ -6,11 +6,7 @@ import argparse
 
 
 def add_planning(parser: argparse.ArgumentParser) -> None:
-    """Options that say how to plan a function.
-
-    Args:
-        parser: The parser of the subcommand.
-    """
+    """Options that say how to plan a function."""
     group = add_tracing(parser, "planning, where TARGET is a function", "by default the mesh of the function's decorator")
     lowerings, default = ("auto", "jit", "shard_map"), "by default as the decorator says, or auto"
     group.add_argument("--lowering", choices=lowerings, help=f"how the plan would run; {default}")
@@ -23,13 +19,7 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tracing(parser: argparse.ArgumentParser, title: str, mesh: str) -> argparse._ArgumentGroup:
-    """Options for the arguments with which a function is traced.
-
-    Args:
-        parser: The parser of the subcommand.
-        title: Their heading in the help.
-        mesh: Further help on the mesh.
-    """
+    """Options for the arguments with which a function is traced."""
     group = parser.add_argument_group(title)
     group.add_argument("--mesh", metavar="AXES", help=f"axes and sizes, data=4,model=2, or a number of devices, 8; {mesh}")
     group.add_argument(
@@ -47,22 +37,14 @@ def add_tracing(parser: argparse.ArgumentParser, title: str, mesh: str) -> argpa
 
 
 def output_file(text: str) -> str:
-    """An `argparse` type for the name of a file to write; refuses an empty name, such as an unset shell variable gives.
-
-    Args:
-        text: The argument.
-    """
+    """An `argparse` type for the name of a file to write; refuses an empty name, such as an unset shell variable gives."""
     if not text:
         raise argparse.ArgumentTypeError("the name of the file is empty")
     return text
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Options that say how to print.
-
-    Args:
-        parser: The parser of the subcommand.
-    """
+    """Options that say how to print."""
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--color", choices=("auto", "always", "never"), default="auto", help="text in colours: by default on a terminal only"

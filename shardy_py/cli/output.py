@@ -32,12 +32,7 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Output:
-    """The standard output of a command.
-
-    Attributes:
-        console: The terminal; None where lines are plain.
-        stream: The stream for plain lines.
-    """
+    """The standard output of a command."""
 
     console: Console | None
     stream: TextIO
@@ -53,12 +48,7 @@ class Output:
         self.stream.write(text if text.endswith("\n") else f"{text}\n")
 
     def show(self, text: str, paint: Callable[[Text], None] | None = None) -> None:
-        """Writes lines; on a terminal in colours, those that are too long folded below themselves.
-
-        Args:
-            text: The lines.
-            paint: Adds colours of its own.
-        """
+        """Writes lines; on a terminal in colours, those that are too long folded below themselves."""
         if self.console is None:
             self.plain(text)
             return
@@ -78,10 +68,6 @@ def _folded(line: str, width: int) -> list[str]:
 
 
 def output_of(color: str) -> Output:
-    """The standard output of this process.
-
-    Args:
-        color: `auto`, `always` or `never`.
-    """
+    """The standard output of this process."""
     console = Console(file=sys.stdout, force_terminal=True if color == "always" else None, highlight=False)
     return Output(console if color != "never" and console.is_terminal else None, sys.stdout)

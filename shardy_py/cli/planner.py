@@ -17,14 +17,11 @@ _OLD = {"memory": "memory_bytes", "seconds": "time_limit_s"}
 
 
 def planner_of(text: str) -> Planner:
-    """The planner that a text describes.
+    """The planner that a text describes. Raises CommandError if a key is unknown, or a value is not of its kind.
 
     Args:
         text: Fields of `Planner` and their values, `hardware=v5e,memory_bytes=16GiB,time_limit_s=10,gap=0.01,constraints=false`; a name
             alone is the hardware.
-
-    Raises:
-        CommandError: A key is unknown, or a value is not of its kind.
     """
     from shardy_py.planner.options import Planner
 

@@ -17,11 +17,7 @@ AFTER = 1.0
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Shows work that takes longer than `AFTER`: a line that moves on a terminal, a plain one elsewhere.
-
-    Args:
-        what: `planning train_step`.
-    """
+    """Shows work that takes longer than `AFTER`: a line that moves on a terminal, a plain one elsewhere."""
     console = Console(file=sys.stderr)
     status = console.status(f"{what} ...") if console.is_terminal else None
 

@@ -28,15 +28,11 @@ HOW = "write MODULE:FUNCTION (train:step, or train.py:step), or the file of a st
 
 
 def plan_of(target: str, options: Namespace) -> Plan:
-    """The plan that a target names.
+    """The plan that a target names. Raises CommandError if there is nothing of that name, or the options do not fit it.
 
     Args:
         target: The file of a stored plan, or `MODULE:FUNCTION`: a function under `auto_shard`, any other function of JAX arrays, a function
             that returns a plan, or a plan.
-        options: The options of the command, see `commands.add_planning`.
-
-    Raises:
-        CommandError: There is nothing of that name, or the options do not fit it.
     """
     from shardy_py.facade import Plan
 
@@ -68,15 +64,7 @@ def _refuse_planning(target: str, options: Namespace) -> None:
 
 
 def lookup(target: str, flags: list[str]) -> Any:
-    """The object that `MODULE:NAME` names.
-
-    Args:
-        target: The name; the module may be the path of a file.
-        flags: Flags for absl, for modules that define some.
-
-    Raises:
-        CommandError: The module or name does not exist.
-    """
+    """The object that `MODULE:NAME` names. Raises CommandError if the module or name does not exist."""
     module, _, name = target.rpartition(":")
     if not module or not name:
         raise CommandError(f"{target!r} names no function", fix=HOW)
@@ -220,15 +208,7 @@ def _refuse_unbound(function: Any, target: str) -> None:
 
 
 def refuse_missing(function: Any, target: str) -> None:
-    """Refuses a function that needs arguments, where none are given.
-
-    Args:
-        function: The function.
-        target: Its name.
-
-    Raises:
-        CommandError: It needs some.
-    """
+    """Raises CommandError if a function needs arguments and none are given."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -249,13 +229,7 @@ def _options(function: Any) -> Any:
 
 
 def mesh_of(text: str | None) -> dict[str, int] | int | None:
-    """A mesh from `data=4,model=2`, or a number of devices whose shape a planner chooses.
-
-    Args:
-        text: The mesh as written; None is none.
-
-    Raises:
-        CommandError: It is no mesh.
+    """A mesh from `data=4,model=2`, or a number of devices whose shape a planner chooses. Raises CommandError for any other text.
 
     Example:
         >>> mesh_of("data=4,model=2"), mesh_of("8")
@@ -278,14 +252,7 @@ def mesh_of(text: str | None) -> dict[str, int] | int | None:
 
 
 def arguments_of(options: Namespace) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that a function is traced with, by position and by name, from `--args` or `--args-from`.
-
-    Args:
-        options: The options of the command, see `options.add_tracing`.
-
-    Raises:
-        CommandError: Both are given, or a type makes no sense.
-    """
+    """The arguments of the traced function, positional and named. Raises CommandError if both options are given or a type is invalid."""
     if options.args is not None and options.args_from is not None:
         raise CommandError("--args and --args-from are both given", fix="give one of them")
     if options.args_from is not None:

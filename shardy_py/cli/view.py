@@ -64,15 +64,7 @@ def _is_local(host: str) -> bool:
 
 
 def server(content: bytes, port: int) -> http.server.ThreadingHTTPServer:
-    """A server of one page, for this machine only.
-
-    Args:
-        content: The page.
-        port: The port; 0 is any.
-
-    Raises:
-        CommandError: The port cannot be had.
-    """
+    """A server of one page, for this machine only; port 0 is any. Raises CommandError if it cannot listen on the port."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -6,11 +6,7 @@ from shardy_py.stages.profiles.graph import ProfileGraph, ProfileNode
 
 
 def members_of(graph: ProfileGraph) -> list[list[ProfileNode]]:
-    """The nodes of each stage, in file order; none where there are no stage ids.
-
-    Raises:
-        GraphError: Only some nodes have a stage id, or a number is missing.
-    """
+    """The nodes of each stage, in file order; raises GraphError if only some nodes have a stage id, or a number is missing."""
     return [[node for node in graph.nodes if node.stage == stage] for stage in range(graph.num_stages)]
 
 

@@ -44,15 +44,7 @@ def times(text: str | None, option: str) -> float | list[float] | None:
 
 
 def graph_of(file: str) -> ProfileGraph:
-    """The graph in a file.
-
-    Args:
-        file: Its name.
-
-    Raises:
-        CommandError: It is no graph.
-        OSError: It cannot be read.
-    """
+    """The graph in a file. Raises CommandError if it is not a graph, OSError if it cannot be read."""
     with progress(f"reading {file}"):
         try:
             text = Path(file).read_text(encoding="utf-8")
