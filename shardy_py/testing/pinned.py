@@ -67,13 +67,7 @@ def assert_plan_matches(plan: Plan, file: str | os.PathLike[str], *, update: boo
 
 
 def pinned(plan: Plan, *, intermediates: bool = False, version: int = VERSION) -> dict[str, Any]:
-    """Shardings, reshards and collectives of a plan, as JSON for a file that pins them.
-
-    Args:
-        plan: The plan.
-        intermediates: Whether intermediates are pinned.
-        version: Version of the format.
-    """
+    """Shardings, reshards and collectives of a plan, as JSON for a file that pins them."""
     values: dict[str, int] = {}
     for value in plan.values if intermediates else ():
         if value.kind == "intermediate" and value.shape:
@@ -122,11 +116,7 @@ def _name(collective: Collective) -> str:
 
 
 def pinned_text(data: Mapping[str, Any]) -> str:
-    """The text of a file, one entry per line.
-
-    Args:
-        data: As `pinned` makes it.
-    """
+    """The text of a file, one entry per line."""
     parts: list[str] = []
     for name, value in data.items():
         if isinstance(value, dict) and value and name != "mesh":
