@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.api.logical_axes import AxisNames, axis_names, in_flax_context
 from shardy_py.api.meshes import planning
@@ -19,9 +19,11 @@ from shardy_py.api.request import PlanRequest
 from shardy_py.api.specs import as_planned, broadcast_specs
 from shardy_py.api.static_leaves import held, released
 from shardy_py.backends.callback_errors import CallbackErrors, watched
+from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import explicit_sharding
 from shardy_py.frontends.leaves import Leaves, trace_leaves
 from shardy_py.frontends.mesh_context import on_a_mesh_or_none, traced_on
+from shardy_py.frontends.untyped import states_shardings, untyped
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.record import PlanRecord
 
@@ -85,7 +87,7 @@ def trace(request: PlanRequest) -> TracedCall:
     It is traced on a mesh where `jax.jit` would do so, on the Auto mesh, so that the jaxpr can be replayed in any context. What cannot be
     traced without one, such as a constraint by a `PartitionSpec`, finds it as well.
     """
-    layout = request.layout
+    layout, view = request.layout, request.view
     bound = _bound(request.settings.fun, request)
     out_specs: list[object] = []
     out_names: list[AxisNames | None] = []
@@ -98,11 +100,51 @@ def trace(request: PlanRequest) -> TracedCall:
         return result
 
     args, kwargs = layout.dynamic_arguments(request.slots)
-    with no_collection(), planning(request.view):
+    with no_collection(), planning(view):
         run = functools.partial(trace_leaves, with_specs, *args, **kwargs)
-        jaxpr, result = on_a_mesh_or_none(run, functools.partial(traced_on, request.view.auto_mesh), mesh_first=request.is_on_mesh)
+        on_auto = functools.partial(on_a_mesh_or_none, run, functools.partial(traced_on, view.auto_mesh), mesh_first=request.is_on_mesh)
+        jaxpr, result = _trace_explicit(request, with_specs, on_auto) if view.explicit else on_auto()
     jaxpr, callback_errors = watched(jaxpr)
     return TracedCall(request, jaxpr, result, tuple(out_specs), tuple(out_names), callback_errors)
+
+
+Traced = tuple[ClosedJaxpr, Leaves]
+
+
+def _typed(struct: jax.ShapeDtypeStruct, sharding: TensorSharding | None, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
+    """An argument with its sharding over the Explicit axes of a mesh in its type, whole where it has none, as `jax.jit` sees it."""
+    explicit = {name for name, kind in zip(mesh.axis_names, mesh.axis_types) if kind is AxisType.Explicit}
+    dims = () if sharding is None else sharding.dims
+    entries = [tuple(axis.name for axis in dim.axes if axis.name in explicit and axis.size is None) or None for dim in dims]
+    return struct.update(sharding=NamedSharding(mesh, PartitionSpec(*entries[: len(struct.shape)])))
+
+
+def _trace_explicit(request: PlanRequest, fun: Callable[..., Any], on_auto: Callable[[], Traced]) -> Traced:
+    """Traces on the user's Explicit axes, where types hold shardings, and keeps that where the code states some or needs to read them.
+
+    Any other code is traced on Auto axes, as on every mesh: there nothing is refused for want of a sharding, and what no annotation shards
+    is left to propagation.
+    """
+    explicit = request.view.user_mesh
+    mesh = explicit.abstract_mesh if isinstance(explicit, Mesh) else explicit
+    types = iter([_typed(struct, sharding, mesh) for struct, sharding in zip(request.structs, request.shardings, strict=True)])
+    args, kwargs = jax.tree.map(lambda _: next(types), request.layout.dynamic_arguments(request.slots))
+    error: Exception | None = None
+    typed: Traced | None = None
+    try:
+        with traced_on(mesh):
+            typed = trace_leaves(fun, *args, **kwargs)
+    except Exception as raised:  # whatever the user's code, or JAX, says about types
+        error = raised
+    if typed is None or not states_shardings(typed[0].jaxpr):
+        try:
+            return on_auto()
+        except Exception:
+            if typed is None:
+                assert error is not None
+                raise error from None
+    jaxpr, result = typed
+    return untyped(jaxpr, request.view.auto_mesh), result
 
 
 def _out_specs(request: PlanRequest, result: Any) -> list[object]:

@@ -286,6 +286,12 @@ def settings(eqn: JaxprEqn) -> Settings:
     return _settings(eqn.ctx)
 
 
+def context_on(context: Any, change: Callable[[Any], Any]) -> Any:
+    """The context of an equation, `eqn.ctx`, on another mesh."""
+    with context.manager, traced_on(change(context.cur_abstract_mesh)):
+        return _core.JaxprEqnContext()
+
+
 def current_settings() -> Settings:
     """The current settings."""
     return _settings(_core.JaxprEqnContext())

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 from jax.experimental import checkify, jet
-from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.core import JaxprEqn, Primitive, Var, jaxpr_as_fun, new_jaxpr_eqn, no_effects
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
@@ -51,6 +51,13 @@ def constrain(x: Any, sharding: TensorSharding, named: NamedSharding) -> Any:
     aval = jax.typeof(x)
     jaxpr = None if isinstance(named.mesh, AbstractMesh) else _constraint_jaxpr(tuple(aval.shape), aval.dtype, named)
     return sharding_constraint_p.bind(x, sharding=sharding, named=named, jaxpr=jaxpr)
+
+
+def constraint_equation(old: Any, new: Var, sharding: TensorSharding, named: NamedSharding, like: JaxprEqn | None) -> JaxprEqn:
+    """`new = constrain(old)`, at the line of another equation."""
+    params = {"sharding": sharding, "named": named, "jaxpr": None}
+    eqn = new_jaxpr_eqn([old], [new], sharding_constraint_p, params, no_effects, like and like.source_info)
+    return eqn if like is None else eqn.replace(ctx=like.ctx)
 
 
 @functools.lru_cache(maxsize=4096)
