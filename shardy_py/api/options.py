@@ -33,6 +33,9 @@ class Options:
             raises `PlanError`, `"off"` does not look for any.
         indivisible: Where an axis of a spec, of a rule or of a logical name does not divide its dimension: `"raise"` is a `SpecError`,
             `"drop"` leaves the dimension whole, or cut by the axes before that one, which is a finding.
+        axis_types: On a mesh with Explicit axes, `"explicit"` traces the function on them, so that shardings are in types and bind, and
+            `"auto"` on Auto axes. By default code that states shardings (`jax.reshard`, `out_sharding=`), or that does not run
+            otherwise, is traced on Explicit axes, and any other on Auto axes.
         misplaced: Where a committed argument lies otherwise than `in_shardings`, rules or logical names say: `"raise"` is a `SpecError`,
             `"move"` puts it there in each call.
         progress: True shows a line while a plan of more than a second is made, on a terminal or in a notebook, and nothing elsewhere; False
@@ -57,13 +60,14 @@ class Options:
     check: Literal["warn", "raise", "off"] = "warn"
     indivisible: Literal["raise", "drop"] = "raise"
     misplaced: Literal["raise", "move"] = "raise"
+    axis_types: Literal["auto", "explicit"] | None = None
     progress: bool | Callable[[Progress], None] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "platform", platform_named(self.platform))
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value not in choices and not (name == "platform" and value is None):
+            if value not in choices and not (name in ("platform", "axis_types") and value is None):
                 raise SpecError(
                     f"{name} is {value!r}",
                     where=f"Options({name}=...)",
@@ -103,4 +107,5 @@ _CHOICES = {
     "check": ("warn", "raise", "off"),
     "indivisible": ("raise", "drop"),
     "misplaced": ("raise", "move"),
+    "axis_types": ("auto", "explicit"),
 }

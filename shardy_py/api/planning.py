@@ -138,6 +138,10 @@ class Results:
     findings: tuple[Finding, ...]
 
 
+IN_TYPE = "the type"
+"""The source of the sharding of a result that JAX's type of it states."""
+
+
 def described_results(traced: TracedCall) -> Results:
     """The leaves of the result with `out_shardings` and rules.
 
@@ -150,13 +154,16 @@ def described_results(traced: TracedCall) -> Results:
     leaves = result_leaves(traced)
     for leaf, aval in zip(leaves, traced.jaxpr.out_avals, strict=True):
         refuse_host_memory(aval, f"{leaf} of {location}", is_result=True)
-    specs = call_specs(traced.out_specs, leaves, traced.result.values)
+    types = traced.out_types or (None,) * len(leaves)
+    specs = call_specs([own or type_ for own, type_ in zip(traced.out_specs, types, strict=True)], leaves, traced.result.values)
+    sources = ["out_shardings" if own is not None else IN_TYPE for own in traced.out_specs]
     pairs = [
         to_fitting_sharding(spec, view, leaf, "out_shardings", options.indivisible, location)
         for spec, leaf in zip(specs, leaves, strict=True)
     ]
     dropped = [finding for _, findings in pairs for finding in findings]
-    annotated = Annotated([sharding for sharding, _ in pairs], ["out_shardings" if sharding else "" for sharding, _ in pairs], dropped)
+    stated = [source if sharding else "" for (sharding, _), source in zip(pairs, sources, strict=True)]
+    annotated = Annotated([sharding for sharding, _ in pairs], stated, dropped)
     annotated = apply_axis_names(settings.logical_axis_rules, leaves, traced.out_names, annotated, view, options, location)
     annotated = apply_to_results(rules, leaves, annotated, view, options, location)
     unused = unused_rules(rules, request.leaves, leaves, location)

@@ -225,6 +225,8 @@ def abstract(leaf: Any, path: str, fun: Callable[..., Any], label: str) -> tuple
         alone = "name the argument in static_argnames, or pass an array"
         fix = alone if path == label else f"convert it, np.asarray(...), or leave {path.removeprefix(label)} out of {label}"
         raise _no_array(leaf, path, fun, fix) from None
+    if isinstance(leaf, jax.Ref):
+        raise _no_array(leaf, path, fun, f"pass {path}[...], return what it is to hold, and assign that to {path}[...] outside")
     return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from shardy_py.api.errors import SpecError
 from shardy_py.api.logical_axes import AxisNames, axis_names, in_flax_context
 from shardy_py.api.meshes import planning
 from shardy_py.api.request import PlanRequest
@@ -23,9 +25,11 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import explicit_sharding
 from shardy_py.frontends.leaves import Leaves, trace_leaves
 from shardy_py.frontends.mesh_context import on_a_mesh_or_none, traced_on
-from shardy_py.frontends.untyped import states_shardings, untyped
+from shardy_py.frontends.untyped import spec_of, states_shardings, untyped
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.record import PlanRecord
+
+_Traced = tuple[ClosedJaxpr, Leaves]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,7 @@ class TracedCall:
         out_specs: The user's annotation of each leaf of the result.
         out_names: The names that each leaf has for its dimensions.
         callback_errors: The exceptions of the function's callbacks; None where it has none with results.
+        out_types: The sharding in the type of each leaf of the result; None where it was traced on Auto axes.
     """
 
     request: PlanRequest
@@ -47,6 +52,7 @@ class TracedCall:
     out_specs: tuple[object, ...]
     out_names: tuple[AxisNames | None, ...]
     callback_errors: CallbackErrors | None = None
+    out_types: tuple[PartitionSpec | None, ...] | None = None
 
     @property
     def out_tree(self) -> Any:
@@ -65,13 +71,13 @@ class TracedCall:
             leaves: Of the arguments that are not static, on the mesh.
         """
         request = self.request
-        view = request.view.auto
+        view = request.view.auto if self.out_types is None else request.view
 
-        def untyped(leaf: Any) -> Any:
+        def placed(leaf: Any) -> Any:
             sharding = explicit_sharding(leaf)
             return leaf if sharding is None else jax.device_put(leaf, NamedSharding(view.runnable(), sharding.spec))
 
-        args, kwargs = jax.tree.unflatten(request.in_tree, map(untyped, leaves))
+        args, kwargs = jax.tree.unflatten(request.in_tree, map(placed, leaves))
         run = functools.partial(_bound(request.settings.fun, request), *args, **kwargs)
         return jax.tree.leaves(held(on_a_mesh_or_none(run, view.context, mesh_first=request.is_on_mesh)))
 
@@ -103,48 +109,70 @@ def trace(request: PlanRequest) -> TracedCall:
     with no_collection(), planning(view):
         run = functools.partial(trace_leaves, with_specs, *args, **kwargs)
         on_auto = functools.partial(on_a_mesh_or_none, run, functools.partial(traced_on, view.auto_mesh), mesh_first=request.is_on_mesh)
-        jaxpr, result = _trace_explicit(request, with_specs, on_auto) if view.explicit else on_auto()
+        if not view.explicit or request.settings.options.axis_types == "auto":
+            (jaxpr, result), types = on_auto(), None
+        else:
+            (jaxpr, result), types = _on_explicit_axes(request, with_specs, on_auto)
     jaxpr, callback_errors = watched(jaxpr)
-    return TracedCall(request, jaxpr, result, tuple(out_specs), tuple(out_names), callback_errors)
+    return TracedCall(request, jaxpr, result, tuple(out_specs), tuple(out_names), callback_errors, types)
 
 
-Traced = tuple[ClosedJaxpr, Leaves]
+def _on_explicit_axes(
+    request: PlanRequest, fun: Callable[..., Any], on_auto: Callable[[], _Traced]
+) -> tuple[_Traced, tuple[PartitionSpec | None, ...] | None]:
+    """Traces on the user's Explicit axes, and keeps that where the code states shardings there, or does not run without.
+
+    Any other code is traced on Auto axes, as on every mesh: nothing is refused there for want of a sharding, and what no annotation shards
+    is left to propagation.
+
+    Returns:
+        The trace, and the shardings in the types of its results.
+    """
+    view = request.view
+    mesh = view.user_mesh.abstract_mesh if isinstance(view.user_mesh, Mesh) else view.user_mesh
+    types = iter([_typed(struct, sharding, mesh) for struct, sharding in zip(request.structs, request.shardings, strict=True)])
+    args, kwargs = jax.tree.map(lambda _: next(types), request.layout.dynamic_arguments(request.slots))
+    is_chosen = request.settings.options.axis_types == "explicit"
+    try:
+        with traced_on(mesh):
+            jaxpr, result = trace_leaves(fun, *args, **kwargs)
+    except Exception as error:  # whatever the user's code, or JAX, says about types
+        if is_chosen:
+            raise
+        try:
+            return on_auto(), None
+        except Exception:
+            raise error from None
+    if not is_chosen and not states_shardings(jaxpr.jaxpr):
+        with contextlib.suppress(Exception):  # such as an assertion about a type
+            return on_auto(), None
+    return (untyped(jaxpr, view.auto_mesh), result), _result_types(request, jaxpr, result)
 
 
 def _typed(struct: jax.ShapeDtypeStruct, sharding: TensorSharding | None, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
     """An argument with its sharding over the Explicit axes of a mesh in its type, whole where it has none, as `jax.jit` sees it."""
     explicit = {name for name, kind in zip(mesh.axis_names, mesh.axis_types) if kind is AxisType.Explicit}
-    dims = () if sharding is None else sharding.dims
+    dims = () if sharding is None else sharding.dims[: len(struct.shape)]
     entries = [tuple(axis.name for axis in dim.axes if axis.name in explicit and axis.size is None) or None for dim in dims]
-    return struct.update(sharding=NamedSharding(mesh, PartitionSpec(*entries[: len(struct.shape)])))
+    return struct.update(sharding=NamedSharding(mesh, PartitionSpec(*entries)))
 
 
-def _trace_explicit(request: PlanRequest, fun: Callable[..., Any], on_auto: Callable[[], Traced]) -> Traced:
-    """Traces on the user's Explicit axes, where types hold shardings, and keeps that where the code states some or needs to read them.
+def _result_types(request: PlanRequest, jaxpr: ClosedJaxpr, result: Leaves) -> tuple[PartitionSpec | None, ...]:
+    """The shardings in the types of results.
 
-    Any other code is traced on Auto axes, as on every mesh: there nothing is refused for want of a sharding, and what no annotation shards
-    is left to propagation.
+    Raises:
+        SpecError: One is yet to be summed.
     """
-    explicit = request.view.user_mesh
-    mesh = explicit.abstract_mesh if isinstance(explicit, Mesh) else explicit
-    types = iter([_typed(struct, sharding, mesh) for struct, sharding in zip(request.structs, request.shardings, strict=True)])
-    args, kwargs = jax.tree.map(lambda _: next(types), request.layout.dynamic_arguments(request.slots))
-    error: Exception | None = None
-    typed: Traced | None = None
-    try:
-        with traced_on(mesh):
-            typed = trace_leaves(fun, *args, **kwargs)
-    except Exception as raised:  # whatever the user's code, or JAX, says about types
-        error = raised
-    if typed is None or not states_shardings(typed[0].jaxpr):
-        try:
-            return on_auto()
-        except Exception:
-            if typed is None:
-                assert error is not None
-                raise error from None
-    jaxpr, result = typed
-    return untyped(jaxpr, request.view.auto_mesh), result
+    types = tuple(map(spec_of, jaxpr.out_avals))
+    for key, spec in zip(result.outline.keys, types, strict=True):
+        if spec is not None and spec.unreduced:
+            raise SpecError(
+                f"the result is yet to be summed over {', '.join(map(repr, sorted(spec.unreduced)))}",
+                where=f"result{key}, {request.location}",
+                why="a function under auto_shard returns sums, not the summands on each device",
+                fix="sum it before it is returned: jax.reshard(x, P(...)) without unreduced=",
+            )
+    return types
 
 
 def _out_specs(request: PlanRequest, result: Any) -> list[object]:

@@ -292,6 +292,23 @@ def context_on(context: Any, change: Callable[[Any], Any]) -> Any:
         return _core.JaxprEqnContext()
 
 
+def changed_rule(thunk: Any, change: Callable[[Jaxpr], Jaxpr], mesh: AbstractMesh) -> Any:
+    """A derivative of the user's in the parameters of a `custom_jvp_call` or `custom_vjp_call`, whose jaxpr is changed once it is traced.
+
+    Args:
+        thunk: The parameter.
+        change: Gives the other jaxpr.
+        mesh: The mesh that the call was traced on.
+    """
+
+    def changed(*zeros: bool) -> Any:
+        with traced_on(mesh):
+            jaxpr, *rest = thunk.call_wrapped(*zeros)
+        return change(jaxpr), *rest
+
+    return _linear_util.wrap_init(changed, debug_info=thunk.debug_info)
+
+
 def current_settings() -> Settings:
     """The current settings."""
     return _settings(_core.JaxprEqnContext())

@@ -23,7 +23,8 @@ from shardy_py.dialect import DimensionSharding, OpShardingRule, PropagationDire
 from shardy_py.frontends.transforms import checked_jaxpr, register_checks
 
 sharding_constraint_p = Primitive("sdy_sharding_constraint")
-"""One operand; `sharding` (TensorSharding, with priorities and open dimensions), `named` (what JAX can say of it) and `jaxpr`."""
+"""One operand; `sharding` (TensorSharding, with priorities and open dimensions), `named` (what JAX can say of it), `jaxpr`, and `origin`,
+the primitive that the user called, or whose result has the sharding in its type."""
 
 sharding_group_p = Primitive("sdy_sharding_group")
 """Any number of operands, given back; `group` is a name shared between equations, or None for a group of its own."""
@@ -50,14 +51,13 @@ def constrain(x: Any, sharding: TensorSharding, named: NamedSharding) -> Any:
     """Binds the primitive on a traced value."""
     aval = jax.typeof(x)
     jaxpr = None if isinstance(named.mesh, AbstractMesh) else _constraint_jaxpr(tuple(aval.shape), aval.dtype, named)
-    return sharding_constraint_p.bind(x, sharding=sharding, named=named, jaxpr=jaxpr)
+    return sharding_constraint_p.bind(x, sharding=sharding, named=named, jaxpr=jaxpr, origin="sharding_constraint")
 
 
-def constraint_equation(old: Any, new: Var, sharding: TensorSharding, named: NamedSharding, like: JaxprEqn | None) -> JaxprEqn:
-    """`new = constrain(old)`, at the line of another equation."""
-    params = {"sharding": sharding, "named": named, "jaxpr": None}
-    eqn = new_jaxpr_eqn([old], [new], sharding_constraint_p, params, no_effects, like and like.source_info)
-    return eqn if like is None else eqn.replace(ctx=like.ctx)
+def constraint_equation(old: Any, new: Var, sharding: TensorSharding, named: NamedSharding, origin: str, source: Any = None) -> JaxprEqn:
+    """`new = constrain(old)`."""
+    params = {"sharding": sharding, "named": named, "jaxpr": None, "origin": origin}
+    return new_jaxpr_eqn([old], [new], sharding_constraint_p, params, no_effects, source)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -79,7 +79,7 @@ ad.deflinear2(sharding_constraint_p, lambda ct, _, **params: [sharding_constrain
 
 
 def _batch_constraint(
-    args: Sequence[Any], dims: Sequence[int], *, sharding: TensorSharding, named: NamedSharding, jaxpr: Any
+    args: Sequence[Any], dims: Sequence[int], *, sharding: TensorSharding, named: NamedSharding, jaxpr: Any, origin: str
 ) -> tuple[Any, int]:
     (x,), (d,) = args, dims
     entries = [*named.spec, *(None for _ in range(x.ndim - 1 - len(named.spec)))]

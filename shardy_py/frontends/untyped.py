@@ -18,11 +18,12 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.frontends import _jax
 from shardy_py.frontends.annotation_primitives import constraint_equation
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
+from shardy_py.frontends.mesh_context import traced_on
 from shardy_py.frontends.meshes import Meshes
 
 
 def states_shardings(jaxpr: Jaxpr) -> bool:
-    """Whether code that was traced on Explicit axes says where values are to lie: by `jax.reshard`, `out_sharding=`, or other axis types.
+    """Whether code that was traced on Explicit axes says where values are to lie: `jax.reshard`, `out_sharding=`, other axis types.
 
     Transposes of ops put shardings into their equations by themselves, so those of gradients are not looked at.
     """
@@ -36,9 +37,14 @@ def _states_sharding(eqn: JaxprEqn) -> bool:
     return bool(shardings) and "transpose" not in str(eqn.source_info.name_stack)
 
 
-def unreduced_results(jaxpr: Jaxpr) -> list[int]:
-    """The results whose types say that they are yet to be summed over some axes."""
-    return [number for number, v in enumerate(jaxpr.outvars) if getattr(_spec(v.aval), "unreduced", ())]
+def spec_of(aval: Any) -> PartitionSpec | None:
+    """The sharding in a type over Explicit axes; dimensions are unconstrained where the mesh has Auto axes, which may shard them too."""
+    spec = _spec(aval)
+    if spec is None:
+        return None
+    is_mixed = AxisType.Auto in aval.sharding.mesh.axis_types
+    entries = [PartitionSpec.UNCONSTRAINED if is_mixed and not entry else entry for entry in spec.partitions]
+    return PartitionSpec(*entries, unreduced=spec.unreduced)
 
 
 def untyped(closed: ClosedJaxpr, mesh: AbstractMesh) -> ClosedJaxpr:
@@ -48,7 +54,8 @@ def untyped(closed: ClosedJaxpr, mesh: AbstractMesh) -> ClosedJaxpr:
         closed: Traced on the same mesh with Explicit axes.
         mesh: All axes Auto.
     """
-    return ClosedJaxpr(_Untyping(mesh).jaxpr(closed.jaxpr, is_main=True), closed.consts)
+    with traced_on(mesh):
+        return ClosedJaxpr(_Untyping(mesh).jaxpr(closed.jaxpr, is_main=True), closed.consts)
 
 
 class _Untyping:
@@ -71,7 +78,9 @@ class _Untyping:
                 return value
             new = Var(self._aval(aval))
             sharding, named = self._sharding(aval)
-            eqns.append(constraint_equation(value, new, sharding, named, like))
+            origin, source = (like.primitive.name, like.source_info) if like is not None else ("argument", None)
+            eqn = constraint_equation(value, new, sharding, named, origin, source)
+            eqns.append(eqn if like is None else eqn.replace(ctx=_jax.context_on(like.ctx, _without_explicit)))
             return new
 
         def bind(variable: Var) -> Var:
@@ -88,15 +97,16 @@ class _Untyping:
                 continue
             outs = list(map(bind, eqn.outvars))
             params = {name: self._param(value, places=eqn.primitive.name in _PLACING) for name, value in eqn.params.items()}
+            for name in _RULES.intersection(params):
+                params[name] = _jax.changed_rule(params[name], self.jaxpr, eqn.ctx.cur_abstract_mesh)
             if eqn.primitive.name == "sharding_constraint":
                 params["sharding"] = _joined(params["sharding"], eqn.outvars[0].aval)
             eqns.append(eqn.replace(invars=ins, outvars=outs, params=params, ctx=_jax.context_on(eqn.ctx, _without_explicit)))
             if eqn.primitive.name not in _CONSTRAINED_INSIDE:
                 types = [v.aval for v in eqn.invars]
                 variables.update({v: constrained(new, v.aval, eqn) for v, new in zip(eqn.outvars, outs) if _says_more(v.aval, types)})
-        outvars = [constrained(read(v), v.aval) if is_main else read(v) for v in jaxpr.outvars]
         copy: Any = jaxpr
-        self._jaxprs[jaxpr] = copy.replace(constvars=constvars, invars=invars, outvars=outvars, eqns=eqns)
+        self._jaxprs[jaxpr] = copy.replace(constvars=constvars, invars=invars, outvars=list(map(read, jaxpr.outvars)), eqns=eqns)
         return self._jaxprs[jaxpr]
 
     def _param(self, value: Any, *, places: bool) -> Any:
@@ -122,9 +132,10 @@ class _Untyping:
     def _sharding(self, aval: Any) -> tuple[TensorSharding, NamedSharding]:
         """The sharding in a type, and what JAX can say of it: dimensions stay open for axes that are not Explicit."""
         is_mixed = AxisType.Auto in aval.sharding.mesh.axis_types
-        entries = [PartitionSpec.UNCONSTRAINED if is_mixed and not entry else entry for entry in aval.sharding.spec.partitions]
         sharding = self._meshes.sharding(aval.sharding, len(aval.shape), open_dimensions=is_mixed)
-        return sharding, NamedSharding(_without_explicit(aval.sharding.mesh), PartitionSpec(*entries))
+        spec = spec_of(aval)
+        assert spec is not None
+        return sharding, NamedSharding(_without_explicit(aval.sharding.mesh), spec)
 
 
 def _joined(sharding: Any, aval: Any) -> Any:
@@ -160,6 +171,9 @@ def _spec(aval: Any) -> Any:
 
 _PLACING = ("device_put", "jit", "sharding_constraint")
 """Primitives whose shardings say where values are to lie; those of others repeat the types of their results."""
+
+_RULES = {"fwd_jaxpr_thunk", "jvp_jaxpr_fun"}
+"""Parameters that trace a derivative of the user's, where one is needed."""
 
 _CONSTRAINED_INSIDE = ("cond", "custom_jvp_call", "custom_vjp_call", "jit", "checkpoint", "closed_call", "scan", "while")
 """Primitives whose results are those of their bodies, which have constraints."""

@@ -29,6 +29,7 @@ CHOICE = "the planner's choice"
 _TYPE_ORIGINS = {
     "sharding_constraint": "with_sharding_constraint",
     "sdy_sharding_constraint": "with_sharding_constraint",
+    "argument": "the sharding in the type of the argument",
     "reshard": "reshard",
 }
 """Primitive of a constraint -> the user's call."""

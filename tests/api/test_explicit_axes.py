@@ -1,4 +1,4 @@
-"""Programs as JAX's pages on explicit sharding teach them, on meshes as `jax.make_mesh` makes them: numbers, shardings and types are those of `jax.jit`."""
+"""Programs as JAX's pages on explicit sharding teach them, on meshes as `jax.make_mesh` makes them: results are those of `jax.jit`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,16 @@ def branch(a: Any) -> Any:
 
 
 def loop(a: Any) -> Any:
-    return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jax.jit(lambda b: jax.reshard(b + 1, P("y", "x")))(c[1])), (0, jax.reshard(a, P("y", "x"))))[1]
+    return lax.while_loop(
+        lambda c: c[0] < 3, lambda c: (c[0] + 1, jax.jit(lambda b: jax.reshard(b + 1, P("y", "x")))(c[1])), (0, jax.reshard(a, P("y", "x")))
+    )[1]
+
+
+def accumulated(w: Any, a: Any) -> Any:
+    def part(i: Any, total: Any) -> Any:
+        return total + jnp.dot(jax.reshard(a, P("x", None)) * i, w, out_sharding=P("x", "y"))
+
+    return lax.fori_loop(0, 4, part, a)
 
 
 def automatic(a: Any) -> Any:
@@ -151,10 +160,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "plain reduction": (lambda a: jax.nn.softmax(a, axis=1), (A,)),
     "integers": (lambda a: jax.reshard(jnp.argsort(jax.reshard(a, P("x", None)), axis=1), P("x", "y")), (A,)),
     "transposed gradient": (jax.grad(lambda w, a: jnp.sum(jnp.dot(a, w, out_sharding=P("x", "y")) ** 2)), (W, ("x", None))),
-    "accumulation": (
-        lambda w, a: lax.fori_loop(0, 4, lambda i, g: g + jax.reshard(a * i, P(None, "y")) @ w.T if False else g + jax.reshard(g * i, P("x", "y")), a),
-        (W, A),
-    ),
+    "accumulation": (accumulated, (W, A)),
 }  # fmt: skip
 
 
@@ -177,5 +183,99 @@ def compare(function: Callable[..., Any], args: list[Any], lowering: str) -> Non
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str, lowering: str) -> None:
     function, specs = PROGRAMS[name]
-    with jax.set_mesh(mesh()) as _:
+    with jax.set_mesh(mesh()):
         compare(function, arguments(specs, mesh()), lowering)
+
+
+def stated_and_constrained(a: Any, w: Any) -> Any:
+    h = jnp.einsum("ij,jk->ik", a, w, out_sharding=P("x", None))
+    h = lax.with_sharding_constraint(h, P(None, "y"))
+    return jax.reshard(jnp.tanh(h), P(None, None)), jax.reshard(h, P("x", None))
+
+
+def gradient_on_both(a: Any, w: Any) -> Any:
+    def loss(w: Any) -> Any:
+        return jnp.sum(jnp.dot(a, w, out_sharding=P("x", None)) ** 2)
+
+    return jax.grad(loss)(w)
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+@pytest.mark.parametrize("function", [stated_and_constrained, gradient_on_both, lambda a, w: a @ w])
+def test_one_axis_is_automatic(function: Callable[..., Any], lowering: str) -> None:
+    on = mesh((EXPLICIT, AUTO))
+    with jax.set_mesh(on):
+        args = arguments((("x", None), V), on)
+        expected = jax.tree.leaves(jax.jit(function)(*args))
+        results = jax.tree.leaves(sp.auto_shard(function, lowering=lowering)(*args))
+    for result, each in zip(results, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(result), np.asarray(each), rtol=1e-5, atol=1e-5)
+        assert jax.typeof(result) == jax.typeof(each)
+
+
+@pytest.mark.parametrize("transform", [lambda f: jax.grad(lambda *args: f(*args).sum()), lambda f: jax.jit(lambda *args: f(*args) * 2)])
+def test_transformed_outside(transform: Callable[..., Any]) -> None:
+    args = arguments((W, ("y", None), ("x", None)), mesh())
+    with jax.set_mesh(mesh()):
+        result = transform(sp.auto_shard(megatron))(*args)
+        expected = transform(megatron)(*args)
+    np.testing.assert_allclose(np.asarray(result), np.asarray(expected), rtol=1e-5, atol=1e-5)
+
+
+def test_arguments_without_a_sharding_are_whole() -> None:
+    args = [np.ones((16, 16), np.float32)] * 3
+    plan = sp.auto_shard(megatron, mesh=mesh()).plan(*args)
+    assert [str(value) for value in (*plan.inputs, *plan.outputs)] == [
+        *(f"{name}: float32[16,16]" for name in ("up", "down", "a")),
+        "result: float32[16@x,16]",
+    ]
+
+
+def test_the_explanation_names_the_type() -> None:
+    plan = sp.auto_shard(megatron, mesh=mesh()).plan(*arguments((W, ("y", None), ("x", None)), mesh()))
+    text = str(plan.explain("result"))
+    assert "'x' on dimension 0: the type of result" in text
+    assert "the sharding in the type of what dot_general makes at" in " ".join(text.split())
+
+
+def test_the_planner_keeps_what_types_state() -> None:
+    step = sp.auto_shard(megatron, mesh=mesh(), planner=sp.Planner(hardware="v5e"))
+    plan = step.plan(*arguments((W, ("y", None), ("x", None)), mesh()))
+    assert str(plan.outputs[0]) == "result: float32[16@x,16]"
+
+
+def test_plain_code_is_propagated_as_on_any_mesh() -> None:
+    args = [jax.ShapeDtypeStruct((16, 16), jnp.float32)] * 2
+    plans = [sp.auto_shard(jnp.dot, mesh=mesh(types), in_shardings=(P("x"), None)).plan(*args) for types in ((EXPLICIT,) * 2, (AUTO,) * 2)]
+    assert plans[0].as_text() == plans[1].as_text()
+
+
+def test_axis_types_are_chosen() -> None:
+    args = [jax.ShapeDtypeStruct((16, 16), jnp.float32)] * 2
+    planned = {}
+    for choice in ("auto", "explicit"):
+        step = sp.auto_shard(lambda a, w: a.T + w, mesh=mesh(), in_shardings=(P("x"), None), options=sp.Options(axis_types=choice))
+        planned[choice] = str(step.plan(*args).inputs[1])
+    assert planned == {"auto": "w: float32[16,16@x]", "explicit": "w: float32[16,16]"}
+
+
+def test_results_that_are_yet_to_be_summed_are_refused() -> None:
+    def product(a: Any, b: Any) -> Any:
+        return jnp.einsum("ij,jk->ik", a, b, out_sharding=P(None, None, unreduced={"y"}))
+
+    with pytest.raises(sp.ShardyError, match=r"the result is yet to be summed over 'y'\n  where: result.*product"):
+        sp.auto_shard(product, mesh=mesh()).plan(*arguments(((None, "y"), ("y", None)), mesh()))
+
+
+def test_references_are_refused() -> None:
+    def add(ref: Any, a: Any) -> None:
+        ref[...] += a
+
+    with pytest.raises(sp.ShardyError, match=r"ref is a Ref, no array\n.*argument of .*add"):
+        sp.auto_shard(add, mesh=mesh())(jax.new_ref(jnp.ones(8)), jnp.ones(8))
+
+
+def test_the_first_error_is_raised() -> None:
+    """Code that runs neither on Explicit nor on Auto axes."""
+    with pytest.raises(ValueError, match=r"axis: z of .* is not found in mesh"):
+        sp.auto_shard(lambda a, w: jnp.dot(a, w, out_sharding=P("z")), mesh=mesh()).plan(*arguments((V, V), mesh()))

@@ -13,7 +13,7 @@ from shardy_py.ir import Block, Op
 
 def _constraint(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     (x,) = importer.read(eqn, scope, block)
-    op = Op("sdy.sharding_constraint", (x,), (x.type,), location=eqn.source_info, primitive="sharding_constraint")
+    op = Op("sdy.sharding_constraint", (x,), (x.type,), location=eqn.source_info, primitive=eqn.params["origin"])
     op.result.sharding = _physical(eqn.params["sharding"], x.type.rank)
     importer.append(op, block)
     scope.env[eqn.outvars[0]] = op.result
