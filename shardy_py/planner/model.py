@@ -194,20 +194,21 @@ class _Branch:
         return Branch(tables, constant, tuple(tuple(each.finished(places) for each in branches) for branches in self.conds))
 
 
-def model_of(op_tables: OpTables, space: Space, most: float = math.inf) -> Model:
+def model_of(op_tables: OpTables, space: Space, most: float = math.inf, among: Array = None) -> Model:
     """The problem of a program.
 
     Args:
         op_tables: The program and its prices.
         space: Its search space.
         most: Entries of all tables together.
+        among: Assignments of all classes, one in a row: the tables have the entries of these alone. None: all entries.
 
     Raises:
         TooLarge: There are more.
     """
     if not math.isinf(most):
-        _Builder(op_tables, space, most, prices=False).main()  # prices take ten times as long as to see that there are too many
-    builder = _Builder(op_tables, space, most)
+        _Builder(op_tables, space, most, among, prices=False).main()  # prices take ten times as long as to see that there are too many
+    builder = _Builder(op_tables, space, most, among)
     builder.main()
     return builder.model()
 
@@ -219,11 +220,13 @@ class _Builder:
         op_tables: The program and its prices.
         space: Its classes.
         most: Entries of all tables together.
+        among: As of `model_of`.
         prices: Whether tables get their costs and moves; otherwise their entries are counted only.
     """
 
-    def __init__(self, op_tables: OpTables, space: Space, most: float, prices: bool = True) -> None:
+    def __init__(self, op_tables: OpTables, space: Space, most: float, among: Array, prices: bool = True) -> None:
         self.op_tables = op_tables
+        self.among = among
         self.prices = prices
         self.room = most
         self.ops_seen = 0
@@ -465,7 +468,8 @@ class _Builder:
         numbers = {c: i for i, c in enumerate(local)}
         shape = tuple(tuple(numbers[c] for c in each) for each in classes)
         domains = tuple(self.space.strategies[c] for c in local)
-        return local, self.op_tables.joint(shape, domains, self.room)
+        rows = None if self.among is None else np.unique(self.among[:, local], axis=0)
+        return local, self.op_tables.joint(shape, domains, self.room, rows)
 
     # ------------------------------------------------------------------ result
 

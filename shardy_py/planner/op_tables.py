@@ -128,21 +128,22 @@ class OpTables:
         self._joints: dict[object, Joint] = {}
         self._priced: dict[object, Priced] = {}
 
-    def joint(self, shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], most: float) -> Joint:
+    def joint(self, shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], most: float, rows: Array = None) -> Joint:
         """The joint strategies of numbered classes: no axis twice in a value.
 
         Args:
             shape: Per value, the classes of its dimensions.
             domains: Per class, its strategies.
             most: Entries at most.
+            rows: Numbers of strategies, one of each class in a row: only these; None is all.
 
         Raises:
             TooLarge: There are more than `most`.
         """
-        key = shape, domains
+        key = shape, domains, b"" if rows is None else rows.tobytes()
         joint = self._joints.get(key)
         if joint is None:
-            joint = self._joints[key] = _joint(shape, domains, most)
+            joint = self._joints[key] = _joint(shape, domains, _rows(shape, domains, most) if rows is None else rows)
         return joint
 
     def priced(self, op: Op, origin: Callable[[Value], Value], joint: Joint) -> Priced:
@@ -222,8 +223,8 @@ def _misplaced(candidates: Candidates, price: PriceTable) -> Array:
     return count
 
 
-def _joint(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], most: float) -> Joint:
-    """Joint strategies of numbered classes.
+def _rows(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], most: float) -> Array:
+    """All joint strategies of numbered classes, one of each class in a row.
 
     Raises:
         TooLarge: There are more than `most`.
@@ -248,7 +249,11 @@ def _joint(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], m
             if strategies is not None:
                 columns[c] = strategies
             used, count = used[rows] | masks[c][columns[c]], len(rows)
-    rows = np.stack([columns[c] for c in range(len(domains))], axis=1) if domains else np.zeros((1, 0), np.int64)
+    return np.stack([columns[c] for c in range(len(domains))], axis=1) if domains else np.zeros((1, 0), np.int64)
+
+
+def _joint(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], rows: Array) -> Joint:
+    """Joint strategies of numbered classes, with the layouts of the values."""
     value_domains: list[tuple[Layout, ...]] = []
     index: list[Array] = []
     for value in shape:

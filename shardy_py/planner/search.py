@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from shardy_py.dialect import TensorSharding
 from shardy_py.errors import UserError
 from shardy_py.ir import Op, Program, Value
@@ -56,10 +58,10 @@ MEMORY_SHARE = 0.2
 parameters to lie whole, at tens of gigabytes, to spare a thousandth of the step."""
 
 JUDGED, KEPT = 16, 3
-"""Templates that are finished before there is a model, and those of the best whose sets of axes the model has."""
+"""Templates that are finished before there is a model, at most, and those of the best whose sets of axes the model has."""
 
-JUDGED_SHARE = 0.3
-"""The part of the time in which they are finished; twice as much until there is one more than mesh axes."""
+FINISHED_OPS = 500
+"""Ops of templates that are finished then, per second of the time limit: work is counted, so that all machines finish the same."""
 
 ROUND_SHARE = 0.5
 """The part of the time that is left for a search whose plan may be over the budget; the rest is for the next one."""
@@ -128,6 +130,7 @@ class Searcher:
         is_late: Whether the time limit ended some of the search.
         ranks: Templates that were finished before there was a model, by name; the best first.
         finished: All plans that were finished, of which the cheapest that fits is the result.
+        finishing: The seconds that a plan takes to finish, which are left for the last one.
     """
 
     base: PlanRecord
@@ -148,6 +151,7 @@ class Searcher:
     is_late: bool = False
     ranks: dict[str, int] = field(default_factory=dict[str, int])
     finished: list[Candidate] = field(default_factory=list[Candidate])
+    finishing: float = 0.0
 
     # ------------------------------------------------------------------ the whole search
 
@@ -174,39 +178,48 @@ class Searcher:
         """Spaces, the largest first; small ones know the sets of axes over which the best templates cut dimensions."""
         whole = resolutions(self.base.mesh)
         yield from whole
-        self.enter(whole[-1])
+        op_tables = self.enter(whole[-1])
         report("finishing templates")
-        used = [set(self.cuts(chosen)) for chosen in self.judged()[:KEPT]]
+        used = [set(self.cuts(chosen)) for chosen in self.judged(op_tables)[:KEPT]]
         for count in range(len(used), 0, -1):
             cuts = set().union(*used[:count])
             yield Resolution(tuple(names for names in whole[-1].cuts if frozenset(names) in cuts or not names), layers=False)
         names = whole[-1].cuts[-1]
         yield Resolution(((), names) if names else ((),), layers=False)
 
-    def judged(self) -> list[tuple[int, ...]]:
-        """Assignments of the templates whose arguments may fit, finished: those that fit first, the cheapest first."""
-        figures: list[tuple[bool, float, str, tuple[int, ...]]] = []
-        share, left = JUDGED_SHARE * self.planner.time_limit_s, self.left
-        for template in sorted((*self.own_templates, *self.templates), key=self.size_of):
-            spent = left - self.left
-            if len(figures) == JUDGED or (figures and spent >= share * (1 if len(figures) > len(self.base.mesh.axes) else 2)):
+    def judged(self, op_tables: OpTables) -> list[tuple[int, ...]]:
+        """Assignments of the templates, those that fit first, the cheapest first.
+
+        All are priced by a model that knows nothing else. The cheapest and the smallest in turn are finished, until enough fit.
+        """
+        names: dict[tuple[int, ...], str] = {}
+        for template in self.templates:
+            names.setdefault(self.followed(template), template.name)
+        model = model_of(op_tables, self.space, among=np.array(list(names)))
+        seconds = {chosen: model.seconds([chosen[c] for c in model.variables]) for chosen in names}
+        bytes_ = {chosen: self.bytes_of_arguments(chosen) for chosen in names}
+        order = sorted(names, key=lambda chosen: (not self.planner.fits(bytes_[chosen]), seconds[chosen]))
+        smallest = sorted(order, key=lambda chosen: bytes_[chosen])
+        figures: dict[tuple[int, ...], tuple[bool, float]] = {}
+        most = min(JUDGED, math.ceil(FINISHED_OPS * self.planner.time_limit_s / op_tables.count))
+        for chosen in (each for pair in zip(order, smallest) for each in dict.fromkeys(pair)):
+            if len(figures) == most or sum(not is_over for is_over, _ in figures.values()) == KEPT:
                 break
-            chosen = self.followed(template)
-            candidate = self.finish(template.name, (), chosen)
-            fits = self.planner.fits(candidate.peak)
-            figures.append((not fits, candidate.seconds if fits else candidate.peak, template.name, chosen))
-        self.ranks = {name: rank for rank, (_, _, name, _) in enumerate(sorted(figures))}
-        return [chosen for _, _, _, chosen in sorted(figures)]
+            if chosen not in figures:
+                candidate = self.finish(names[chosen], (), chosen)
+                is_over = not self.planner.fits(candidate.peak)
+                figures[chosen] = is_over, float(candidate.peak) if is_over else candidate.seconds
+        best = sorted(order, key=lambda chosen: figures.get(chosen, (True, math.inf)))
+        self.ranks = {names[chosen]: rank for rank, chosen in enumerate(best[: len(figures)])}
+        return best
 
     def cuts(self, chosen: Sequence[int]) -> Iterator[frozenset[str]]:
         """The sets of axes over which an assignment of all classes cuts dimensions."""
         return (frozenset(part.name for part in strategies[s]) for strategies, s in zip(self.space.strategies, chosen))
 
-    def size_of(self, template: Template) -> tuple[bool, int]:
-        """Whether the arguments alone are over the budget, and about how large they are: the logarithm of the square of their bytes."""
-        chosen, space = self.followed(template), self.space
-        bytes_ = sum(bytes_of(a.type, space.layout(a, chosen), space.mesh) for a in self.program.main.arguments)
-        return not self.planner.fits(bytes_), (bytes_**2).bit_length()
+    def bytes_of_arguments(self, chosen: Sequence[int]) -> int:
+        """Bytes of the arguments in an assignment of all classes."""
+        return sum(bytes_of(a.type, self.space.layout(a, chosen), self.space.mesh) for a in self.program.main.arguments)
 
     def solved(self) -> tuple[Candidate, float]:
         """The best plan of the space at hand, and the lower bound of the upper end of a step."""
@@ -252,8 +265,8 @@ class Searcher:
 
     @property
     def left(self) -> float:
-        """Seconds that are left."""
-        return max(0.0, self.began + self.share * self.planner.time_limit_s - time.monotonic())
+        """Seconds that are left until the last plan has to be finished."""
+        return max(0.0, self.began + self.share * self.planner.time_limit_s - self.finishing - time.monotonic())
 
     # ------------------------------------------------------------------ candidates
 
@@ -272,10 +285,13 @@ class Searcher:
             variables: The strategies of the variables of the model.
             chosen: Per class, the number of its strategy.
         """
+        started = time.monotonic()
         assign(self.base.program, self.space, shardings_of(self.space, chosen, self.mesh_name), self.copies)
         plan = replace(self.collect(CHOSEN), partitioner=None)
         run = plan if self.region is None else self.region(CHOSEN)
-        return Candidate(name, variables, plan, run, objective(run, self.planner), peak_of(run, self.planner))
+        candidate = Candidate(name, variables, plan, run, objective(run, self.planner), peak_of(run, self.planner))
+        self.finishing = max(self.finishing, time.monotonic() - started)
+        return candidate
 
     def shardings(self, trial: Trial) -> tuple[list[TensorSharding], dict[int, TensorSharding]]:
         """The shardings of all arguments, and of results by their numbers, that a plan follows from."""
@@ -379,8 +395,9 @@ class Searcher:
     def followed(self, template: Template) -> tuple[int, ...]:
         """The assignment of all classes in which arguments are sharded as in a template, and all else follows; data before parameters."""
         arguments = self.program.main.arguments
-        data, every = ([c for argument in some for c in self.space.classes[argument]] for some in (self.data, arguments))
-        copies = () if template.carried is None else copies_of([a for a in arguments if a not in self.data], self.space)
+        fed = self.data
+        data, every = ([c for argument in some for c in self.space.classes[argument]] for some in (fed, arguments))
+        copies = () if template.carried is None else copies_of([a for a in arguments if a not in fed], self.space)
         return followed(self.space, self.neighbours, template.strategies, [*data, *(template.carried or ())], copies, every)
 
     def start_of(self, template: Template) -> tuple[int, ...]:
@@ -584,10 +601,10 @@ class Searcher:
         return best, bound
 
     @property
-    def data(self) -> list[Value]:
+    def data(self) -> dict[Value, None]:
         """The arguments that no step hands to the next."""
         handed_on = {argument for argument, _ in self.annotations.alike}
-        return [argument for number, argument in enumerate(self.program.main.arguments) if number not in handed_on]
+        return {argument: None for number, argument in enumerate(self.program.main.arguments) if number not in handed_on}
 
     def starts(self) -> list[Sequence[int]]:
         """Assignments to start from: templates of the user's as they are completed, and the cheapest of the others as they follow."""
