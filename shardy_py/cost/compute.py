@@ -177,6 +177,14 @@ def _dot_general(op: Operation, operands: Shapes, results: Shapes) -> Work:
     return _product(op.operands[0].type.dtype, math.prod(results[0]) * contracted)
 
 
+def _ragged_dot(op: Operation, operands: Shapes, results: Shapes) -> Work:
+    """Each row of the left side meets one matrix of the right side."""
+    a, free = op.attributes, list(operands[1])
+    for dim in (*a["rhs_batching_dimensions"], *a["rhs_contracting_dimensions"], *a["rhs_group_dimensions"]):
+        free[dim] = 1
+    return _product(op.operands[0].type.dtype, math.prod(operands[0]) * math.prod(free))
+
+
 def _convolution(op: Operation, operands: Shapes, results: Shapes) -> Work:
     lhs, rhs = (v.type for v in op.operands)
     a = op.attributes
@@ -288,6 +296,7 @@ _CUSTOM: dict[str, Callable[[Operation, Shapes, Shapes], Work]] = {
 """JAX primitives that become calls of a library; numbers of operations for square matrices."""
 
 _COUNTS: dict[str, Callable[[Operation, Shapes, Shapes], Work]] = {
+    "chlo.ragged_dot": _ragged_dot,
     "stablehlo.cholesky": _cholesky,
     "stablehlo.convolution": _convolution,
     "stablehlo.custom_call": _custom_call,

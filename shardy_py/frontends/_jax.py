@@ -46,6 +46,7 @@ from jax._src.state.discharge import _run_state_impl
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var, new_jaxpr_eqn
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir as ir
+from jaxlib.mlir.dialects import chlo as chlo
 from jaxlib.mlir.dialects import stablehlo as stablehlo
 
 from shardy_py.frontends.mesh_context import no_mesh, traced_on

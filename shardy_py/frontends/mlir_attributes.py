@@ -12,7 +12,7 @@ from typing import Any, cast
 from shardy_py import dialect
 from shardy_py.dialect.collectives import AXES_OF
 from shardy_py.errors import DialectError
-from shardy_py.frontends._jax import ir, stablehlo
+from shardy_py.frontends._jax import chlo, ir, stablehlo
 from shardy_py.frontends.mlir_entries import attribute_text
 from shardy_py.ir import TOKEN, OpaqueType, TensorType, Type
 from shardy_py.ir.attribute_text import AttributeText
@@ -165,6 +165,12 @@ def _dot_general(op: ir.OpView) -> Attributes:
     return _numbers(numbers, *(f"{side}_{kind}_dimensions" for kind in ("batching", "contracting") for side in ("lhs", "rhs")))
 
 
+def _ragged_dot(op: ir.OpView) -> Attributes:
+    numbers = chlo.RaggedDotDimensionNumbers(op.attributes["ragged_dot_dimension_numbers"])
+    names = (f"{side}_{kind}_dimensions" for kind in ("batching", "contracting") for side in ("lhs", "rhs"))
+    return _numbers(numbers, *names, "lhs_ragged_dimensions", "rhs_group_dimensions")
+
+
 def _convolution(op: ir.OpView) -> Attributes:
     numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
     rank = len(numbers.input_spatial_dimensions)
@@ -266,6 +272,7 @@ READERS: Mapping[str, Reader] = {
     "stablehlo.sort": _sort,
     "stablehlo.transpose": _named("permutation"),
     "stablehlo.triangular_solve": _named("left_side", "lower", "unit_diagonal", "transpose_a"),
+    "chlo.ragged_dot": _ragged_dot,
     "chlo.top_k": _named("k"),
     **{name: _collective(attribute) for name, attribute in AXES_OF.items()},
     "sdy.constant": _constant,

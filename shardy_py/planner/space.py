@@ -27,7 +27,7 @@ from shardy_py.planner.alike import representatives
 from shardy_py.rules import rule_for
 from shardy_py.rules.traits import CONSTRAINTS
 
-OPEN = frozenset(f"stablehlo.{name}" for name in "convolution dot dot_general gather scatter select_and_scatter".split())
+OPEN = {"chlo.ragged_dot", *(f"stablehlo.{name}" for name in "convolution dot dot_general gather scatter select_and_scatter".split())}
 """Ops whose operands and results are cut independently of each other."""
 
 REDUCTIONS = frozenset(("stablehlo.reduce", "stablehlo.reduce_window"))

@@ -97,3 +97,16 @@ def test_ragged_dot_of_other_dimensions(ragged: str) -> None:
     local_rule = LOCAL_RULES["ragged_dot_general"](equation)
     assert local_rule is not None
     assert local_rule.rule.reduction == (1,)
+
+
+def test_a_ragged_dot_is_planned_and_counted_as_a_product() -> None:
+    step = sp.auto_shard(
+        jax.grad(lambda w, x, counts: jnp.sum(lax.ragged_dot(x, w, counts) ** 2)),
+        mesh={"data": 2, "model": 4},
+        in_shardings=(P(None, None, "model"), P("data"), P()),
+        options=sp.Options(platform="tpu"),
+    )
+    rows, weights = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((256, 64), (3, 64, 128)))
+    plan = step.plan(weights, rows, jax.ShapeDtypeStruct((3,), jnp.int32))
+    assert str(plan.outputs[0]) == "result: float32[3,64,128@model]"
+    assert plan.cost_analysis().flops == pytest.approx(2 * 2 * 128 * 64 * 32, rel=0.2)
