@@ -504,7 +504,7 @@ class Searcher:
             # Within the gap much is left to chance, such as the dimension along which a small input is cut.
             polished = descend(evaluation, solution.assignment)
             best = tuple(map(int, polished.assignment)) if polished.allowed else solution.assignment
-            candidate = self.candidate("", cut(self.model, evaluation, best, self.data, self.planner.gap))
+            candidate = self.candidate("", cut(self.model, evaluation, best, list(self.data), self.planner.gap))
             if self.planner.fits(candidate.peak):
                 break
             limits += self.fullest(candidate)
