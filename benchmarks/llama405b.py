@@ -15,6 +15,7 @@ import os
 os.environ.setdefault("NPROC", "64")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import functools
 import json
 import pathlib
 import resource
@@ -71,7 +72,7 @@ def one(scanned: bool) -> bool:
     config = llama.Config(layers=LAYERS.value)
     args, specs = llama.arguments(config, scanned=scanned)
     mesh = jax.sharding.AbstractMesh(tuple(MESH.values()), tuple(MESH))
-    step = sp.auto_shard(llama.train_step, mesh=mesh, in_shardings=specs, donate_argnums=(0, 1))
+    step = sp.auto_shard(functools.partial(llama.train_step, c=config), mesh=mesh, in_shardings=specs, donate_argnums=(0, 1))
     traced = stages.run("trace", lambda: step.trace(*args))
     plan = stages.run("plan", traced.plan)
     stages.run("values", lambda: plan.values)

@@ -15,6 +15,7 @@ os.environ.setdefault("NPROC", "64")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import dataclasses
+import functools
 import math
 import sys
 import time
@@ -67,8 +68,7 @@ def decoder(config: llama.Config, *, scanned: bool) -> Callable[[], tuple[Callab
     """A step of a decoder without constraints."""
 
     def step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        llama.tokens_split = lambda x: x
-        return llama.train_step, llama.arguments(config, scanned=scanned)[0]
+        return functools.partial(llama.train_step, c=config, pin=llama.unpinned), llama.arguments(config, scanned=scanned)[0]
 
     return step
 
