@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -80,19 +80,19 @@ def block(c: Config, fsdp: Names, tensor: Names, experts: Names, keys: Names) ->
         "mix": ((c.heads, c.head_size, c.width), P(tensor, None, fsdp)),
         "mlp_gain": ((c.width,), P()),
     }
-    into, out = ((c.width, c.hidden), P(fsdp, tensor)), ((c.hidden, c.width), P(tensor, fsdp))
-    mlp = {"gate": into, "up": into, "down": out} if c.gated else {"up": into, "down": out}
     if not c.experts:
-        return weights | mlp
-    rest = tuple(name for name in (() if fsdp is None else (fsdp,) if isinstance(fsdp, str) else fsdp) if name != experts) or None
+        return weights | mlp(c, fsdp, tensor)
     weights |= {"router": ((c.width, c.experts), P())}
-    if c.shared:
-        weights |= {
-            f"shared_{name}": (tuple(n * c.shared if n == c.hidden else n for n in shape), spec) for name, (shape, spec) in mlp.items()
-        }
-    return weights | {
-        name: ((c.experts, *shape), P(experts, *(rest if each == fsdp else each for each in spec))) for name, (shape, spec) in mlp.items()
-    }
+    shared = replace(c, hidden=c.shared * c.hidden)
+    weights |= {f"shared_{name}": weight for name, weight in mlp(shared, fsdp, tensor).items() if c.shared}
+    rest = tuple(name for name in ((fsdp,) if isinstance(fsdp, str) else fsdp or ()) if name != experts) or None
+    return weights | {name: ((c.experts, *shape), P(experts, *spec)) for name, (shape, spec) in mlp(c, rest, tensor).items()}
+
+
+def mlp(c: Config, fsdp: Names, tensor: Names) -> dict[str, tuple[tuple[int, ...], P]]:
+    """Shape and sharding of every weight of an MLP."""
+    into, out = ((c.width, c.hidden), P(fsdp, tensor)), ((c.hidden, c.width), P(tensor, fsdp))
+    return {"gate": into, "up": into, "down": out} if c.gated else {"up": into, "down": out}
 
 
 def arguments(

@@ -231,8 +231,8 @@ def judged(draw: Draw) -> tuple[list[str], str]:
     ):  # each is a plan, which takes long where written out
         if other.objective_seconds < (1 - TOLERANCE) * own.seconds and other.fits:
             faults.append(f"alternative: {other.name} {other.objective_seconds:.4g} s, the plan {own.seconds:.4g} s")
-    tokens = plan.inputs[-1]
-    if not any(dim.axes for dim in tokens.sharding.dims) and (cut := batch_cut(draw, own, fitting)):
+    sharding = plan.inputs[-1].sharding
+    if not (sharding and any(dim.axes for dim in sharding.dims)) and (cut := batch_cut(draw, own, fitting)):
         faults.append(f"batch: whole, and {cut}")
     text = (
         f"{own.seconds:.4g} s, {own.peak / 2**30:.1f} GiB, gap {search.gap:.1%}, {search.status}, {seconds:.1f} CPU s, templates: {beside}"

@@ -159,6 +159,11 @@ class Pricer(Protocol):
         """The fewest constraints with which propagation gives the plan."""
         ...
 
+    @property
+    def certificate(self) -> str:
+        """The proof of the lower bound."""
+        ...
+
     def as_in_shardings(self) -> str:
         """The input shardings, and constraints, as code."""
         ...
@@ -186,6 +191,7 @@ class Search:
         timings: Seconds of each step.
         pricer: Answers questions; None of a stored plan.
         stored_constraints: Of a search that was read from a file.
+        stored_certificate: Of a search that was read from a file.
         margin_bytes: The peak of the compiled program may be so much above: the error of its estimate by docs/memory.md.
         shards_values: Whether it chose the shardings of values inside too; else they follow by propagation from the inputs and results.
     """
@@ -201,6 +207,7 @@ class Search:
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     pricer: Pricer | None = field(default=None, repr=False)
     stored_constraints: tuple[Constraint, ...] = ()
+    stored_certificate: str = field(default="", repr=False)
     margin_bytes: int = 0
     shards_values: bool = True
 
@@ -211,6 +218,14 @@ class Search:
         They are searched for, by some propagations of the program, when they are first read or the plan is stored.
         """
         return self.stored_constraints if self.pricer is None else self.pricer.constraints
+
+    @functools.cached_property
+    def certificate(self) -> str:
+        """The problem that was solved, with dual values that prove a lower bound, as text; `shardy_py.planner.certificate` checks it.
+
+        It is made when it is first read or the plan is stored.
+        """
+        return self.stored_certificate if self.pricer is None else self.pricer.certificate
 
     @functools.cached_property
     def alternatives(self) -> tuple[Alternative, ...]:

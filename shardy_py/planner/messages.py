@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -108,12 +108,12 @@ class Ascent:
         Returns:
             Prices with a bound at least as high.
         """
-        current = Prices(prices.columns.copy(), prices.shares.copy(), prices.constant)
+        current = replace(prices, columns=prices.columns.copy(), equal=prices.equal.copy(), shares=prices.shares.copy())
         bound = current.bound(self.of)
         for _ in range(rounds):
             for _ in range(PASSES):
-                self._sweep(current.columns, self.nodes, forward=True)
-                self._sweep(current.columns, self.nodes[::-1], forward=False)
+                self._sweep(current, self.nodes, forward=True)
+                self._sweep(current, self.nodes[::-1], forward=False)
             self._share_moves(current)
             before, bound = bound, current.bound(self.of)
             if time.monotonic() >= end or bound >= enough or bound - before <= SLOW * min(enough - before, abs(bound)):
@@ -127,7 +127,8 @@ class Ascent:
             least[link.unsupported] = self.unsupported
         return least
 
-    def _sweep(self, columns: Array, nodes: Sequence[_Node], *, forward: bool) -> None:
+    def _sweep(self, prices: Prices, nodes: Sequence[_Node], *, forward: bool) -> None:
+        columns = prices.columns
         for node in nodes:
             child = node.links[0].child
             marginals = [self._marginals(columns, link) for link in node.links]
@@ -136,7 +137,9 @@ class Ascent:
             weight = 1.0 / max(sum(targets), sum(sources), 1)
             share = weight * total
             for link, marginal, target in zip(node.links, marginals, targets):
-                columns[link.parent] += (share - marginal if target else -marginal)[link.places]
+                message = share - marginal if target else -marginal
+                columns[link.parent] += message[link.places]
+                prices.equal[link.rows] -= message
             columns[child] = total - sum(targets) * share
 
     def _share_moves(self, prices: Prices) -> None:

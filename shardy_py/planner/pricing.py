@@ -24,6 +24,7 @@ from shardy_py.planner.judge import Candidate, objective, peak_of
 from shardy_py.planner.pasted import pasted
 from shardy_py.planner.pins import constraints_of
 from shardy_py.planner.problem import Problem, Solution, pinned
+from shardy_py.planner.proof import certificate_of
 from shardy_py.planner.propagated import Trial
 from shardy_py.planner.search import Searcher
 from shardy_py.planner.space import Annotations
@@ -61,6 +62,11 @@ class Prices:
     def constraints(self) -> tuple[Constraint, ...]:
         """The fewest constraints with which propagation gives the plan."""
         return constraints_of(self.searcher, self.best) if self.searcher.propagate is None else ()
+
+    @functools.cached_property
+    def certificate(self) -> str:
+        """The proof of the lower bound."""
+        return certificate_of(self.searcher, self.best, self.bound)
 
     def constraints_of(self, trial: Trial) -> tuple[Constraint, ...]:
         """The fewest constraints with which propagation gives another assignment."""

@@ -10,7 +10,7 @@ import numpy as np
 import scipy  # its parts, which take a quarter of this package's time of import, are imported when they are first used
 
 from .evaluation import EntryIndex
-from .problem import Problem, Table, with_entries
+from .problem import Limit, Problem, Table, with_entries
 
 Array = Any
 
@@ -24,6 +24,7 @@ class Link:
     Attributes:
         parent: The columns of the table.
         child: The columns of what it shares.
+        rows: The rows of `Program.equal` that make them agree, one for each of its columns.
         places: Per entry of the table, the place in `child` that it agrees with.
         order: The entries of the table, by place.
         starts: Where in `order` each place begins.
@@ -32,6 +33,7 @@ class Link:
 
     parent: slice
     child: slice
+    rows: slice
     places: Array
     order: Array
     starts: Array
@@ -44,19 +46,22 @@ class Prices:
 
     Attributes:
         columns: Per column, its price.
+        equal: Per row of `Program.equal`, its dual.
         shares: Per row of `Program.moves`, the part of the move's cost that the entries of its table bear.
+        limits: Per row of `Program.limits`, its dual.
         constant: The cost that all assignments share.
     """
 
     columns: Array
+    equal: Array
     shares: Array
+    limits: Array
     constant: float
 
     def towards(self, other: Prices, part: float) -> Prices:
         """A convex combination with other prices, which is feasible too."""
-        columns = self.columns + part * (other.columns - self.columns)
-        shares = self.shares + part * (other.shares - self.shares)
-        return Prices(columns, shares, self.constant + part * (other.constant - self.constant))
+        mine, theirs = ((p.columns, p.equal, p.shares, p.limits, p.constant) for p in (self, other))
+        return Prices(*(a + part * (b - a) for a, b in zip(mine, theirs)))
 
     def bound(self, of: Program) -> float:
         """The bound on costs with ties."""
@@ -95,7 +100,8 @@ class Program:
 
     def prices(self) -> Prices:
         """The prices of the unmodified costs."""
-        return Prices(self.costs.copy(), np.zeros(self.moves.shape[0]), 0.0)
+        equal, shares, limits = (np.zeros(rows.shape[0]) for rows in (self.equal, self.moves, self.limits))
+        return Prices(self.costs.copy(), equal, shares, limits, 0.0)
 
     def take(self, columns: Array) -> Program:
         """The program of some columns; whether each stays. Strategies of classes and moves all stay."""
@@ -196,7 +202,7 @@ def _consistency(
         order = np.argsort(places, kind="stable")
         counts = np.bincount(places, minlength=size)
         begins = np.minimum(np.cumsum(counts) - counts, len(places) - 1)
-        links.append(Link(above, below, places, order, begins, counts == 0))
+        links.append(Link(above, below, slice(count - size, count), places, order, begins, counts == 0))
 
     for number, table in enumerate(tables):
         own = set(table.classes)
@@ -247,15 +253,19 @@ def _move_rows(tables: Sequence[Table], starts: Array, place_of_move: Array, wid
     return _matrix(signs, rows, columns, count, width)
 
 
+def scales(limits: Sequence[Limit]) -> Array:
+    """What the row of each limit is divided by: about its largest weight."""
+    largest = [max([float(np.abs(w).max(initial=0.0)) for w in limit.weights], default=0.0) for limit in limits]
+    return np.array([max(most, abs(limit.limit) * 1e-3, 1e-300) for most, limit in zip(largest, limits)])
+
+
 def _limit_rows(problem: Problem, starts: Array, width: int) -> tuple[Any, Array]:
-    """Rows of limits, each divided by its largest weight."""
+    """Rows of limits, each divided by its scale."""
     rows: list[Array] = []
     columns: list[Array] = []
     values: list[Array] = []
     most: list[float] = []
-    for number, limit in enumerate(problem.limits):
-        largest = max([float(np.abs(w).max(initial=0.0)) for w in limit.weights], default=0.0)
-        scale = max(largest, abs(limit.limit) * 1e-3, 1e-300)
+    for number, (limit, scale) in enumerate(zip(problem.limits, scales(problem.limits))):
         for table, weights in zip(limit.tables, limit.weights):
             (entries,) = np.nonzero(weights)
             rows.append(np.full(len(entries), number))
@@ -307,7 +317,7 @@ def priced(of: Program, duals: tuple[Array, Array, Array]) -> Prices:
     """The prices of columns under duals of rows: a bound whatever the tolerances of what found them."""
     equal, at_moves, at_limits = duals
     columns = of.costs - of.equal.T @ equal - of.moves.T @ at_moves - of.limits.T @ at_limits
-    return Prices(columns, -at_moves, float(at_limits @ of.most))
+    return Prices(columns, equal, -at_moves, at_limits, float(at_limits @ of.most))
 
 
 def slacks(of: Program, prices: Prices) -> tuple[float, Array]:

@@ -26,7 +26,7 @@ from shardy_py.plan.settings import PropagationOptions
 from shardy_py.plan.store import entries
 from shardy_py.plan.store.checks import StoreError, at, boolean, described, integer, items, members, text
 from shardy_py.plan.store.log import read_log, write_log
-from shardy_py.plan.store.search import CONSTRAINTS, SEARCH, read_search, write_search
+from shardy_py.plan.store.search import CERTIFICATE, CONSTRAINTS, SEARCH, read_search, write_search
 from shardy_py.plan.store.section import MEMBERS as SECTION
 from shardy_py.plan.store.section import read_section, write_section
 from shardy_py.plan.store.structure import MEMBERS as TREES
@@ -37,7 +37,7 @@ from shardy_py.plan.values import PlannedValue
 P = TypeVar("P", bound=PlanRecord)
 
 FORMAT = "shardy_py.plan"
-VERSION = 4
+VERSION = 5
 """Raised by each change that makes older readers fail; `read_plan` reads this version only."""
 
 _MEMBERS = (
@@ -107,6 +107,7 @@ def _document(plan: PlanRecord) -> str:
         "propagation": asdict(plan.propagation),
         **({} if plan.search is None else {SEARCH: write_search(plan.search)}),
         **({} if plan.search is None else {CONSTRAINTS: entries.write_entries(Constraint, plan.search.constraints, tables)}),
+        **({} if plan.search is None else {CERTIFICATE: plan.search.certificate}),
     }
     return "".join(_lines({**parts, **section.data()}))
 
@@ -186,7 +187,7 @@ def _plan_of(data: Any, kind: type[P]) -> P:
             fix="read it with the shardy_py that wrote it, or plan again",
         )
     try:
-        return _read(members(data, (*_MEMBERS, SEARCH, CONSTRAINTS) if SEARCH in data else _MEMBERS), kind)
+        return _read(members(data, (*_MEMBERS, SEARCH, CONSTRAINTS, CERTIFICATE) if SEARCH in data else _MEMBERS), kind)
     except StoreError:
         raise
     except (ShardyError, RecursionError) as error:
@@ -222,7 +223,11 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
             raise StoreError("there is no such input or output", where=f"donation, row {number}")
     with at("dropped"):
         dropped = tuple(integer(number, 0, len(inputs)) for number in items(data["dropped"]))
-    search = None if SEARCH not in data else replace(read_search(data[SEARCH]), stored_constraints=listed(CONSTRAINTS, Constraint))
+    search = None
+    if SEARCH in data:
+        search = replace(read_search(data[SEARCH]), stored_constraints=listed(CONSTRAINTS, Constraint))
+        with at(CERTIFICATE):
+            search = replace(search, stored_certificate=text(data[CERTIFICATE]))
     return kind(
         name=text(data["name"]),
         mesh=mesh,

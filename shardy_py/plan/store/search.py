@@ -14,6 +14,9 @@ SEARCH = "search"
 CONSTRAINTS = "constraints"
 """The member for the constraints of the search, which such plans lack too."""
 
+CERTIFICATE = "certificate"
+"""The member for the proof of its lower bound; likewise."""
+
 _NUMBERS = ("objective_seconds", "lower_bound_seconds")
 _MEMBERS = ("hardware", *_NUMBERS, "peak_bytes", "budget_bytes", "margin_bytes", "status", "shards_values", "space", "alternatives")
 _ALTERNATIVE = ("name", "objective_seconds", "peak_bytes", "inputs")

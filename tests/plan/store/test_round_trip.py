@@ -141,7 +141,7 @@ def test_pickles_and_copies() -> None:
 
 
 def test_a_text_begins_with_its_format() -> None:
-    assert training("shard_map").to_json().startswith('{\n"format":"shardy_py.plan",\n"version":4,\n"name":"_step",\n')
+    assert training("shard_map").to_json().startswith('{\n"format":"shardy_py.plan",\n"version":5,\n"name":"_step",\n')
 
 
 WITHOUT_JAX = """
