@@ -240,6 +240,50 @@ def _slice(stacked: Value) -> Value | None:
 _SLICE = "stablehlo.dynamic_slice"
 
 
+def _is_constraint(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a `with_sharding_constraint` of the user's; others state the shardings in types."""
+    name = eqn.primitive.name
+    return name == "sharding_constraint" or (name == "sdy_sharding_constraint" and eqn.params["origin"] == "sharding_constraint")
+
+
+def without_constraints(traced: TracedCall) -> TracedCall:
+    """A call of the same function without the user's constraints on values inside; those inside of a `shard_map` stay."""
+    closed = lowered(traced.jaxpr)
+    auto_mesh = traced.request.view.auto_mesh
+    with traced_on(auto_mesh):
+        copier = Copier(NamedShardings(auto_mesh), lambda eqn, scope: (lambda x: [x]) if _is_constraint(eqn) else None)
+        copied = copier.copy(closed.jaxpr, Pins(), None)
+    return replace(traced, jaxpr=ClosedJaxpr(copied.jaxpr, closed.consts))
+
+
+def constrained_values(kept: Scope, dropped: Scope) -> Iterator[tuple[Value, TensorSharding]]:
+    """The values that the user constrains, in a program without the constraints, and their shardings.
+
+    Args:
+        kept: Of the program with them.
+        dropped: Of the program without them, whose jaxpr `without_constraints` made.
+    """
+    values: dict[Var, list[Value]] = {}
+    for scope in _all_scopes(dropped):
+        for variable, value in scope.env.items():
+            values.setdefault(variable, []).append(value)
+    sources: dict[Var, Var] = {}
+    for scope in _all_scopes(kept):
+        for eqn in scope.jaxpr.eqns:
+            if _is_constraint(eqn) and isinstance(eqn.invars[0], Var):
+                source = sources[eqn.outvars[0]] = sources.get(eqn.invars[0], eqn.invars[0])
+                sharding = scope.env[eqn.outvars[0]].sharding if eqn.outvars[0] in scope.env else None
+                if sharding is not None:
+                    yield from ((value, sharding) for value in values.get(source, ()))
+
+
+def _all_scopes(scope: Scope) -> Iterator[Scope]:
+    yield scope
+    for children in scope.children.values():
+        for child in children:
+            yield from _all_scopes(child)
+
+
 def as_plan_constrains(traced: TracedCall) -> TracedCall:
     """A call whose `in_shardings` are a plan, with the plan's constraints; other calls unchanged.
 
@@ -248,7 +292,11 @@ def as_plan_constrains(traced: TracedCall) -> TracedCall:
     """
     request = traced.request
     plan = request.settings.in_shardings
-    if not isinstance(plan, PlanRecord) or plan.search is None or not plan.search.constraints:
+    if not isinstance(plan, PlanRecord) or plan.search is None:
+        return traced
+    if plan.search.annotations != "keep":
+        traced = without_constraints(traced)
+    if not plan.search.constraints:
         return traced
     closed = lowered(traced.jaxpr)
     places = list(sites(closed.jaxpr))

@@ -11,7 +11,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr
 
 from shardy_py.api.abstract_state import Argument
-from shardy_py.api.constraining import as_plan_constrains, constrained
+from shardy_py.api.constraining import as_plan_constrains, constrained, constrained_values, without_constraints
 from shardy_py.api.logical_axes import apply_axis_names, idle_rules
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.name_rules import Annotated, apply_to_results, unmatched, unused_rules
@@ -49,7 +49,7 @@ from shardy_py.planner.pricing import Prices
 from shardy_py.planner.search import Searcher
 from shardy_py.planner.seeds import Variable
 from shardy_py.planner.space import Annotations, Resolution, values_of
-from shardy_py.planner.templates import UserTemplate
+from shardy_py.planner.templates import HINT, UserTemplate
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,11 @@ def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
     began -= settings.spent
     planner = settings.planner
     with no_collection(), observed(traced.request.name, settings.options.progress):
-        planning = _Planning(traced)
         if planner is None:
-            return planning.planned(None)
-        searcher = planning.searcher(planner, began)
+            return _Planning(traced).planned(None)
+        kept, traced = traced, traced if planner.annotations == "keep" else without_constraints(traced)
+        planning = _Planning(traced)
+        searcher = planning.searcher(planner, began, kept)
         best, search = searched(searcher, traced, runs=runs)
         prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with)
         if settings.shapes is not None:
@@ -297,12 +298,21 @@ class _Planning:
             platform, variants = options.platform_of(request.view.user_mesh), TracedVariants(traced, _plan_alone, imported)
             return Plan(request.name, request.view.dialect_mesh, *described, propagation, platform, variants, search, dropped)
 
-    def searcher(self, planner: Planner, began: float) -> Searcher:
-        """The search for its shardings."""
+    def searcher(self, planner: Planner, began: float, kept: TracedCall) -> Searcher:
+        """The search for its shardings.
+
+        Args:
+            planner: The options.
+            began: The time at which planning began.
+            kept: The call with the user's constraints on values inside.
+        """
         base = self.plan(None)
         donated = tuple((d.input, d.output) for d in base.donation if d.output is not None)
         self.alike = (*donated, *handed_on(base.program, base.inputs, base.outputs, base.donation))
         user_templates = tuple(UserTemplate(name, self.template_shardings(name, specs)) for name, specs in planner.templates.items())
+        if planner.annotations == "hint":
+            inside = tuple(constrained_values(_Planning(kept).imported.scope, self.imported.scope))
+            user_templates += (UserTemplate(HINT, (None,) * len(base.inputs), inside),) if inside else ()
         return self._searcher(base, self.annotations(), planner, began, user_templates)
 
     def _searcher(

@@ -9,7 +9,7 @@ from shardy_py.cli.errors import CommandError
 if TYPE_CHECKING:
     from shardy_py.planner.options import Planner
 
-_FIELDS = ("hardware", "memory_bytes", "time_limit_s", "gap", "overlap", "constraints")
+_FIELDS = ("hardware", "memory_bytes", "time_limit_s", "gap", "overlap", "constraints", "annotations")
 """Fields of `Planner` that have a key."""
 
 _OLD = {"memory": "memory_bytes", "seconds": "time_limit_s"}
@@ -20,8 +20,8 @@ def planner_of(text: str) -> Planner:
     """The planner that a text describes. Raises CommandError if a key is unknown, or a value is not of its kind.
 
     Args:
-        text: Fields of `Planner` and their values, `hardware=v5e,memory_bytes=16GiB,time_limit_s=10,gap=0.01,constraints=false`; a name
-            alone is the hardware.
+        text: Fields of `Planner` and their values, `hardware=v5e,memory_bytes=16GiB,time_limit_s=10,gap=0.01,constraints=false`,
+            `annotations=ignore`; a name alone is the hardware.
     """
     from shardy_py.planner.options import Planner
 
@@ -34,7 +34,7 @@ def planner_of(text: str) -> Planner:
             raise CommandError(f"unknown planner option {key!r}", where="--planner", fix=f"use {keys}")
         if key in fields:
             raise CommandError(f"{key} is given twice", where=f"--planner {text}", fix="give it once")
-        if key in ("hardware", "memory_bytes"):
+        if key in ("hardware", "memory_bytes", "annotations"):
             fields[key] = value
         else:
             fields[key] = _boolean(part, value) if key == "constraints" else _number(part, value)

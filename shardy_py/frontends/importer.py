@@ -21,6 +21,7 @@ from shardy_py.ir import Block, Op, TensorType, Type, Value
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
 from shardy_py.rules import CONTEXT
+from shardy_py.rules.traits import attributes_of_constraint
 
 Rules = Mapping[str, Any]
 """Primitive name or custom call target -> a rule specification with `bind(operand_shapes, result_shapes)`."""
@@ -156,7 +157,8 @@ class Importer(abc.ABC):
 
     def _constraint(self, value: Value, sharding: TensorSharding, block: Block, eqn: JaxprEqn | None) -> Value:
         location, primitive = (eqn.source_info, eqn.primitive.name) if eqn is not None else (None, None)
-        op = Op("sdy.sharding_constraint", (value,), (value.type,), location=location, primitive=primitive)
+        attributes = attributes_of_constraint(sharding)
+        op = Op("sdy.sharding_constraint", (value,), (value.type,), attributes, location=location, primitive=primitive)
         op.result.sharding = sharding
         return self.append(op, block).result
 

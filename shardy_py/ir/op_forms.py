@@ -18,6 +18,9 @@ from shardy_py.ir.attribute_text import attribute_text, constant_text
 from shardy_py.ir.core import Op
 from shardy_py.ir.numbering import Names
 
+UNCONSTRAINED = "unconstrained_dims"
+"""The attribute of a constraint that has the dimensions that its user leaves open; not written."""
+
 
 class Form(NamedTuple):
     """The assembly format of one op."""
@@ -149,8 +152,8 @@ FORMS: Mapping[str, Form] = {
     "sdy.collective_permute": Form(_labelled("out_sharding="), _SHARDED, False, True),
     "sdy.data_flow_edge": Form(_labelled("sharding="), _SHARDED, False, True),
     "sdy.propagation_barrier": Form(_barrier, frozenset(("allowed_direction",)), False),
-    "sdy.reshard": Form(_labelled(""), _SHARDED, False, True),
-    "sdy.sharding_constraint": Form(_labelled(""), _SHARDED, False, True),
+    "sdy.reshard": Form(_labelled(""), _SHARDED, False, True, frozenset((UNCONSTRAINED,))),
+    "sdy.sharding_constraint": Form(_labelled(""), _SHARDED, False, True, frozenset((UNCONSTRAINED,))),
     "sdy.sharding_group": Form(_group, frozenset(("group_id",)), False),
     **{
         name: Form(_collective(attribute), frozenset((attribute,)), False, True, frozenset(("reduction_op",)))

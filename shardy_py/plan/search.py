@@ -20,6 +20,9 @@ from shardy_py.plan.values import typed
 Status = Literal["optimal", "time_limit", "work_limit", "template"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
+KeptAnnotations = Literal["keep", "hint", "ignore"]
+"""Whether the user's constraints on values inside hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class Price:
@@ -194,6 +197,9 @@ class Search:
         stored_certificate: Of a search that was read from a file.
         margin_bytes: The peak of the compiled program may be so much above: the error of its estimate by docs/memory.md.
         shards_values: Whether it chose the shardings of values inside too; else they follow by propagation from the inputs and results.
+        constraint_prices: Where the user's constraints inside cost more than a tenth of the step: the price of all together, and of the
+            lines that cost most, each as if no other held.
+        annotations: As of `Planner`.
     """
 
     hardware: str
@@ -210,6 +216,8 @@ class Search:
     stored_certificate: str = field(default="", repr=False)
     margin_bytes: int = 0
     shards_values: bool = True
+    constraint_prices: tuple[Price, ...] = ()
+    annotations: KeptAnnotations = "keep"
 
     @functools.cached_property
     def constraints(self) -> tuple[Constraint, ...]:
@@ -253,7 +261,7 @@ class Search:
         return self._pricer().price(path, spec)
 
     def price_of_annotations(self) -> tuple[Price, ...]:
-        """Per annotation of the user's, the seconds that the step takes more without dropping it; the dearest first.
+        """Per annotation of the user's, and per line of constraints inside, the seconds that dropping it saves; the dearest first.
 
         Raises:
             ValueError: The search was read from a file.

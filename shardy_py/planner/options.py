@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import scipy
 
@@ -14,6 +14,7 @@ from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.cost.quantity import quantity
 from shardy_py.errors import UserError
 from shardy_py.plan.cost_analysis import Range
+from shardy_py.plan.search import KeptAnnotations
 
 _MEMORY = "Planner(memory_bytes=...)"
 
@@ -36,6 +37,8 @@ class Planner:
             search starts from these plans, gives none that costs more, and lists them as alternatives.
         constraints: Whether values inside are sharded too. With False only arguments and results are, and the rest follows by propagation,
             as it would from `in_shardings` and `out_shardings` of the user's.
+        annotations: What the user's constraints on values inside are: `"keep"`, they hold; `"hint"`, the search starts from them; or
+            `"ignore"`, they are left out. `in_shardings`, `out_shardings`, rules and groups always hold.
 
     Raises:
         HardwareError: Such hardware is not known.
@@ -57,6 +60,7 @@ class Planner:
     overlap: float = 0.0
     templates: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     constraints: bool = True
+    annotations: KeptAnnotations = "keep"
 
     def __post_init__(self) -> None:
         hardware_named(self.hardware)
@@ -69,6 +73,7 @@ class Planner:
             "gap": (_number(self.gap, 0, 1), "between 0 and 1"),
             "overlap": (_number(self.overlap, 0, 1), "between 0 and 1"),
             "constraints": (isinstance(self.constraints, bool), "True or False"),
+            "annotations": (self.annotations in get_args(KeptAnnotations), '"keep", "hint" or "ignore"'),
         }
         for name, (fits, range_) in ranges.items():
             if not fits:

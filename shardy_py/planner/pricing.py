@@ -20,6 +20,7 @@ from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import Alternative, Constraint, Price
 from shardy_py.planner.alternatives import alternatives
 from shardy_py.planner.assignment import solve
+from shardy_py.planner.constraint_prices import lines_of
 from shardy_py.planner.judge import Candidate, objective, peak_of
 from shardy_py.planner.pasted import pasted
 from shardy_py.planner.pins import constraints_of
@@ -27,7 +28,7 @@ from shardy_py.planner.problem import Problem, Solution, pinned
 from shardy_py.planner.proof import certificate_of
 from shardy_py.planner.propagated import Trial
 from shardy_py.planner.search import Searcher
-from shardy_py.planner.space import Annotations
+from shardy_py.planner.space import Annotations, stated
 from shardy_py.planner.transfer import transferred
 
 SHARE = 0.1
@@ -186,21 +187,21 @@ class Prices:
         return max(SHARE * self.searcher.planner.time_limit_s, 0.2)
 
     def price_of_annotations(self) -> tuple[Price, ...]:
-        """The cost of each annotation of an input or result: seconds of the plan less those of a plan without it."""
+        """The cost of each annotation of an input or result, and of the constraints of a line: seconds that a plan without it saves."""
         searcher = self.searcher
         annotations = searcher.annotations
         prices: list[Price] = []
-        described = (
-            *((v.path, s, True, i) for i, (v, s) in enumerate(zip(searcher.base.inputs, annotations.inputs))),
-            *((v.path, s, False, i) for i, (v, s) in enumerate(zip(searcher.base.outputs, annotations.outputs))),
-        )
-        for path, sharding, is_input, number in described:
+        ends = (("inputs", searcher.base.inputs, annotations.inputs), ("outputs", searcher.base.outputs, annotations.outputs))
+        described = [
+            (value.path, sharding, replace(annotations, **{which: _without(shardings, number)}))
+            for which, values, shardings in ends
+            for number, (value, sharding) in enumerate(zip(values, shardings))
+        ]
+        if searcher.propagate is None:
+            lines = lines_of(searcher).items()
+            described += [(place, stated(ops[0]), replace(annotations, freed=(place,))) for place, ops in lines]
+        for path, sharding, dropped in described:
             if sharding is not None:
-                dropped = (
-                    replace(annotations, inputs=_without(annotations.inputs, number))
-                    if is_input
-                    else replace(annotations, outputs=_without(annotations.outputs, number))
-                )
                 other, problem, start = self._with(dropped)
                 solution = solve(problem, [start], gap=searcher.planner.gap, seconds=self._seconds)
                 plan = self._cheapest(other, solution, start)

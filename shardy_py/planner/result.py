@@ -15,6 +15,7 @@ from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import Search, Status
 from shardy_py.planner.assignment import ROUNDING
+from shardy_py.planner.constraint_prices import constraint_prices
 from shardy_py.planner.inputs import lying_whole
 from shardy_py.planner.judge import Candidate
 from shardy_py.planner.search import Searcher
@@ -34,6 +35,7 @@ def search_of(searcher: Searcher, best: Candidate, bound: float) -> Search:
     """
     planner, run = searcher.planner, best.run
     bound *= 1 - planner.overlap  # the upper end of a step is at least the bound, and the lower end at least nothing
+    prices = constraint_prices(searcher, best)
     optimal = best.seconds - bound <= (planner.gap + ROUNDING) * best.seconds
     ended: Status = "time_limit" if searcher.is_late else "work_limit"
     return Search(
@@ -47,6 +49,8 @@ def search_of(searcher: Searcher, best: Candidate, bound: float) -> Search:
         timings={**searcher.timings, "total": time.monotonic() - searcher.began},
         margin_bytes=math.ceil(best.peak * memory_model(memory_of(run, planner.hardware).compiler).error),
         shards_values=searcher.propagate is None,
+        constraint_prices=prices,
+        annotations=planner.annotations,
     )
 
 

@@ -263,6 +263,15 @@ class Searcher:
         spaces = spaces_of(program, self.base.mesh, self.annotations, groups_of(self.annotations, self.base.program, copies))
         return program, ops, copies, OpTables(program, machine), spaces
 
+    def freed(self, places: tuple[str, ...]) -> Searcher:
+        """The same search without the constraints of some lines, on the same program and tables."""
+        program, ops, copies, op_tables, _ = self._parts
+        annotations = replace(self.annotations, freed=places)
+        spaces = spaces_of(program, self.base.mesh, annotations, groups_of(annotations, self.base.program, copies))
+        other = replace(self, annotations=annotations, timings={}, completions={}, finished=[])
+        other.__dict__["_parts"] = (program, ops, copies, op_tables, spaces)
+        return other
+
     @property
     def left(self) -> float:
         """Seconds that are left until the last plan has to be finished."""
@@ -376,7 +385,7 @@ class Searcher:
         templates: list[Template] = []
         for template in self.user_templates:
             try:
-                templates.append(in_space(template, self.program, self.space, paths))
+                templates.append(in_space(template, self.program, self.space, paths, self.copies))
             except UserError:
                 if finest:
                     raise
@@ -608,8 +617,9 @@ class Searcher:
 
     def starts(self) -> list[Sequence[int]]:
         """Assignments to start from: templates of the user's as they are completed, and the cheapest of the others as they follow."""
-        own = [self.completed(template, self.start(template), self.left * OWN_SHARE) for template in self.own_templates]
-        completed = [solution.assignment for solution in own if not math.isinf(solution.cost)]
+        for template in self.own_templates:
+            self.completions[template.name] = self.completed(template, self.start(template), self.left * OWN_SHARE)
+        completed = [self.start_of(template) for template in self.own_templates if not math.isinf(self.completions[template.name].cost)]
         others = [self.start(template) for template in self.templates]
         return [*completed, *sorted(others, key=self.cost_of_start)[:STARTS]]
 

@@ -14,10 +14,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes
 from shardy_py.errors import UserError
 from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.ir.op_forms import UNCONSTRAINED
 from shardy_py.partition.layouts import Layout, layout_of, parts
 from shardy_py.partition.op import CHEAP
 from shardy_py.partition.strategy import WHOLE
@@ -101,12 +102,14 @@ class Annotations:
         outputs: Per result.
         alike: Pairs of numbers of an argument and a result that have one sharding: a step hands them to the next.
         groups: Sharding groups: per group, the numbers of its members among `values_of` the planned program.
+        freed: Lines of the user's code whose constraints do not hold.
     """
 
     inputs: tuple[TensorSharding | None, ...]
     outputs: tuple[TensorSharding | None, ...]
     alike: tuple[tuple[int, int], ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
+    freed: tuple[str, ...] = ()
 
 
 def resolutions(mesh: Mesh) -> tuple[Resolution, ...]:
@@ -161,6 +164,14 @@ def space_of(
 ) -> Space:
     """One of the search spaces of a program; see `spaces_of`."""
     return spaces_of(program, mesh, annotations, groups)(resolution)
+
+
+def stated(constraint: Op) -> TensorSharding | None:
+    """The sharding of a constraint as the user states it, before open dimensions were decided."""
+    sharding, dims = constraint.result.sharding, constraint.attributes.get(UNCONSTRAINED, ())
+    if sharding is None or not dims:
+        return sharding
+    return sharding.with_dims([DimensionSharding((), False) if d in dims else each for d, each in enumerate(sharding.dims)])
 
 
 def groups_of(annotations: Annotations, program: Program, copies: Mapping[Value, Value]) -> list[list[Value]]:
@@ -356,7 +367,10 @@ class _Joiner:
         """A constraint: its result keeps the user's sharding; open dimensions follow the operand."""
         result = op.result
         self.fixed.add(result)
-        self.add(result, result.type.shape, result.sharding)
+        if self.annotations.freed and location_of(self.program, op) in self.annotations.freed:
+            self.add(result, result.type.shape)
+            return
+        self.add(result, result.type.shape, stated(op))
         for dim in range(result.type.rank):
             if self.pins[self.numbers[result, dim]] is None:
                 self.join((result, dim), (op.operands[0], dim))

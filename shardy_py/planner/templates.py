@@ -44,13 +44,19 @@ class UserTemplate:
     Attributes:
         name: Its name.
         shardings: Of each argument of the function; None where the template leaves it open.
+        inside: Values of the planned program, and a sharding for each, which counts as far as the space and earlier ones allow.
     """
 
     name: str
     shardings: tuple[TensorSharding | None, ...]
+    inside: tuple[tuple[Value, TensorSharding], ...] = ()
 
 
-def in_space(template: UserTemplate, program: Program, space: Space, paths: Sequence[str]) -> Template:
+HINT = "constraints as written"
+"""The name of the template that has the user's constraints on values inside."""
+
+
+def in_space(template: UserTemplate, program: Program, space: Space, paths: Sequence[str], copies: Mapping[Value, Value]) -> Template:
     """Strategies of a user's template in a search space.
 
     Args:
@@ -58,6 +64,7 @@ def in_space(template: UserTemplate, program: Program, space: Space, paths: Sequ
         program: The program.
         space: Its search space.
         paths: Names of the arguments.
+        copies: Values of the planned program -> those of this one.
 
     Raises:
         UserError: The space has no such plans.
@@ -78,6 +85,13 @@ def in_space(template: UserTemplate, program: Program, space: Space, paths: Sequ
                     why=f"an annotation or another argument of the template pins dimension {dim}, or the axes do not divide it",
                     fix=f"write P.UNCONSTRAINED for dimension {dim}, which the search then completes, or drop the annotation",
                 )
+    for value, sharding in template.inside:
+        classes = space.classes.get(copies.get(value, value), ())
+        layout = layout_of(sharding, len(classes), space.mesh)
+        stated = [(c, axes) for c, axes, dim in zip(classes, layout, sharding.dims) if axes or dim.is_closed]
+        choices = {c: space.strategies[c].index(axes) for c, axes in stated if axes in space.strategies[c]}
+        if len(choices) == len(stated) and all(strategies.get(c, s) == s for c, s in choices.items()):
+            strategies.update(choices)
     return Template(template.name, {c: s for c, s in strategies.items() if len(space.strategies[c]) > 1})
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shardy_py.dialect import PropagationDirection
+from shardy_py.dialect import PropagationDirection, TensorSharding
 from shardy_py.ir.op_checks import TERMINATORS as TERMINATORS
+from shardy_py.ir.op_forms import UNCONSTRAINED
 from shardy_py.rules import chlo
 
 if TYPE_CHECKING:
@@ -74,6 +75,17 @@ PURE = frozenset(
 def is_elementwise(op_name: str) -> bool:
     """Whether an op treats each position by itself; see `ELEMENTWISE` for `bitcast_convert`."""
     return op_name in ELEMENTWISE
+
+
+def is_constraint(op: Op) -> bool:
+    """Whether an op is a `with_sharding_constraint` of the user's; others come from types, arguments and results."""
+    return op.name in CONSTRAINTS and op.primitive == "sharding_constraint"
+
+
+def attributes_of_constraint(sharding: TensorSharding) -> dict[str, Any] | None:
+    """The attributes of a constraint: the dimensions that the user leaves open, which its sharding tells no more once it is closed."""
+    dims = tuple(dim for dim, entry in enumerate(sharding.dims) if not entry.is_closed and not entry.axes)
+    return {UNCONSTRAINED: dims} if dims else None
 
 
 def is_pure(op: Op) -> bool:

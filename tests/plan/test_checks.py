@@ -161,6 +161,31 @@ def test_what_is_computed_together_is_a_note() -> None:
     assert kinds(plan) == [("replicated-large", "info", "%2")]
 
 
+def test_a_constraint_that_replicates_an_activation() -> None:
+    """Gradients that are summed and weights that are gathered by a constraint are meant; open dimensions are not replicated by it."""
+    params = {"up": f32(4, 1024, 4096), "down": f32(4, 4096, 1024)}
+
+    def step(params, x, constrain):
+        def layer(x, w):
+            w = jax.tree.map(lambda w: sp.with_sharding_constraint(w, P(None, None)), w)
+            return constrain(jax.nn.relu(x @ w["up"])) @ w["down"], None
+
+        grads = jax.grad(lambda params: jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2))(params)
+        grads = jax.tree.map(lambda g: sp.with_sharding_constraint(g, P()), grads)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    def warnings_with(constrain) -> list[tuple[str, str]]:
+        shardings = (P(None, "data"), P("data"))
+        plan = planned(lambda params, x: step(params, x, constrain), params, f32(8192, 1024), mesh={"data": 8}, in_shardings=shardings)
+        return [(f.kind, f.message) for f in plan.findings if f.severity == "warning"]
+
+    ((kind, message),) = warnings_with(lambda x: jax.lax.with_sharding_constraint(x, P(None, None)))
+    assert kind == "replicated-large"
+    assert message == "a constraint has float32[8192,4096] whole on each of the 8 devices, 128 MiB on each; 1 more of this line"
+    assert warnings_with(lambda x: sp.with_sharding_constraint(x, P(P.UNCONSTRAINED, P.UNCONSTRAINED))) == []
+    assert warnings_with(lambda x: x) == []
+
+
 # --- unused-axis
 
 

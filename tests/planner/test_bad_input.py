@@ -56,6 +56,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "templates": (lambda: planner(templates=[1]), sp.ShardyError, r"templates is \[1\]"),
     "overlap": (lambda: planner(overlap="much"), sp.ShardyError, "overlap is 'much'"),
     "time limit": (lambda: planner(time_limit_s=math.nan), sp.ShardyError, "time_limit_s is nan.*seconds, at least 0"),
+    "annotations": (lambda: planner(annotations="drop"), sp.ShardyError, "annotations is 'drop'.*\"keep\", \"hint\" or \"ignore\""),
     "negative time": (lambda: planner(time_limit_s=-1), sp.ShardyError, "time_limit_s is -1"),
     "planner of another type": (lambda: sp.auto_shard(step, planner="h100"), TypeError, r"planner is a str.*pass sp\.Planner"),  # type: ignore[call-overload]  # pyright: ignore
     "devices without a planner": (lambda: sp.auto_shard(step, mesh=8), sp.MeshError, r"mesh is 8, a number.*pass planner=sp\.Planner"),

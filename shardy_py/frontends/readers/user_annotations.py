@@ -9,12 +9,15 @@ from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.readers.common import ReaderTable
 from shardy_py.ir import Block, Op
+from shardy_py.rules.traits import attributes_of_constraint
 
 
 def _constraint(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     (x,) = importer.read(eqn, scope, block)
-    op = Op("sdy.sharding_constraint", (x,), (x.type,), location=eqn.source_info, primitive=eqn.params["origin"])
-    op.result.sharding = _physical(eqn.params["sharding"], x.type.rank)
+    sharding = _physical(eqn.params["sharding"], x.type.rank)
+    attributes = attributes_of_constraint(sharding)
+    op = Op("sdy.sharding_constraint", (x,), (x.type,), attributes, location=eqn.source_info, primitive=eqn.params["origin"])
+    op.result.sharding = sharding
     importer.append(op, block)
     scope.env[eqn.outvars[0]] = op.result
 

@@ -75,7 +75,7 @@ class _Search:
 
     def __init__(self, context: CheckContext) -> None:
         self.context = context
-        self.data = _data_paths(context.plan.inputs, context.plan.outputs, context)
+        self.data = data_paths(context.plan.inputs, context.plan.outputs, context)
         self.marks: dict[Value, Marks] = {}
         self.losses: dict[tuple[str, str], list[tuple[Op, Value, _Loss]]] = {}
         self.memo: dict[tuple[object, ...], tuple[Marks, _Loss | None]] = {}
@@ -143,7 +143,7 @@ class _Search:
         self.losses.setdefault((described.location, loss.mark[1]), []).append((op, result, loss))
 
 
-def _data_paths(inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], context: CheckContext) -> set[str]:
+def data_paths(inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], context: CheckContext) -> set[str]:
     """Paths of the leaves of arguments that are data."""
     returned = {(output.shape, output.dtype, names_of(output.path)[-1:]) for output in outputs}
     state: set[str] = set()

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from shardy_py.ir import Op, TensorType, Value
+from shardy_py.ir.op_forms import UNCONSTRAINED
 from shardy_py.passes.dataflow import WHILE
+from shardy_py.plan.checks.batch_axes import data_paths
 from shardy_py.plan.checks.context import CheckContext, is_replicated
 from shardy_py.plan.checks.fixes import CONSTRAINT, Proposal, peak, takes_less
 from shardy_py.plan.checks.opaque import OPAQUE
@@ -21,7 +23,7 @@ from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import BODIES
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.values import PlannedValue, typed
-from shardy_py.rules.traits import is_elementwise
+from shardy_py.rules.traits import is_constraint, is_elementwise
 
 KIND = "replicated-large"
 
@@ -33,7 +35,8 @@ def replicated_large(context: CheckContext) -> Iterator[Finding]:
     replicated, and none that XLA makes anew wherever it is used (iota, broadcasts, and what is computed of constants position by
     position). Optimizer state follows its parameter, and is found only where that is not. Arguments that differ only in a number, as
     those of layers, count together. Values that several devices compute together and then hold whole are a note, and so are, from `PARTLY`
-    on, inputs that some axes cut.
+    on, inputs that some axes cut. A constraint that says so is found where what it replicates is computed from the data, and is not of the
+    shape of a parameter or of a layer of one: gradients are summed so, and weights gathered.
     """
     if context.mesh.size == 1:
         return
@@ -59,6 +62,8 @@ def replicated_large(context: CheckContext) -> Iterator[Finding]:
         if finding is not None:
             yield finding
     yield from _intermediate_findings(context, groups, reported)
+    if context.plan.search is None:  # `costly-constraint` finds those of a planner's plan
+        yield from _constraint_findings(context, _replicating(context))
 
 
 _OF_NAMES = ("unmatched-rule", "unused-rule", "refused-donation")
@@ -130,6 +135,7 @@ def _intermediates(context: CheckContext) -> tuple[set[Value], set[Value], _Grou
     groups: _Groups = {}
     # A gradient has the shape of its parameter or the transposed shape; the finding for the parameter, or its annotation, covers it.
     ends = {tuple(sorted(value.shape)) for value in (*context.plan.inputs, *context.plan.outputs) if is_replicated(value.sharding)}
+    replicating = {} if context.plan.search is not None else _replicating(context)
     for op, manual in context.ops:
         if _is_cheap(op, cheap):
             cheap.update(op.results)
@@ -141,6 +147,8 @@ def _intermediates(context: CheckContext) -> tuple[set[Value], set[Value], _Grou
                 continue
             root = _is_root(op, value, large, cheap, context)
             large.add(value)
+            if value in replicating or any(result in replicating for user, _ in value.uses for result in user.results):
+                continue
             if root and tuple(sorted(value.type.shape)) not in ends and value in context.described:
                 described = context.described[value]
                 groups.setdefault((described.location, described.primitive, typed(value.type, value.sharding)), []).append(value)
@@ -160,6 +168,45 @@ def _intermediate_findings(context: CheckContext, groups: _Groups, reported: set
         together = op is not None and any(not is_replicated(operand.sharding) for operand in op.operands)
         finding = Finding(KIND, message, first.path, location, "info" if together else graded(size), size)
         yield _proposed(context, first, finding, CONSTRAINT)
+
+
+def _replicating(context: CheckContext) -> dict[Value, None]:
+    """The results of constraints of the user's that replicate activations of `NOTABLE` bytes and more."""
+    data = data_paths(context.plan.inputs, context.plan.outputs, context)
+    shapes = [value.shape for value in context.plan.inputs if value.path not in data]
+    parameters = {tuple(sorted(shape)) for whole in shapes for shape in (whole, whole[1:])}
+    arguments = zip(context.plan.program.main.arguments, context.plan.inputs)
+    from_data = {argument for argument, value in arguments if value.path in data}
+    replicating: dict[Value, None] = {}
+    for op, manual in context.ops:
+        if not from_data.isdisjoint(op.operands):
+            from_data.update(op.results)
+            from_data.update(a for region in op.regions for a, operand in zip(region.arguments, op.operands) if operand in from_data)
+            if is_constraint(op) and not manual and not op.attributes.get(UNCONSTRAINED) and is_replicated(op.result.sharding):
+                type_ = op.result.type
+                if (
+                    context.local(type_, None) >= NOTABLE
+                    and tuple(sorted(type_.shape)) not in parameters
+                    and op.result in context.described
+                ):
+                    replicating[op.result] = None
+    return replicating
+
+
+def _constraint_findings(context: CheckContext, replicating: Iterable[Value]) -> Iterator[Finding]:
+    """One finding per source line and type."""
+    groups: dict[tuple[str, str], list[PlannedValue]] = {}
+    for value in replicating:
+        described = context.described[value]
+        groups.setdefault((described.location, typed(value.type, value.sharding)), []).append(described)
+    for (location, text), values in groups.items():
+        size = context.bytes_of(values[0])
+        everywhere = f"on each of the {context.mesh.size} devices, {format_bytes(size)} on each{more_text(len(values), 'of this line')}"
+        fix = (
+            "name the axes of its dimensions, or P.UNCONSTRAINED for those that it should leave open; None is whole, and so is a name of a"
+            " dimension where no rules are in force"
+        )
+        yield Finding(KIND, f"a constraint has {text} whole {everywhere}", values[0].path, location, graded(size), size, fix)
 
 
 def _is_cheap(op: Op, cheap: set[Value]) -> bool:

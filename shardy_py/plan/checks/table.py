@@ -11,6 +11,7 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.checks.batch_axes import batch_axis_lost
 from shardy_py.plan.checks.context import CheckContext
+from shardy_py.plan.checks.costly_constraints import costly_constraint
 from shardy_py.plan.checks.costly_reshards import costly_reshard
 from shardy_py.plan.checks.dropped_axes import axis_lost_in_reshape, sub_axis_removed
 from shardy_py.plan.checks.fixes import Proposal, with_fixes
@@ -71,13 +72,19 @@ KINDS = (
     Kind("state-unlike-parameter", "warning, note", "optimizer state sharded by fewer axes than its parameter", state_unlike_parameter),
     Kind("unused-axis", "warning", "a mesh axis that shards nothing", unused_axis),
     Kind("cut-along-scan", "warning, note", "a stack sharded along the dimension that a scan iterates over", cut_along_scan),
+    Kind("costly-constraint", "warning", "constraints inside that cost more than a tenth of a planner's step", costly_constraint),
     Kind("costly-reshard", "warning, note", "XLA replicates a value to reshard it, or an intermediate is gathered whole", costly_reshard),
     Kind("left-to-xla", "note", "a value that XLA will shard otherwise than planned, where shardings conflict", left_to_xla),
     Kind("axis-lost-in-reshape", "warning, note", "a reshape whose result cannot have an axis of its operand", axis_lost_in_reshape),
     Kind("batch-axis-lost", "warning, note", "an axis of the data gave way to the same axis on a parameter", batch_axis_lost),
     Kind("smaller-peak", "warning, note", "a checkpoint, a donation or a sharding that lowers the memory peak", smaller_peak),
     Kind("opaque", "warning, note", "a kernel or callback without a sharding rule, which receives whole arrays", opaque),
-    Kind("replicated-large", "warning, note", "a large value that is replicated without an annotation", replicated_large),
+    Kind(
+        "replicated-large",
+        "warning, note",
+        "a large value that is replicated without an annotation, or an activation that a constraint replicates",
+        replicated_large,
+    ),
 )
 """In the order in which checks run; a later one skips paths that an earlier one reported."""
 
