@@ -18,7 +18,7 @@ from shardy_py.ir import TOKEN, Block, Op, Program, Value
 MESH = Mesh((("x", 2), ("y", 4)))
 _CALLS_ONLY = "sdy-import-func-calls{add-data-flow-edges-on-named-computations=false}"
 _IMPORT_CALLS = f"builtin.module(symbol-dce,sdy-flatten-call-graph,symbol-dce,{_CALLS_ONLY},symbol-dce)"
-_IGNORED = frozenset(("value", "name", "has_side_effect", "sdy.sharding"))
+_IGNORED = frozenset(("value", "name", "has_side_effect", "sdy.sharding", "unconstrained_dims"))
 
 
 def traced(function: Callable[..., Any], *args: Any) -> jax.extend.core.ClosedJaxpr:
