@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -41,7 +41,7 @@ def cut(model: Model, evaluation: Evaluation, assignment: Sequence[int], inputs:
     return tuple(map(int, state.assignment))
 
 
-def lying_whole(plan: PlanRecord, arguments: Sequence[Value], data: Sequence[Value]) -> list[tuple[int, str]]:
+def lying_whole(plan: PlanRecord, arguments: Sequence[Value], data: Collection[Value]) -> list[tuple[int, str]]:
     """Bytes and path of each data input that a plan has whole on every device, the largest first.
 
     Args:
