@@ -488,15 +488,6 @@ def test_the_constraint_that_is_named_removes_it() -> None:
     assert costly(planned(lambda x: f(x, eval(steps[1], {"P": P})), W, mesh=CUBE, in_shardings=source, lowering="jit")) == []
 
 
-def test_a_sum_that_is_exchanged_in_bits_is_no_gather() -> None:
-    mesh = sp.Mesh([("data", 2), ("model", 4)])
-    step = sp.auto_shard(lambda x, w: jnp.sin(x) @ w * 2, mesh=mesh, in_shardings=(P("data", "model"), P("model")), lowering="shard_map")
-    x = jax.ShapeDtypeStruct((16384, 16384), jnp.bfloat16)
-    plan = step.plan(x, x)
-    assert [c.kind for c in plan.collectives] == ["all_to_all", "all_gather"]
-    assert plan.findings == ()
-
-
 def test_an_intermediate_that_is_gathered_is_a_note() -> None:
     def f(x, w):
         h = jnp.tanh(x @ w)

@@ -17,7 +17,6 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import current_name_stack, user_context
 
-from shardy_py.backends.local.combine import SMALL
 from shardy_py.backends.local.jaxpr_rewriting import (
     COLLECTIVES,
     Atom,
@@ -39,6 +38,8 @@ from shardy_py.frontends.loops import scan_counts, with_more_consts
 LARGEST_PARTIAL = 16 << 20
 """Bytes that a partial sum may take on each device while its reduce-scatter is deferred to the end of a loop."""
 
+SMALL = 64 << 10
+"""Bytes of each part up to which sums that a loop stacks are taken behind it, all at once."""
 
 _REARRANGING = ("bitcast_convert_type", "reshape", "transpose")
 """Primitives that put the result of a collective in order."""

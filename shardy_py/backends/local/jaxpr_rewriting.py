@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import user_context
 
-from shardy_py.frontends.context import settings
 from shardy_py.frontends.jaxprs import bodies, inlined, with_bodies
 from shardy_py.frontends.transforms import axes_bound, traced_locally
 
@@ -109,8 +108,6 @@ def retraced(
     like: JaxprEqn,
     sizes: Mapping[str, int],
     operands: Sequence[Atom] | None = None,
-    traces: dict[Any, Jaxpr] | None = None,
-    key: Hashable = None,
 ) -> Rewritten:
     """Traces a function as the replacement of an equation.
 
@@ -119,22 +116,13 @@ def retraced(
         like: The equation that is replaced.
         sizes: The axes of the region.
         operands: The operands; by default those of the equation.
-        traces: Jaxprs of functions traced before, so that those of equal layers are traced once.
-        key: Equal for functions that compute the same of operands of the same types.
     """
     arguments: Sequence[Atom] = like.invars if operands is None else operands
     types = [v.aval for v in arguments]
-    whole_key = key, tuple(types), settings(like)
-    stack = like.source_info.name_stack
-    jaxpr = None if traces is None else traces.get(whole_key)
-    if jaxpr is not None:
-        return inlined(jaxpr, arguments, lambda source: like.source_info.replace(name_stack=stack + source.name_stack))
     with like.ctx.manager, axes_bound(sizes), user_context(like.source_info.traceback):
         traced = traced_locally(function, types)
     if traced.consts:
         raise AssertionError(f"what stands for {like.primitive.name} has constants")
-    if traces is not None:
-        traces[whole_key] = traced.jaxpr
     return copy_equations(traced.jaxpr, like, arguments)  # JAX traces without the names around
 
 

@@ -7,7 +7,7 @@ it. The numbers are gone from what is lowered.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class MovementRecorder:
             values: The values; None of one that the plan does not have.
         """
         movement = RegionMovement(tuple(value for value in values if value is not None), self.primitive)
-        return extend_name_stack(_text([self._numbers.setdefault(movement, len(self._numbers))]))
+        return extend_name_stack(f"{_SCOPE}{self._numbers.setdefault(movement, len(self._numbers))}")
 
     def read_off(self, jaxpr: Jaxpr, collectives: Collection[str]) -> tuple[Jaxpr, MovedValues]:
         """The jaxpr of a region without numbers in its name stacks, and the values that its collectives move.
@@ -68,36 +68,17 @@ class MovementRecorder:
 
         def read(eqn: JaxprEqn) -> JaxprEqn:
             stack = eqn.source_info.name_stack
-            if not any(map(_is_number, stack.stack)):
+            numbers = [scope.name for scope in stack.stack if _is_number(scope)]
+            if not numbers:
                 return eqn
             if eqn.primitive.name in collectives:
-                moved[eqn.outvars[0]] = _joined([movements[number] for number in _numbers_of(eqn)])
+                moved[eqn.outvars[0]] = movements[int(numbers[-1].removeprefix(_SCOPE))]
             unnumbered = stack[:0]
             for i, scope in enumerate(stack.stack):
                 unnumbered = unnumbered if _is_number(scope) else unnumbered + stack[i : i + 1]
             return eqn.replace(source_info=eqn.source_info.replace(name_stack=unnumbered))
 
         return rewrite_bodies(jaxpr, lambda body: body.replace(eqns=list(map(read, body.eqns)))), moved
-
-
-def moving_together(eqns: Sequence[JaxprEqn]) -> contextlib.AbstractContextManager[Any]:
-    """A context in which a collective is of all values that some collectives move."""
-    numbers = dict.fromkeys(number for eqn in eqns for number in _numbers_of(eqn))
-    return extend_name_stack(_text(numbers)) if numbers else contextlib.nullcontext()
-
-
-def _joined(movements: Sequence[RegionMovement]) -> RegionMovement:
-    return RegionMovement(tuple(value for movement in movements for value in movement.values), movements[0].primitive)
-
-
-def _numbers_of(eqn: JaxprEqn) -> Iterator[int]:
-    """The numbers of the innermost scope that has some."""
-    innermost = next((scope.name for scope in reversed(eqn.source_info.name_stack.stack) if _is_number(scope)), _SCOPE)
-    return map(int, filter(None, innermost.removeprefix(_SCOPE).split(",")))
-
-
-def _text(numbers: Iterable[int]) -> str:
-    return _SCOPE + ",".join(map(str, numbers))
 
 
 def _is_number(scope: Any) -> bool:

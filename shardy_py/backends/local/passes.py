@@ -8,20 +8,12 @@ import jax
 from jax.extend.core import Jaxpr
 from jax.sharding import PartitionSpec
 
-from shardy_py.backends.local.combine import pack_reductions
 from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
 from shardy_py.backends.local.in_place import update_out_of_place
-from shardy_py.backends.local.loop_invariants import hoist_invariant_carries
-from shardy_py.backends.local.narrow_sums import narrow_sums
 from shardy_py.backends.local.scaled_sums import scale_sums
 from shardy_py.backends.local.simplify import simplify
 from shardy_py.backends.local.tpu_collectives import tpu_collectives
 from shardy_py.backends.local.transposed_products import transposed_products
-from shardy_py.backends.local.unroll import unroll_scans
-
-MAX_PACKED_BYTES = 8
-"""Bytes of an operand up to which reductions are packed here: XLA's own combiner sends larger ones together without copying them, and
-each reader of a piece of a packed one is a kernel of its own, which costs a fifth of the time to compile a transformer."""
 
 
 def optimize_region(
@@ -31,10 +23,10 @@ def optimize_region(
     spelling: Mapping[str, str] | None = None,
     specs: Sequence[PartitionSpec] = (),
 ) -> Jaxpr:
-    """Optimizes the collectives of a region: drops equal and dead ones, moves them out of loops, packs small ones.
+    """Optimizes the collectives of a region: drops equal and dead ones, moves them out of loops, scales sums, not their parts.
 
-    Sums are scaled, not their parts. On CPU, sums of bfloat16 are sent as such, and updates are out of place where XLA would run them
-    wrongly in place. On TPU, sums are scattered over one axis after the other, and short vectors exchanged in place of gathered.
+    On CPU, updates are out of place where XLA would run them wrongly in place. On TPU, sums are scattered over one axis after the other,
+    and short vectors exchanged in place of gathered.
 
     Args:
         jaxpr: The jaxpr of the region.
@@ -43,16 +35,12 @@ def optimize_region(
         spelling: Parts of the user's axes -> their notation, `x:(1)2`.
         specs: The specs of the region's arguments; empty if unknown.
     """
-    simplified = transposed_products(simplify(unroll_scans(jaxpr, sizes)))
-    jaxpr = hoist_invariant_carries(simplified, sizes)
-    jaxpr = jaxpr if jaxpr is simplified else simplify(jaxpr)
+    jaxpr = transposed_products(simplify(jaxpr))
     optimized = scale_sums(defer_sums(hoist_collectives(jaxpr, sizes), sizes), frozenset(sizes), specs)
-    if platform == "cpu":
-        optimized = narrow_sums(optimized, sizes)
-    elif platform == "tpu":
+    if platform == "tpu":
         optimized = tpu_collectives(optimized, sizes, spelling or {})
-    packed = pack_reductions(optimized if optimized is jaxpr else simplify(optimized), sizes, MAX_PACKED_BYTES)
-    return update_out_of_place(packed, sizes) if platform == "cpu" else packed
+    optimized = optimized if optimized is jaxpr else simplify(optimized)
+    return update_out_of_place(optimized, sizes) if platform == "cpu" else optimized
 
 
 def merged_as_by_xla(jaxpr: Jaxpr, platform: str) -> Jaxpr:

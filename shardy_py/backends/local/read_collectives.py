@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.backends.local.jaxpr_rewriting import BODIES, axes_of
 from shardy_py.backends.local.moved_values import MovedValues, RegionMovement
 from shardy_py.dialect.grouping import grouped
-from shardy_py.frontends.jaxprs import bodies, open_jaxpr
+from shardy_py.frontends.jaxprs import bodies, live_equations, open_jaxpr
 from shardy_py.frontends.locations import locate
 from shardy_py.ir import Value
 from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
@@ -75,14 +75,9 @@ class _Reader:
             if name in COLLECTIVE_KINDS:
                 yield from self.entries(eqn, trips, producers, around)
                 continue
-            within = trips
-            if name == "scan":
-                within = None if trips is None else trips * eqn.params["length"]
-            elif name == "while":
-                within = None
             if name in BODIES or name == "shard_map":
-                for _, _, body in bodies(eqn):
-                    yield from self.read(open_jaxpr(body), within, _place(eqn, around))
+                for body, within in _runs(eqn, trips, jaxpr):
+                    yield from self.read(body, within, _place(eqn, around))
 
     def entries(self, eqn: JaxprEqn, trips: int | None, producers: Mapping[Any, JaxprEqn], around: _Place) -> Iterator[Collective]:
         """The collectives that an equation is, one per operand."""
@@ -114,6 +109,25 @@ class _Reader:
                 where,
                 *inside,
             )
+
+
+def _runs(eqn: JaxprEqn, around: int | None, jaxpr: Jaxpr) -> list[tuple[Jaxpr, int | None]]:
+    """The bodies that an equation of a jaxpr runs, each with its trips.
+
+    JAX's lowering copies the body of an unrolled scan: what the unrolled trips leave over runs behind the loop, and no loop is left where
+    one trip does all (see `_scan_impl` in JAX). Of the last copy XLA drops what nothing reads.
+    """
+    inner = [open_jaxpr(body) for _, _, body in bodies(eqn)]
+    if eqn.primitive.name != "scan" or around is None:
+        return [(body, None if eqn.primitive.name == "while" else around) for body in inner]
+    (body,), length, unroll = inner, eqn.params["length"], eqn.params["unroll"]
+    trips, rest = (0, length) if 1 < unroll >= length else divmod(length, unroll)
+    runs: list[tuple[Jaxpr, int | None]] = [(body, around * trips)] * (unroll if trips else 0) + [(body, around)] * rest
+    if rest:
+        read = {v for other in jaxpr.eqns for v in other.invars if isinstance(v, Var)}.union(v for v in jaxpr.outvars if isinstance(v, Var))
+        live = live_equations(body.eqns, [v for v, out in zip(body.outvars, eqn.outvars) if out in read])
+        runs[-1] = body.replace(eqns=live), around
+    return runs
 
 
 def _primitive(movement: RegionMovement, kind: str) -> str:

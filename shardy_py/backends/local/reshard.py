@@ -77,8 +77,7 @@ def _reduce(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platf
 def _scatter(x: Array, move: ReshardStep, shape: Sequence[int], mesh: Mesh, platform: str) -> Array:
     k, d = num_shards(move.axes, mesh), move.dim
     x = padded(x, d, k * block(shape[d], num_shards(move.after.dims[d].axes, mesh)))
-    wide, back = summable(x, platform)
-    return back(lax.psum_scatter(wide, names(move.axes), scatter_dimension=d, tiled=True))
+    return lax.psum_scatter(x, names(move.axes), scatter_dimension=d, tiled=True)
 
 
 _STEPS = {
@@ -104,10 +103,9 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
     if x.dtype == jnp.bool_:
         return _reduce_bools(x, axis_names, combine)
     if combine == "add" or (combine == "mul" and (platform == "cpu" or x.dtype.kind != "c")):
-        wide, back = summable(x, platform)
-        total = lax.psum(wide, axis_names) if combine == "add" else product(wide, axis_names)
+        total = lax.psum(x, axis_names) if combine == "add" else product(x, axis_names)
         if total is not None:
-            return back(total)
+            return total
     if combine in ("max", "min") and x.dtype.kind != "c":
         reduce = lax.pmax if combine == "max" else lax.pmin
         if jnp.issubdtype(x.dtype, jnp.floating):
@@ -155,13 +153,6 @@ _FOLD_OPS = {
 def in_mesh_order(axes: Axes, mesh: Mesh) -> Axes:
     """Axes in the order of the mesh, so that reductions over the same axes are equal."""
     return tuple(sorted(axes, key=lambda axis: mesh.axis_index(axis.name)))
-
-
-def summable(x: Array, platform: str) -> tuple[Array, Any]:
-    """The operand of a sum over devices, and the conversion of its result: XLA on CPU sums and sends bfloat16 as float32."""
-    if platform == "cpu" and x.dtype == jnp.bfloat16:
-        return lax.convert_element_type(x, jnp.float32), lambda y: lax.convert_element_type(y, x.dtype)
-    return x, lambda y: y
 
 
 def as_bits(x: Array, send: Callable[[Array], Array], platform: str) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Literal, cast
 
@@ -16,7 +15,6 @@ from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.phrases import more_text
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.checks.thresholds import GRAVE, NOTABLE, graded
-from shardy_py.plan.collectives import Collective
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import origins_of, reshards_of
 from shardy_py.plan.explicit import Origin
@@ -180,15 +178,6 @@ def _two_steps(context: CheckContext, reshard: Reshard, steps: Sequence[Collecti
     return "" if context.plan.partitioner is not None else "lowering='shard_map' moves it without that"
 
 
-def _is_end_of_sum(first: Collective, second: Collective) -> bool:
-    """Whether two collectives are a sum of bfloat16 on CPU: parts are exchanged in their bits, added up, and gathered in their bits."""
-    if (first.kind, second.kind) != ("all_to_all", "all_gather") or not first.dtype == second.dtype == "uint16":
-        return False
-    return (first.axes, first.location) == (second.axes, second.location) and math.prod(first.shape) == math.prod(
-        second.shape
-    ) * second.group_size
-
-
 def _gathered(context: CheckContext) -> Iterator[Finding]:
     """Collectives of the partitioned program that bring most of an intermediate to every device.
 
@@ -196,11 +185,7 @@ def _gathered(context: CheckContext) -> Iterator[Finding]:
     """
     locations_run_whole = {finding.location for finding in context.findings if finding.location and finding.kind in _TAKE_WHOLE}
     arguments = {"", *(value.path for value in context.plan.inputs)}
-    before: Collective | None = None
     for c in collectives_of(context.plan):
-        adds, before = before is not None and _is_end_of_sum(before, c), c
-        if adds:
-            continue
         total = c.call_bytes
         if c.kind != "all_gather" or total < GRAVE or c.location in locations_run_whole:
             continue

@@ -14,7 +14,6 @@ from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import shardy_py as sp
-from shardy_py.backends.local.combine import pack_reductions
 from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
 from shardy_py.backends.local.passes import optimize_region
 from shardy_py.backends.local.read_collectives import read_collectives
@@ -210,37 +209,6 @@ def test_effects_of_a_loop_stay(capfd: pytest.CaptureFixture[str]) -> None:
     assert check(local, lambda body: optimize_region(body, SIZES, "cpu"), (XS,), (P(None, "x"),)) == ["all_reduce(x) x1"]
     jax.effects_barrier()
     assert capfd.readouterr().out.count("trip") == 10
-
-
-def test_small_sums_become_one() -> None:
-    def local(w: Any, xs: Any) -> Any:
-        a = lax.psum(w, "x")
-        b = jnp.tanh(a)
-        c = lax.psum(xs[0] * 2, "x")
-        d = lax.psum(b.sum() + xs[1], "x")
-        e = lax.pmax(w, "x")
-        return [a, b, c, d, e, lax.psum(c[0], "y")]
-
-    listed = check(local, lambda body: pack_reductions(body, SIZES), (W, XS), (P("y"), P(None, "x")))
-    assert sorted(listed) == ["all_reduce(x) x1"] * 3 + ["all_reduce(y) x1"]
-
-
-def test_groups_of_sums_that_need_each_other_are_not_tied_in_a_knot() -> None:
-    def local(w: Any) -> Any:
-        a = lax.psum(w, "x")
-        b = lax.psum(a * 2, "y")
-        c = lax.psum(w * 3, "y")
-        d = lax.psum(c + 1, "x")
-        return [a, b, c, d]
-
-    assert len(check(local, lambda body: pack_reductions(body, SIZES), (W,), (P("y"),))) == 3
-
-
-def test_large_sums_stay_apart() -> None:
-    def local(w: Any) -> Any:
-        return [lax.psum(w, "x"), lax.psum(w + 1, "x")]
-
-    assert len(check(local, lambda body: pack_reductions(body, SIZES, small=32), (W,), (P("y"),))) == 2
 
 
 def test_repeats_and_dead_collectives_go() -> None:
