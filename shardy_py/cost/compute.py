@@ -49,12 +49,7 @@ POINTWISE = frozenset(name for name in ELEMENTWISE - TRANSCENDENTALS if not name
 
 
 class Work(NamedTuple):
-    """The operations of an op on one device, once.
-
-    Attributes:
-        transcendentals: Elements of functions such as exp.
-        matrix: Element type of a matrix product or convolution; empty for ops of vector units.
-    """
+    """The operations of an op on one device, once; `matrix` is the element type of a matrix product, empty for vector units."""
 
     flops: float = 0.0
     transcendentals: float = 0.0
@@ -94,11 +89,7 @@ def work_of(op: Op, sizes: LocalSizes) -> Work:
 
 
 def run_shapes(op: Operation, operands: Sequence[Shape], cut: Callable[[int, int], int]) -> list[tuple[int, ...]]:
-    """Shapes of the pieces of operands that a product is made of: cut along summed dimensions as both sides are.
-
-    Args:
-        cut: Parts into which a dimension of the left side and one of the right side are cut that are summed together.
-    """
+    """Shapes of the pieces of operands that a product is made of: summed dimensions are cut on both sides alike, into `cut` parts."""
     shapes = [list(shape) for shape in operands]
     for i, j in summed_dims(op):
         parts = 1 if i is None else cut(i, j)

@@ -20,7 +20,6 @@ class FactorSharding:
     """The sharding of one factor in one tensor.
 
     Attributes:
-        axes: Major to minor, not merged at sub-axis boundaries.
         minor_most: Whether the factor is the last of its dimension, so that it may be sharded unevenly.
         overflow: Axes of the dimension that could not be dealt out.
     """

@@ -33,9 +33,6 @@ def verify_sharding(
     Raises DialectError if the mesh is unknown; the rank differs; a priority stands on a dimension that is empty and closed; an axis is
     unknown, used twice, or bound by a manual computation; neighbouring sub-axes should be one; replicated or unreduced axes are not in mesh
     order; or sub-axes are malformed or overlap.
-
-    Args:
-        mesh: The mesh its name stands for, or all meshes by name.
     """
     over = _mesh_of(sharding, mesh)
     try:
@@ -87,9 +84,6 @@ def verify_axis_lists(lists: Iterable[Sequence[AxisRef]], mesh: Mesh, ordered: s
     """Checks the axes that a collective moves, one list per dimension; sub-axes are not compared with their axis, as in Shardy.
 
     Raises DialectError if an axis is unknown or comes twice, neighbouring sub-axes should be one, or axes are not in order.
-
-    Args:
-        ordered: Where given, the axes must be in mesh order, and this is what they are called in the message.
     """
     seen: set[AxisRef] = set()
     for axes in lists:
@@ -140,9 +134,6 @@ def verify_manual_axes(
 
     Raises DialectError if the numbers differ; a manual axis is unknown or comes after a free one in a dimension; a dimension does not
     divide; or a local shape is not the global one divided by the manual axes.
-
-    Args:
-        global_shapes: Shapes outside; a negative size is not known, None stands for a value without a shape.
     """
     items = shardings.shardings if isinstance(shardings, TensorShardingPerValue) else tuple(shardings)
     if len(global_shapes) != len(local_shapes):

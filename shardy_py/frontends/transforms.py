@@ -137,11 +137,7 @@ def used_part(jaxpr: ClosedJaxpr, used: tuple[bool, ...]) -> tuple[ClosedJaxpr, 
 
 
 def with_inputs(jaxpr: ClosedJaxpr, kept: Sequence[bool]) -> ClosedJaxpr:
-    """A jaxpr of fewer inputs; what its results do not need may use the others, and is left out.
-
-    Args:
-        kept: Which of its constants, which become inputs, and its inputs.
-    """
+    """A jaxpr of the constants and inputs that are kept; results may not need the others."""
     whole = hoisted(jaxpr)
     if all(kept):
         return whole

@@ -17,9 +17,6 @@ class TensorType:
 
     Equal types are one object, so that `is` compares them and hashing is free.
 
-    Args:
-        dtype: Element type in JAX's spelling: `float32`, `bfloat16`, `int4`, `bool`, `complex64`.
-
     Example:
         >>> str(TensorType((8, 16), "float32"))
         'float32[8,16]'

@@ -158,12 +158,7 @@ class _Verifier:
         self.check_ops(body, Context(self.program.meshes, self.functions, function, ()))
 
     def check_region(self, block: Block, defined: set[Value], inside: Op | None) -> None:
-        """Checks parents, terminators, dominance and uses of a block and of what is in it.
-
-        Args:
-            defined: The values that may be used here; those made in the block are added and, at the end, taken out.
-            inside: The innermost op around that is isolated from above.
-        """
+        """Checks parents, terminators, dominance and uses of a block; `inside` is the innermost op around that is isolated from above."""
         visible: list[Value] = []
         for i, value in enumerate(block.arguments):
             self.check_value(value, block, i, None)

@@ -157,11 +157,7 @@ def set_sharding(value: Value, sharding: TensorSharding) -> bool:
 
 
 def set_in_shardings(op: Op, shardings: Sequence[TensorSharding | None], *, keep: bool = False) -> None:
-    """States the shardings of a computation's block arguments; manual axes are put back in front.
-
-    Args:
-        keep: Whether None keeps what is stated, instead of meaning fully open.
-    """
+    """States the shardings of a computation's block arguments, manual axes in front; with `keep`, None keeps what is stated."""
     current = op.attributes.get("in_shardings")
     mesh = next(sharding.mesh for sharding in shardings if sharding is not None)
     manual = manual_axes(op)

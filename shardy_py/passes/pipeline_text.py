@@ -23,11 +23,7 @@ class PipelineError(ParseError):
 
 
 class PassCall(NamedTuple):
-    """A pass in the text of a pipeline.
-
-    Attributes:
-        options: `(option, value, place)` in order; a value is "" where only the option is named.
-    """
+    """A pass in the text of a pipeline, with its `(option, value, place)`s; a value is "" where only the option is named."""
 
     name: str
     options: tuple[tuple[str, str, int], ...]

@@ -19,11 +19,7 @@ KINDS = ("reduction", "need_replication", "permutation", "blocked_propagation")
 
 @dataclass(frozen=True)
 class RuleSpec:
-    """A sharding rule without shapes, as `parse_einsum_rule` returns it; equal rules are equal whatever their spacing.
-
-    Attributes:
-        factor_sizes: Size of each factor that is never a dimension of its own.
-    """
+    """A sharding rule without shapes, as `parse_einsum_rule` returns it; equal rules are equal whatever their spacing."""
 
     pattern: str
     reduction: Names

@@ -116,14 +116,7 @@ def context_of(op: Op) -> bool:
 
 
 def rule_for(op: Op, *, conservative: bool = False) -> OpShardingRule | None:
-    """Builds the sharding rule of an op, as `sdy-populate-op-sharding-rules` does; a rule attached to it is not looked at.
-
-    Args:
-        conservative: As the option `conservative-propagation`: no factor that does not tile its dimension exactly propagates.
-
-    Returns:
-        The rule, or None where the op has none (`NO_RULE`) or is not known (`is_registered`).
-    """
+    """The sharding rule of an op as of `sdy-populate-op-sharding-rules`, whatever is attached to it; None if it has none or is unknown."""
     build = RULES.get(op.name)
     if build is None:
         return None

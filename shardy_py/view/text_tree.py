@@ -57,11 +57,7 @@ def inner_node(label: str, children: Sequence[Node]) -> Node:
 def tree_of(
     leaves: Iterable[tuple[Sequence[str], Node]], depth: int | None = None, numbered: Callable[[str], bool] = lambda label: True
 ) -> tuple[Node, ...]:
-    """Builds the nodes of a tree in order of first occurrence; equal numbered siblings are merged.
-
-    Args:
-        leaves: Labels from the root to each leaf, and the leaf, whose own label is the last.
-    """
+    """The tree of labels from the root to each leaf, in order of first occurrence; equal numbered siblings are merged."""
     root = _NodeBuilder("")
     for labels, leaf in leaves:
         at = root

@@ -43,11 +43,7 @@ def liveness(graph: Graph) -> Estimate:
 def estimated(
     graph: Graph, lifetimes: Lives, temporaries: Sequence[Buffer], temp: int | None = None, alignment: int = 1, pointer: int = 0
 ) -> Estimate:
-    """The figures of a program whose buffers have lifetimes.
-
-    Args:
-        pointer: Bytes of an address in the tables through which several results of one node are found; 0 without such tables.
-    """
+    """The figures of buffers with lifetimes; `pointer` bytes are an address in a table of a node's results, 0 without tables."""
     main = graph.main
     series = alive([replace(b, bytes=aligned(b.bytes, alignment)) for b in temporaries], len(lifetimes.steps))
     tables = sum(aligned(pointer * entries, alignment) for entries in lifetimes.tables)

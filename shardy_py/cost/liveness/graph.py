@@ -63,8 +63,6 @@ class Node:
         regions: Bodies of a loop (condition, body) or branch.
         key: Identity of its computation, apart from its operands; nodes of equal key and operands have equal results. None of nodes with
             effects.
-        source: The op that it was read from; None of nodes that a compiler adds.
-        group: Of an all-reduce, a key that is equal for those that can be combined.
         varying_dims: The dimensions along which the elements of a broadcast differ, where they are known.
         view_depth: Operand -> the number of views that it is read through, of views that stay nodes; they matter to the order.
         shares: Operands whose memory its result may take over, if it is the last to read them; several results each take over the operand
@@ -90,11 +88,7 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """Nodes in order.
-
-    Attributes:
-        read_order: The arguments that are read, in the order of a traversal from the results.
-    """
+    """Nodes in order; `read_order` are the arguments that are read, in the order of a traversal from the results."""
 
     arguments: list[int] = field(default_factory=list[int])
     nodes: list[Node] = field(default_factory=list[Node])

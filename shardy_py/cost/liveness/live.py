@@ -25,7 +25,6 @@ class Buffer:
     """A piece of memory, which one value after another may use.
 
     Attributes:
-        maker: The node that makes that value; None of an argument.
         role: `argument`, `output`, `literal` or `temporary`.
         free: Of a donated argument, the last step that reads it and the first that writes to it, if there are others between.
         written: The argument of a loop's body, of an array that the loop fills step by step, such as the residuals of a scan; else None.
@@ -46,12 +45,7 @@ class Buffer:
 
 @dataclass(slots=True, eq=False)
 class Lives:
-    """All buffers of a program.
-
-    Attributes:
-        tables: Sizes of the tables of addresses: of a node's several results, of the values that loops carry and read, of the operands
-            and results of branches.
-    """
+    """All buffers of a program, and the sizes of its tables of addresses: of results of one node, loops, and branches."""
 
     buffers: list[Buffer]
     steps: list[Node]

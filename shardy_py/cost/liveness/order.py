@@ -51,11 +51,7 @@ def _from_results(region: Region) -> None:
 
 
 def positions(graph: Graph, *, inner_first: bool) -> dict[int, int]:
-    """The position of each value in a traversal from the results, operands first.
-
-    Args:
-        inner_first: Whether values in regions come before those around them; else after them, the last region first.
-    """
+    """Each value's position in a traversal from the results, operands first; `inner_first`, values in regions before outer ones."""
     numbers: dict[int, int] = {}
     _number(graph.main, inner_first, numbers)
     return numbers

@@ -23,11 +23,7 @@ SLOTS = tuple[int, ...]
 
 
 class OpTemplate:
-    """One op, its rule and the sharding of its results.
-
-    Attributes:
-        literal: The operand of the equation whose literal value is the value of this constant; -1 for other ops.
-    """
+    """One op, its rule and its results' shardings; a constant has the value of literal operand `literal` of the equation, or -1."""
 
     __slots__ = ("attributes", "literal", "name", "operands", "result_types", "rule", "rule_decided", "sharding")
 
@@ -43,11 +39,7 @@ class OpTemplate:
 
 
 class Template:
-    """Ops in order and the slots of the equation's results.
-
-    Attributes:
-        outputs: One slot per result; an operand's slot where the primitive gives its operand back.
-    """
+    """Ops in order and a slot per result of the equation, that of an operand where the primitive gives its operand back."""
 
     __slots__ = ("ops", "outputs")
 

@@ -16,12 +16,7 @@ from shardy_py.rules import identity_rule
 
 
 class NewAxis(NamedTuple):
-    """An axis that a tensor of an op got.
-
-    Attributes:
-        source: Number of the tensor it comes from, operands before results.
-        targets: Numbers of the tensors that got it, which are one value.
-    """
+    """An axis that `targets`, tensors of one value, got from tensor `source` of an op, operands numbered before results."""
 
     axis: AxisRef
     source: int

@@ -52,11 +52,7 @@ def permute(search: Search) -> bool:
 
 
 def _place_target_axes(room: list[int], target: list[list[Part]]) -> tuple[list[list[Part]], list[list[Part]], list[int]]:
-    """Puts axes of the target into place, and the rest of them at the ends of the first dimensions with room.
-
-    Returns:
-        Per dimension: the axes in their final place, those at the end, and how many pieces the former make.
-    """
+    """Places axes of the target, others at dimensions' ends: per dimension both, and how many pieces the former make."""
     stays: list[list[Part]] = [[] for _ in target]
     for dim, order in enumerate(target):
         while order and room[dim] > 1:

@@ -20,14 +20,10 @@ class Search:
 
     Args:
         source: Per dimension, the axes to get rid of or to move; what both sides begin with is left out.
-        target: Per dimension, the axes to get.
-        current: Per dimension, all axes it has now.
-        other_mesh: Whether the devices have to be reordered, too.
         emit: Called with each step: its kind, its axes per dimension, and for an all-to-all the
             axes moved, from where and to where.
 
     Attributes:
-        wanted: Where each axis still to be got has to go, as `(dimension, index)`.
         present: The axes there to be moved. As in the reference, one that has been gathered still counts until the next permute.
     """
 

@@ -24,12 +24,7 @@ Shardings = tuple[TensorSharding | None, ...]
 
 
 class Propagation:
-    """A propagation over a program, with its log.
-
-    Args:
-        settled: Go on until no step of an op that moves no data changes a sharding; the reference stops before where an op was not told of
-            a change.
-    """
+    """A propagation over a program; if `settled`, until no op without data movement changes a sharding, where Shardy stops early."""
 
     def __init__(
         self,

@@ -35,11 +35,7 @@ def write_configs(num_stages: int, ranks: Sequence[int] | None) -> dict[str, str
 
 
 def read_ranks(stage_to_num_ranks: Mapping[int, int] | Sequence[int] | str, num_stages: int) -> list[int]:
-    """The number of ranks of each stage. Raises ConversionError if a stage is missing or unknown, or a number is not positive.
-
-    Args:
-        stage_to_num_ranks: By stage, as a mapping, a sequence, or in PipeDream's spelling, "0:3,1:1".
-    """
+    """The ranks of each stage, from a mapping, a sequence or "0:3,1:1". Raises ConversionError for unknown or missing stages."""
     where = f"stage_to_num_ranks={stage_to_num_ranks!r}"
     fix = f"give a positive number for each of the {num_stages} stages, such as {dict.fromkeys(range(num_stages), 1)}"
     if isinstance(stage_to_num_ranks, str):

@@ -16,12 +16,7 @@ from shardy_py.stages.conversion.program import Program, Step
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage.
-
-    Args:
-        takes: Ids of the values it is given: inputs of the model first.
-        gives: Ids of the values it hands on.
-    """
+    """One stage: its steps, and the ids of the values that it takes (inputs of the model first) and gives."""
 
     index: int
     steps: tuple[Step, ...]
@@ -34,7 +29,6 @@ class Cut:
     """A program cut into stages.
 
     Args:
-        names: Name of each value that goes in or out: input0, input1, ..., out0, out1, ...
         states: For each `hidden`, how many states are taken from it.
     """
 

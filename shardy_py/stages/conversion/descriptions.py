@@ -44,10 +44,7 @@ class Description:
 
 
 def parse_description(text: str) -> Description:
-    """Reads the description of a node. Raises ConversionError if it is anything else than a name with literals, or with layers inside.
-
-    Args:
-        text: For example `Conv2d(3, 64, kernel_size=(3, 3))`, `Add`, or `Classifier(  (classifier): Linear(...))`.
+    """Reads a node's description, `Conv2d(3, kernel_size=(3, 3))` or `Add`. Raises ConversionError for anything else.
 
     Example:
         >>> parse_description("Conv2d(3, 64, kernel_size=(3, 3))").named

@@ -46,11 +46,7 @@ def modules_of(call: Call) -> tuple[str, ...]:
 
 
 def written(call: Call, name: str, operands: Sequence[str], gives: Sequence[str], states: int = 0) -> tuple[Code | None, Code]:
-    """The code of a call.
-
-    Returns:
-        The code that makes the layer, if it is one, and the code that gives the value; `{}` there stands for the layer.
-    """
+    """The code that makes the layer, if the call is of one, and the code of the value, in which `{}` stands for the layer."""
     kind = call.kind
     if kind.module:
         target = f"{prefix_of(kind.module)}.{kind.attribute}"

@@ -15,11 +15,7 @@ Check = Callable[[object], bool]
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a layer.
-
-    Args:
-        as_name: Its name in the Flax layer; empty if the layer has no such argument.
-    """
+    """One argument of a layer; `as_name` is its name in the Flax layer, empty if that has no such argument."""
 
     name: str
     says: str
@@ -49,7 +45,6 @@ class LayerKind:
     Args:
         attribute: Name of the layer in that module; empty for an op that is written in place.
         arguments: Its arguments, in the order in which they are passed by place. None takes any.
-        layer: Whether it is a Flax module, made before it is called, or a function of its operands and arguments.
         gives: Its result: "array", "parts", "state", or a "size" or "shape", which is known while tracing and must stay so.
         bind: Makes the call from a description, in place of `arguments`.
     """

@@ -36,11 +36,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """The steps of a graph that its results depend on.
-
-    Args:
-        inputs: Ids of the inputs, in the order in which the model takes them.
-    """
+    """The steps of a graph that its results depend on, operands first; `inputs` are ids, in the order in which the model takes them."""
 
     steps: tuple[Step, ...]
     inputs: tuple[str, ...]

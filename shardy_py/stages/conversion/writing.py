@@ -16,11 +16,7 @@ MARK = "# Written by shardy_py."
 
 
 def write_package(cut: Cut, arch: str, model_name: str) -> dict[str, str]:
-    """All modules of a package, by file name.
-
-    Returns:
-        Texts of `<arch>.py`, `__init__.py`, a file per stage if there are several, and the layers they use.
-    """
+    """All modules of a package by file name: `<arch>.py`, `__init__.py`, the layers, and one per stage if there are several."""
     used = {module for step in cut.program.steps for module in modules_of(step.call)}
     texts = {f"{name}.py": _own_source(name) for name in ("layers", "recurrent") if used & {name, "recurrent"}}
     if len(cut.stages) == 1:

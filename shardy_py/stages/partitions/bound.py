@@ -33,8 +33,6 @@ class Classes:
         least: Seconds of work that every cut of a class has before it.
         most: Seconds of work that some cut of the class may have before it.
         between: Seconds of work that lies between any cut of a class (row) and any of another (column).
-        bytes: The fewest bytes that a cut of the class sends.
-        cuts: A cut of each class that sends that few, as masks.
     """
 
     least: Floats
@@ -95,11 +93,7 @@ def lower_bound(graph: ProfileGraph, families: Classes, rules: Rules, machines: 
 
 @dataclass(frozen=True)
 class _Pool:
-    """One level of machines.
-
-    Args:
-        copies: By how many machines a stage may be replicated over, the seconds of one of the machines inside per byte of parameters.
-    """
+    """One level of machines; `copies` are the possible replications of a stage, with the seconds that they add per byte of parameters."""
 
     count: int
     inside: int

@@ -15,11 +15,7 @@ from shardy_py.stages.partitions.tables import Level, Rules, Table
 
 @dataclass(frozen=True)
 class Machines:
-    """The machines of a pipeline.
-
-    Args:
-        counts: Number of machines on each level, innermost first: 4 GPUs in each of 2 servers are (4, 2).
-    """
+    """The machines of a pipeline, level by level from the innermost: 4 GPUs in each of 2 servers are (4, 2)."""
 
     counts: tuple[int, ...]
     bandwidths: tuple[float, ...]

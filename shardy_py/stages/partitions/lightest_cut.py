@@ -8,10 +8,7 @@ from shardy_py.stages.profiles.graph import ProfileGraph, positions
 
 
 def lightest(graph: ProfileGraph, inside: int, outside: int) -> tuple[float, int]:
-    """The closed set with the fewest bytes across its border that contains some nodes and excludes others.
-
-    Returns:
-        The bytes that cross the boundary behind it, each tensor once, and the set, as a mask.
+    """The fewest bytes (each tensor once) across the border of a closed set with some nodes and without others, and the set as a mask.
 
     Example:
         >>> from shardy_py.stages import ProfileGraph, ProfileNode

@@ -110,7 +110,6 @@ class Pipelines:
 
     Args:
         starts: The pipelines lie behind cut start - 1 for each of these, in ascending order.
-        least: The first cut that they may end with.
     """
 
     def __init__(self, level: Level, bound: float, starts: Indices, least: int, most: int) -> None:
@@ -258,12 +257,7 @@ def _slower(before: Floats, seconds: Floats) -> Floats:
 
 
 class _Values:
-    """Values of cuts by the machines before them, infinite at first; of last cuts apart.
-
-    Attributes:
-        inner: For every number of machines a row of cuts for each kind of value.
-        last: The same for ends, for every number of machines that may be used in all.
-    """
+    """Values of cuts, infinite at first: for each number of machines, a row of cuts per kind of value; those of last cuts apart."""
 
     def __init__(self, pipelines: Pipelines, kinds: tuple[int, ...]) -> None:
         machines, size = pipelines.level.machines, pipelines.ends.stop - 1

@@ -11,12 +11,7 @@ from shardy_py.stages.profiles.graph import ProfileGraph
 
 @dataclass(frozen=True)
 class Split:
-    """A stage on one level of machines, as PipeDream prints it.
-
-    Args:
-        start: Number of the cut behind which it begins; 0 is the start.
-        end: Number of the cut with which it ends.
-    """
+    """A stage on one level of machines, as PipeDream prints it, from cut `start` (0 is the beginning) to cut `end`."""
 
     start: int
     end: int
@@ -30,7 +25,6 @@ class Stage:
 
     Args:
         bytes_in: Bytes that cross the boundary before it, in one direction, each tensor once.
-        bytes_out: The same behind it.
         in_flight: Minibatches whose activations it keeps under 1F1B, the current one included.
         memory_bytes: `in_flight` times the activations, and parameters with gradients and the two moments of Adam.
     """

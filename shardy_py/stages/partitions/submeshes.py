@@ -22,10 +22,7 @@ class Run:
 def divided(
     seconds: Mapping[tuple[int, ...], Sequence[float]], stages: int, devices: int, microbatches: int
 ) -> tuple[float, tuple[Run, ...]] | None:
-    """The stages whose step takes least: all stages once, and the slowest once more for each further microbatch.
-
-    Returns:
-        Seconds of a step, and the stages; None where so many stages cannot share the devices or the pieces.
+    """The fastest stages (all once, and the slowest again per further microbatch), and their seconds; None where too many share.
 
     Example:
         >>> seconds = {(1,): [4.0, 1.0, 1.0], (2,): [2.0, 0.6, 0.6]}

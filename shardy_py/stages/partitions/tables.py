@@ -32,8 +32,6 @@ class Rules:
     Args:
         exact: Whether to use true bytes and memory; else PipeDream's, faults included.
         compression: Divisor of activations when they are sent; None leaves transfers out.
-        straight: Whether no stage may be replicated.
-        memory: Bytes per machine, or None for no limit.
     """
 
     exact: bool
@@ -49,7 +47,6 @@ class Level:
 
     Args:
         inner: Divisor of parameter bytes when they are summed: the number of machines in each machine.
-        inside: The level of the machines in each machine, if it has some.
         waiting: Machines of the innermost level behind all of this level's, for each copy of it.
     """
 
@@ -80,11 +77,7 @@ class Level:
         return values[ends] - np.where(starts > 0, values[starts - 1], 0.0)[..., None]
 
     def seconds(self, starts: Starts, width: int, ends: Ends, work: Floats, *, first: bool = False, sends: bool = True) -> Floats:
-        """Seconds of stages from behind cut start - 1 to some cuts, on `width` machines, taking the one to be a part of the other.
-
-        Args:
-            first: Whether nothing is received, and PipeDream counts nothing that is sent.
-        """
+        """Seconds of stages between cuts on `width` machines; `first` stages receive nothing, and PipeDream does not count their sends."""
         cuts, rules = self.cuts, self.rules
         shared = self.inner if rules.exact or first else 1
         seconds = work

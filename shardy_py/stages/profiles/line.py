@@ -22,7 +22,6 @@ class Step:
     """One equation.
 
     Attributes:
-        layer: The step of every loop over layers that it is in, outermost first.
         source: The numbers of the equations that it was taken from, outermost first; empty where these are not numbered.
     """
 

@@ -22,12 +22,7 @@ HEAVY = frozenset({"dot_general", "conv_general_dilated", "scan", "while", "cond
 
 @dataclass(frozen=True)
 class Assignment:
-    """The stage of every equation.
-
-    Attributes:
-        stage: For every node of the microbatch program its stage; None for one that every program that needs it computes for itself.
-        uses: For every input of the program that microbatches need, the stages whose forward pass reads it.
-    """
+    """The stage of every equation (None for one that each program computes for itself), and the stages that read each input."""
 
     stages: int
     stage: tuple[int | None, ...]
@@ -39,14 +34,7 @@ class Assignment:
 def assign(
     split: Split, stages: int | None, hardware: Hardware, names: Sequence[str] | None = None, cuts: Sequence[int] | None = None
 ) -> Assignment:
-    """Assigns the equations of one microbatch.
-
-    Raises PipelineError if there are fewer equations than stages, other markers than stages, or no gradient.
-
-    Args:
-        names: Markers of all stages in order, where a partition gave them; some may have nothing to do for a microbatch.
-        cuts: First operation of the forward pass of every stage but the first, instead of those at which stages take equal time.
-    """
+    """The stages of a microbatch's equations, by markers or `cuts`, or of equal time. Raises PipelineError if there are too few."""
     return _Assigner(split, hardware).assign(stages, names, cuts)
 
 
@@ -65,11 +53,7 @@ def uses_of(split: Split, stage: Sequence[int | None], hardware: Hardware) -> di
 def reassign_backward(
     split: Split, assigned: Assignment, hardware: Hardware, copies: Sequence[Iterable[Var]], moves: Callable[[JaxprEqn], bool]
 ) -> Assignment:
-    """Moves backward equations to stages that compute further values of the forward pass.
-
-    Args:
-        moves: Whether a backward equation may lie elsewhere than now: those that stages of equal time are made of should not.
-    """
+    """Moves backward equations to stages that compute further forward values; those that `moves` excludes stay."""
     assigner = _Assigner(split, hardware)
     stage = list(assigned.stage)
     uses = assigner.uses(stage)

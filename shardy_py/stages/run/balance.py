@@ -17,7 +17,6 @@ def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int, *, 
     on at once, as `sp.stages.partition` counts in exact mode.
 
     Args:
-        crossing: Bytes that cross a cut in front of an item; the first is not used.
         seconds_per_byte: Seconds for a byte that crosses, in both directions together.
 
     Example:

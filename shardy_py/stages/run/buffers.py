@@ -16,11 +16,7 @@ from shardy_py.stages.jaxprs import shape_of
 
 @dataclass(frozen=True)
 class Buffer:
-    """Values side by side in the rows of a matrix, one row per shard, so that putting them there moves nothing between devices.
-
-    Attributes:
-        dims: For every value, the dimension that is sharded; None where it is not. All of them are, or none.
-    """
+    """Values side by side in the rows of a matrix, one row per shard, so that nothing moves; all of them are sharded, or none."""
 
     members: tuple[Var, ...]
     dims: tuple[int | None, ...]

@@ -41,12 +41,7 @@ from shardy_py.stages.schedules.tasks import Schedule
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `pipeline`.
-
-    Attributes:
-        local_statistics: Whether statistics of the batch may be those of its microbatches.
-        planner: Chooses stages, meshes and shardings; None leaves them to the user.
-    """
+    """The arguments of `pipeline`."""
 
     fun: Callable[..., Any]
     num_stages: int | None
@@ -67,12 +62,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Signature:
-    """The types of a call.
-
-    Attributes:
-        argument: For every leaf, the number of its argument.
-        batch: For every leaf, whether it is part of the batch.
-    """
+    """The types of a call; for each leaf, the number of its argument and whether it is part of the batch."""
 
     tree: Any
     structs: tuple[jax.ShapeDtypeStruct, ...]
@@ -86,10 +76,8 @@ class StagedStep:
     """A training step in stages, for one signature.
 
     Attributes:
-        updates: The stages of the part that runs once.
         parts: Programs that cut stacked parameters for stages that need a part of them, once.
         keys: Inputs that are PRNG keys: every microbatch gets its own.
-        plan: The plan inside of a stage; None where stages have one device.
     """
 
     options: Options
@@ -116,11 +104,7 @@ class StagedStep:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step, traced and cut in two parts.
-
-    Attributes:
-        whole: The step on the whole batch; on one microbatch where there is one only.
-    """
+    """A step, traced and cut in two parts; `whole` is on the whole batch, or on one microbatch if there is only one."""
 
     whole: Flat
     micro: Flat

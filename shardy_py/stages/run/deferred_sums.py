@@ -24,11 +24,7 @@ from shardy_py.stages.run.programs import Program, stages_reading
 def defer_sums(
     programs: dict[tuple[str, int], Program], updates: Sequence[Program], places: Places, batch: Iterable[Var]
 ) -> tuple[dict[tuple[str, int], Program], list[Program]]:
-    """Lets the parts of sums over devices wait until the last microbatch.
-
-    Args:
-        updates: Programs that run once per step; the last of a stage makes zeros for its sums.
-    """
+    """Lets the parts of sums over devices wait until the last microbatch; the last update of a stage makes zeros for its sums."""
     over = {name for v in batch for name in places.axes_over(v)}
     read_at = stages_reading(updates)
     inside = dict(programs)

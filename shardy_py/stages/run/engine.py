@@ -30,12 +30,8 @@ class Step:
 
     Attributes:
         sources: For every operand, its slot in the stage's store; below zero, ~n for the n-th value that all microbatches share.
-        shared: Those values, set once per step.
-        totals: Accumulators, in the order of the program's sums.
-        keep: (result, slot) of results that the same mesh reads.
         send: Moves to another mesh, each with the results it brings, and their stages and slots.
         stack: (result, position among the per-example results).
-        drop: Slots that nothing reads afterwards.
     """
 
     program: Program
@@ -72,7 +68,6 @@ class Engine:
     """The compiled programs of one microbatch, all stages.
 
     Attributes:
-        apart: For every stage, whether its devices run each by itself; its values are tuples of shards then.
         waits: Whether devices finish every task before the next is handed out, so that `statistics` has the time of handing out alone.
     """
 
@@ -173,14 +168,7 @@ class Engine:
         self.totals_ready = True
 
     def run(self, shared: Sequence[dict[Var, Any]], each: Sequence[Mapping[Var, Sequence[Any]]]) -> dict[Var, list[Any]]:
-        """Runs all tasks of the schedule.
-
-        Args:
-            each: For every stage, one value per microbatch of every input that differs between them.
-
-        Returns:
-            Per-example results: one value per microbatch.
-        """
+        """Runs all tasks of the schedule; returns the per-example results, one value per microbatch."""
         if not self.totals_ready:
             self.zero_totals()
         self.totals_ready = False

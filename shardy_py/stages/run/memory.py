@@ -20,8 +20,6 @@ class StageMemory:
     """Memory of one stage on a device.
 
     Attributes:
-        parameter_bytes: Bytes per device of values that microbatches share: parameters and constants.
-        state_bytes: Bytes per device of values that only the update reads: moments of an optimizer.
         activation_bytes: Bytes per device that one microbatch leaves until its backward pass.
         in_flight: The most microbatches whose activations are held at once.
     """

@@ -81,10 +81,7 @@ class Split:
     """A step cut in two.
 
     Attributes:
-        update: Equations that run once, over variables of `micro`.
-        sums: Values that microbatches add up, in order.
         prologue: Values of the whole batch, without parameters, that microbatches need.
-        whole_of: Variable of `micro` to that of `whole`.
         dims: Variable -> its dimensions of examples, one at most.
         data_only: Variables that depend on the batch but not on other arguments, single numbers excepted.
     """
@@ -107,7 +104,6 @@ def split(whole: Flat, micro: Flat, batch: Sequence[bool], count: int, local_sta
 
     Args:
         whole: The step on the whole batch; for a single microbatch on any other number of examples, twice as many.
-        local_statistics: Whether a statistic over examples that meets examples again may be one of its microbatch.
     """
     if count == 1:
         # Statistics of the one microbatch are those of the batch, and so are its literals.

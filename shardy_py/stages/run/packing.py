@@ -31,11 +31,7 @@ FEWEST_USES = 8
 
 @dataclass(frozen=True)
 class Packed:
-    """Programs whose values between them are packed into buffers.
-
-    Attributes:
-        parameters: Programs that pack the parameters of a stage, once per step.
-    """
+    """Programs whose values between them are packed into buffers; `parameters` pack those of a stage, once per step."""
 
     programs: dict[tuple[str, int], Program]
     parameters: list[Program]
@@ -45,11 +41,7 @@ class Packed:
 def pack_programs(
     programs: dict[tuple[str, int], Program], updates: Sequence[Program], places: Places, fixed: Container[Var], microbatches: int
 ) -> Packed:
-    """Packs small values that programs hand each other into buffers.
-
-    Args:
-        fixed: Values that are handed to programs as they are: the batch, keys, results per example.
-    """
+    """Packs small values that programs hand each other into buffers, except `fixed` ones: the batch, keys, results per example."""
     readers: dict[Var, list[tuple[str, int]]] = {}
     for key, program in programs.items():
         for v in program.inputs:

@@ -26,9 +26,7 @@ class Places:
     """Meshes and shardings.
 
     Attributes:
-        meshes: One mesh per position of the pipeline, with axes of type Auto; abstract where there are no devices to run on.
         stages: Number of stages; stage s lies on mesh `s % len(meshes)`.
-        specs: Value -> its sharding on any of the meshes; others are replicated.
         at: (value, stage) -> its sharding there, where that is another.
     """
 

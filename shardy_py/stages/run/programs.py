@@ -25,10 +25,8 @@ class Program:
     Attributes:
         role: "F", "B" (the whole backward pass), "b" (without gradients of parameters), "W" (these), "U" (an update), or "P" (parts of
             parameters for other stages).
-        turn: For updates, which round of exchanges it belongs to.
         sums: Values that it adds to accumulators, which are further operands and results, in this order.
         resets: Sums of microbatches for which it makes zeros, as further results.
-        recomputed: Its equations that the forward pass of its stage runs, too.
         averaged: Inputs that are sums of `parts` estimates, of which the mean is meant.
     """
 
@@ -119,11 +117,7 @@ def part_programs(split: Split, parts: Mapping[Var, Var], owner: Mapping[Var, in
 def stage_programs(
     split: Split, assigned: Assignment, split_backward: Sequence[bool], parts: Container[Var] = (), recomputed: Container[Var] = ()
 ) -> dict[tuple[str, int], Program]:
-    """Forward and backward programs of every stage.
-
-    Returns:
-        (role, stage) to program; a stage has F, and B or else b and W.
-    """
+    """The programs of every stage, (role, stage) to program: F, and B or else b and W."""
     nodes = split.micro.nodes
     of: list[tuple[str, int] | None] = [
         None if s is None else ("B" if back else "F", s) for s, back in zip(assigned.stage, assigned.backward)

@@ -40,8 +40,6 @@ class Handover:
 
     Attributes:
         nodes: The forward equations that lead to `read`, in order, back to those that cannot be recomputed.
-        free: Variables that every program makes for itself.
-        sent: Results that the forward pass hands to other stages anyway.
         bound: Pairs of values of which the second must be recomputed where the first is.
     """
 
@@ -84,11 +82,7 @@ WHOLE = Layout({}, {})
 def handovers(
     programs: Mapping[tuple[str, int], Program], is_free: Callable[[Var], bool], is_shared: Callable[[Var], bool]
 ) -> list[Handover]:
-    """The handover between the passes of every stage.
-
-    Args:
-        is_free: Whether every program that needs a value makes it for itself.
-    """
+    """The handover between the passes of every stage; every program that needs an `is_free` value makes it for itself."""
     takers: dict[Var, list[int]] = {}
     for (_, s), program in programs.items():
         for v in program.inputs:

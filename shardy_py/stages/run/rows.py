@@ -19,12 +19,7 @@ from shardy_py.stages.run.errors import PipelineError, place
 
 @dataclass(frozen=True)
 class Rows:
-    """The parts of a dimension of examples.
-
-    Attributes:
-        outer: Number of times that all examples of the microbatch come one after the other.
-        inner: Number of neighbours that belong to one example.
-    """
+    """The parts of a dimension of examples: `outer` times all examples of the microbatch, with `inner` neighbours per example."""
 
     outer: int = 1
     inner: int = 1

@@ -38,11 +38,7 @@ FREE: _Price = (0, 0)
 
 @dataclass(frozen=True)
 class Placement:
-    """A step and the stages of its equations.
-
-    Attributes:
-        copies: Variable of an equation that was copied to another stage -> the one it is a copy of.
-    """
+    """A step and the stages of its equations; `copies` maps variables of copied equations to those that they are copies of."""
 
     split: Split
     assigned: Assignment
@@ -81,7 +77,6 @@ class _Reading:
     """Producers and readers of all values, seen through equations that every program computes for itself.
 
     Attributes:
-        through: Value that every program computes for itself -> the values that it is computed from.
         bound: Pairs of values of which the second must be recomputed where the first is.
     """
 

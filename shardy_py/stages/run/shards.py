@@ -55,11 +55,7 @@ def joined(shards: Shards, sharding: NamedSharding) -> jax.Array:
 
 @dataclass(frozen=True)
 class End:
-    """One end of a move: where a value is produced or read.
-
-    Attributes:
-        apart: Whether the devices of the stage run each by itself.
-    """
+    """One end of a move, where a value is produced or read; the devices of a stage that is `apart` run each by itself."""
 
     sharding: NamedSharding
     apart: bool

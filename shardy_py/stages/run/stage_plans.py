@@ -30,12 +30,7 @@ TIME_SHARE = 0.1
 
 @dataclass(frozen=True)
 class StageProgram:
-    """The work of a stage in a step.
-
-    Attributes:
-        of: Value of its programs -> operand or result here.
-        times: Times that it runs in a step: once with the whole batch, or for each microbatch.
-    """
+    """The work of a stage in a step, run `times` times: once with the whole batch, or for each microbatch."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[Var, ...]

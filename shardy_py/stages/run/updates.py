@@ -16,23 +16,14 @@ SMALL = 4096
 
 @dataclass(frozen=True)
 class Updates:
-    """The round and stage of every equation that runs once.
-
-    Attributes:
-        group: For every node (round, stage); None for one that every group that needs it computes for itself.
-        owner: Input -> the stage on which it is kept.
-    """
+    """The (round, stage) of each equation that runs once (None: in every group that needs it), and the stage of each kept input."""
 
     group: tuple[tuple[int, int] | None, ...]
     owner: dict[Var, int]
 
 
 def place_updates(nodes: Sequence[Node], located: Mapping[Var, int], uses: Mapping[Var, Sequence[int]], inputs: Iterable[Var]) -> Updates:
-    """Assigns the nodes that run once.
-
-    Args:
-        located: Sums over microbatches and other values of the pipeline -> their stage.
-    """
+    """Assigns the nodes that run once; `located` values of the pipeline, such as sums over microbatches, have a stage."""
     same = _Components()
     for node in nodes:
         large = [v for v in (*reads(node.eqn), *node.eqn.outvars) if bytes_of(v) > SMALL or v in located]

@@ -54,11 +54,7 @@ def _candidates(meshes: int, microbatches: int, virtual: int, costs: Costs) -> I
 
 
 def greedy(meshes: int, microbatches: int, virtual: int, costs: Costs, bounds: Sequence[int], weights_last: bool = True) -> Schedule:
-    """Whenever a mesh is free it starts the task that can start first: of several a B, then an F, then a W.
-
-    Args:
-        bounds: For every mesh, how many microbatches may be between the F of its first stage and the B of that.
-    """
+    """Starts the first task that can start on a free mesh, B before F before W, with at most `bounds` microbatches in flight."""
     stages = meshes * virtual
     ends: dict[Task, float] = {}
     free = [0.0] * meshes

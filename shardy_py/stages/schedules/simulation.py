@@ -136,11 +136,7 @@ def run(schedule: Schedule, costs: Costs, sizes: tuple[float, ...] | None = None
 
 
 def peak_held(order: Sequence[Task], split: Container[tuple[int, int]] = (), sizes: Sequence[float] | None = None) -> Any:
-    """The most activations that a mesh holds at once.
-
-    Args:
-        order: The tasks of the mesh. An F adds the size of its stage; its B takes it away, or its W where the backward pass is split.
-    """
+    """The most activations that a mesh holds at once: an F adds its stage's size, its B takes it away, or its W where it is split."""
     total = peak = 0
     for task in order:
         size = 1 if sizes is None else sizes[task.stage]

@@ -11,10 +11,8 @@ class Compiler:
     """The memory policy of a compiler.
 
     Attributes:
-        alignment: Of the start of buffers, in bytes.
         pointer: Bytes of an address in the tables through which several results of one node are found; 0 without such tables.
         small_program: Largest number of buffers that are placed one by one, with the gaps between them; of more, gaps are left out.
-        widens: Whether it computes with floats of two bytes in float32.
         error: The part by which peaks of models were at most below those of compiled programs.
     """
 

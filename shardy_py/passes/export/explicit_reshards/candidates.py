@@ -16,12 +16,7 @@ _PRECEDENCE = {FactorType.PASS_THROUGH: 3, FactorType.REDUCTION: 2, FactorType.P
 
 @dataclass
 class Candidate:
-    """Axes proposed for a factor.
-
-    Attributes:
-        total: Sizes of all tensors that have these axes on the factor, or more behind them.
-        shards: Into how many parts the axes cut the factor beyond what it has been given.
-    """
+    """Axes proposed for a factor, with the sizes of all tensors that have them, and the further parts that they cut the factor into."""
 
     factor: int
     axes: Axes

@@ -15,12 +15,7 @@ from shardy_py.passes.walk import place
 
 
 class Padder:
-    """Types of values before and after, and where the padding is known to be zero.
-
-    Attributes:
-        zero: Values whose padding Shardy takes for zero.
-        exact: The padded dimensions of a value in which the padding is zero whatever happened before.
-    """
+    """Types before and after, values whose padding Shardy takes for `zero`, and dimensions in which it is zero for certain (`exact`)."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
