@@ -61,7 +61,7 @@ def abstract_state(
         ShardyError: There is no such argument, or what was given does not fit.
     """
     named = named_shardings.NamedShardings(own if mesh is None else fitting_mesh(plan, mesh, "abstract_state"))
-    structs = [jax.ShapeDtypeStruct(v.shape, _dtype(v), sharding=named(v.sharding, len(v.shape))) for v in plan.inputs]
+    structs = [jax.ShapeDtypeStruct(v.shape, _dtype(v), sharding=named(v.sharding, len(v.shape), v.memory_kind)) for v in plan.inputs]
     arguments = [*positional, *keywords]
     if argument is None:
         if like is not None:

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from shardy_py.api.errors import MeshError, SpecError
 from shardy_py.api.meshes import MeshView, check_planned_devices, context_mesh, view_of
-from shardy_py.api.specs import broadcast_specs, to_tensor_sharding
+from shardy_py.api.specs import broadcast_specs, host_kind, to_tensor_sharding
 from shardy_py.api.trees import Leaf
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import DimensionSharding, PropagationDirection, TensorSharding
@@ -69,6 +69,13 @@ def _constrained(value: Any, spec: Any, path: str, priority: int | None) -> Any:
     aval = jax.typeof(value)
     leaf = Leaf(path, tuple(aval.shape), str(aval.dtype))
     view = _view_for(spec)
+    if isinstance(spec, NamedSharding) and host_kind(spec):
+        raise SpecError(
+            f"memory kind {spec.memory_kind!r}",
+            where=f"{_SOURCE} of {leaf}, {_user_line()}",
+            why="a constraint says which part of a value each device has, not in which memory; jax.jit drops the kind",
+            fix="move it there: jax.device_put(x, jax.memory.Space.Host)",
+        )
     sharding = to_tensor_sharding(spec, view, leaf, _SOURCE, uneven=True, location=_user_line)
     assert sharding is not None
     if priority is not None:

@@ -118,7 +118,7 @@ def placed_arguments(plan: PlanRecord, args: Any, mesh: AnyMesh) -> Any:
             fix="pass the tuple of arguments, as plan.input_shardings has it",
         )
     named = NamedShardings(runnable)
-    shardings = [named(value.sharding, len(value.shape)) for value in plan.inputs]
+    shardings = [named(value.sharding, len(value.shape), value.memory_kind) for value in plan.inputs]
     if all(sharding.is_fully_addressable for sharding in shardings):
         return released(tree.unflatten(jax.device_put(leaves, shardings)))
     described = [Leaf(value.path, value.shape, value.dtype) for value in plan.inputs]

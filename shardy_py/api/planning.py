@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import NamedSharding
 
 from shardy_py.api.abstract_state import Argument
 from shardy_py.api.constraining import as_plan_constrains, constrained, constrained_values, without_constraints
+from shardy_py.api.errors import SpecError
 from shardy_py.api.logical_axes import apply_axis_names, idle_rules
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.name_rules import Annotated, apply_to_results, unmatched, unused_rules
 from shardy_py.api.partitioning import RegionBuilder
 from shardy_py.api.placing import placed_arguments
 from shardy_py.api.propagating import decided, import_and_propagate, physical_sharding
-from shardy_py.api.request import leaf_shardings
+from shardy_py.api.request import PlanRequest, leaf_shardings
 from shardy_py.api.searching import searched
-from shardy_py.api.specs import call_specs, refuse_host_memory, to_fitting_sharding
+from shardy_py.api.specs import call_specs, host_kind, to_fitting_sharding
 from shardy_py.api.stored_trees import Trees, axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
@@ -152,8 +154,6 @@ def described_results(traced: TracedCall) -> Results:
     settings, view, location = request.settings, request.view, request.location
     rules, options = settings.rules, settings.options
     leaves = result_leaves(traced)
-    for leaf, aval in zip(leaves, traced.jaxpr.out_avals, strict=True):
-        refuse_host_memory(aval, f"{leaf} of {location}", is_result=True)
     types = traced.out_types or (None,) * len(leaves)
     specs = call_specs([own or type_ for own, type_ in zip(traced.out_specs, types, strict=True)], leaves, traced.result.values)
     sources = ["out_shardings" if own is not None else IN_TYPE for own in traced.out_specs]
@@ -162,12 +162,27 @@ def described_results(traced: TracedCall) -> Results:
         for spec, leaf in zip(specs, leaves, strict=True)
     ]
     dropped = [finding for _, findings in pairs for finding in findings]
+    leaves = [
+        replace(leaf, memory_kind=host_kind(spec if isinstance(spec, NamedSharding) else aval))
+        for leaf, spec, aval in zip(leaves, specs, traced.jaxpr.out_avals, strict=True)
+    ]
     stated = [source if sharding else "" for (sharding, _), source in zip(pairs, sources, strict=True)]
     annotated = Annotated([sharding for sharding, _ in pairs], stated, dropped)
     annotated = apply_axis_names(settings.logical_axis_rules, leaves, traced.out_names, annotated, view, options, location)
     annotated = apply_to_results(rules, leaves, annotated, view, options, location)
     unused = unused_rules(rules, request.leaves, leaves, location)
     return Results(leaves, list(annotated.shardings), list(annotated.sources), (*request.findings, *annotated.findings, *unused))
+
+
+def _check_memory_kinds(leaves: Iterable[Leaf], request: PlanRequest) -> None:
+    unpinned = next((leaf for leaf in leaves if leaf.memory_kind == "unpinned_host"), None)
+    if unpinned is not None and request.settings.options.platform_of(request.view.user_mesh) == "tpu":
+        raise SpecError(
+            "memory kind 'unpinned_host'",
+            where=f"{unpinned}, {request.location}",
+            why="the TPU compiler lays such arrays out as it lays out those of devices, and refuses them",
+            fix='give it memory_kind="pinned_host"',
+        )
 
 
 def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
@@ -216,6 +231,7 @@ class _Planning:
         self.log: list[Step] | None = [] if request.settings.options.provenance else None
         with self.timings.step("describe"):
             self.results = described_results(traced)
+            _check_memory_kinds((*request.leaves, *self.results.leaves), request)
         names = [leaf.path for leaf in request.leaves]
         self.imported = import_and_propagate(
             traced.jaxpr,
@@ -270,11 +286,27 @@ class _Planning:
         with self.timings.step("collect"):
             main = imported.program.main
             inputs = tuple(
-                PlannedValue(leaf.path, "input", TensorType(leaf.shape, leaf.dtype), argument.sharding, given=user_sharding, given_by=by)
+                PlannedValue(
+                    leaf.path,
+                    "input",
+                    TensorType(leaf.shape, leaf.dtype),
+                    argument.sharding,
+                    given=user_sharding,
+                    given_by=by,
+                    memory_kind=leaf.memory_kind,
+                )
                 for leaf, argument, user_sharding, by in zip(request.leaves, main.arguments, request.shardings, request.sources)
             )
             outputs = tuple(
-                PlannedValue(leaf.path, "output", TensorType(leaf.shape, leaf.dtype), sharding, given=user_sharding, given_by=by)
+                PlannedValue(
+                    leaf.path,
+                    "output",
+                    TensorType(leaf.shape, leaf.dtype),
+                    sharding,
+                    given=user_sharding,
+                    given_by=by,
+                    memory_kind=leaf.memory_kind,
+                )
                 for leaf, sharding, user_sharding, by in zip(results.leaves, main.result_shardings, results.shardings, results.sources)
             )
             used = [True] * len(inputs) if request.settings.jit.keep_unused else used_inputs(traced.jaxpr)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.logical_axes import AxisNames, LogicalRule, apply_axis_names, axis_names
@@ -22,9 +22,9 @@ from shardy_py.api.specs import (
     as_planned,
     broadcast_specs,
     call_specs,
+    host_kind,
     is_spec_function,
     is_spec_leaf,
-    refuse_host_memory,
     to_fitting_sharding,
     to_tensor_sharding,
 )
@@ -193,13 +193,21 @@ def request(settings: Settings, view: MeshView, layout: ArgumentSlots, slots: Se
     view = view.holding(values)
     options = settings.options
     specs = call_specs(_specs(settings.in_shardings, layout, labels, args, kwargs, location, "in_shardings"), leaves, structs)
+    kinds = [_memory_kind(*each, options, location) for each in zip(specs, values, leaves, strict=True)]
+    if any(kinds):
+        leaves = [replace(leaf, memory_kind=kind) for leaf, kind in zip(leaves, kinds)]
+        structs = [_in_memory(struct, kind, view) for struct, kind in zip(structs, kinds)]
+        rest = iter(structs)
+        abstract_slots = [
+            each.outline.filled([next(rest) for _ in each.values]) if isinstance(each, Leaves) else each for each in abstract_slots
+        ]
     annotated = _argument_shardings(specs, values, leaves, view, options, location)
     names = axis_names((args, kwargs))
     annotated = apply_axis_names(settings.logical_axis_rules, leaves, names, annotated, view, options, location)
     annotated = apply_rules(settings.rules, leaves, annotated, view, options, location)
     shardings = annotated.shardings
     types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
-    key = (layout, in_tree, types, tuple(shardings), statics, view, is_on_mesh(settings, view), configuration())
+    key = (layout, in_tree, types, (*shardings, *kinds), statics, view, is_on_mesh(settings, view), configuration())
     described = tuple(abstract_slots), in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(annotated.findings)
     on_mesh = is_on_mesh(settings, view)
     return PlanRequest(settings.on(view, runs=runs), view, layout, *described, tuple(annotated.sources), on_mesh, key, tuple(names))
@@ -304,8 +312,6 @@ def _merged(
     if moves and annotation is not None:
         return annotation
     own = getattr(value, "sharding", None) if isinstance(value, jax.ShapeDtypeStruct) or _is_committed(value) else None
-    if not moves:
-        refuse_host_memory(value, f"{leaf}, argument of {location}")
     if isinstance(value, Tracer) and annotation is None:
         own = explicit_sharding(value)
     if isinstance(own, SingleDeviceSharding) and isinstance(value, jax.Array) and math.prod(view.auto_mesh.axis_sizes) > 1 and not moves:
@@ -348,6 +354,27 @@ def _merged(
         fix="where a function of yours makes it, give its sharding there too, in out_shardings or rules (constants, such as zeros, come out"
         f" whole otherwise); or {_MOVE}; or pass None for it in in_shardings, or move it with jax.device_put",
     )
+
+
+def _memory_kind(spec: object, value: Any, leaf: Leaf, options: Options, location: str) -> str:
+    """The memory kind of a leaf: that of its annotation, or of the array itself where the annotation has none."""
+    own = host_kind(value)
+    if not isinstance(spec, NamedSharding) or own == host_kind(spec):
+        return own
+    kind = host_kind(spec)
+    if _is_committed(value) and options.misplaced != "move":
+        raise SpecError(
+            "the argument is in another memory than in_shardings says",
+            where=f"{leaf}, argument of {location}",
+            why=f"in_shardings says {kind or 'device'}, the argument is in {own or 'device'} memory",
+            fix=f"move it with jax.device_put, or {_MOVE}",
+        )
+    return kind
+
+
+def _in_memory(struct: jax.ShapeDtypeStruct, kind: str, view: MeshView) -> jax.ShapeDtypeStruct:
+    """The type of an argument, in the host's memory where it has a kind: traced so, `jax.device_put` brings it to the device."""
+    return struct.update(sharding=NamedSharding(view.auto_mesh, PartitionSpec(), memory_kind=kind)) if kind else struct
 
 
 _MOVE = 'have it moved in each call, options=sp.Options(misplaced="move")'

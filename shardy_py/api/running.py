@@ -242,8 +242,8 @@ def compiled_call(planned: Planned, *, abstract: bool = False, in_order: bool = 
     named = NamedShardings(mesh)
     agreement = None if abstract or not isinstance(mesh, Mesh) else agreement_of(planned, mesh)
     types, statics = request.key[2], request.key[4]
-    in_shardings = tuple(named(v.sharding, len(v.shape)) for v in plan.inputs)
-    out_shardings = [named(None if 0 in v.shape and EMPTY_COMES_WHOLE else v.sharding, len(v.shape)) for v in plan.outputs]
+    in_shardings = tuple(named(v.sharding, len(v.shape), v.memory_kind) for v in plan.inputs)
+    out_shardings = [named(None if 0 in v.shape and EMPTY_COMES_WHOLE else v.sharding, len(v.shape), v.memory_kind) for v in plan.outputs]
     order = arrangement(plan.donation, plan.program, plan.outputs)
     jitted = executable(
         request.name,

@@ -127,11 +127,18 @@ def _dividing(mesh: Mesh, size: int, dim: DimensionSharding) -> DimensionShardin
     return dim if count == len(dim.axes) else DimensionSharding(dim.axes[:count], dim.is_closed)
 
 
-_NO_KINDS = "a plan says which part of a value each device has, not in which memory; the kind would be lost"
+def host_kind(value: Any) -> str:
+    """The memory kind of an array, a type, a `ShapeDtypeStruct` or a `NamedSharding` in the host's memory; empty for others."""
+    sharding = value if isinstance(value, NamedSharding) else getattr(value, "sharding", None)
+    kind = getattr(sharding, "memory_kind", None) or ""
+    if kind.endswith("_host") and isinstance(sharding, NamedSharding) and not _in_device_memory(sharding):
+        return kind
+    aval = jax.typeof(value) if isinstance(value, jax.Array) else value
+    return "pinned_host" if getattr(aval, "memory_space", None) is jax.memory.Space.Host else ""
 
 
 def refuse_host_memory(value: Any, where: str, *, is_result: bool = False) -> None:
-    """Raises where an argument, or what a function is traced to return, is in the host's memory.
+    """Raises where an argument, or what a function is traced to return, is in the host's memory, for what has no place for it.
 
     Args:
         value: An array, its type, or a `ShapeDtypeStruct`.
@@ -141,15 +148,13 @@ def refuse_host_memory(value: Any, where: str, *, is_result: bool = False) -> No
     Raises:
         SpecError: It is.
     """
-    aval = jax.typeof(value) if isinstance(value, jax.Array) else value
-    kind = getattr(value.sharding, "memory_kind", "") if isinstance(value, jax.ShapeDtypeStruct) else ""
-    if getattr(aval, "memory_space", None) is not jax.memory.Space.Host and not str(kind).endswith("_host"):
+    if not host_kind(value):
         return
     if is_result:
         what, fix = "result is moved to", "return it as it is, and move it after the call, jax.device_put(y, jax.memory.Space.Host)"
     else:
         what, fix = "argument is in", "move it before the call, jax.device_put(x, jax.memory.Space.Device)"
-    raise SpecError(f"the {what} the host's memory", where=where, why=_NO_KINDS, fix=fix)
+    raise SpecError(f"the {what} the host's memory", where=where, why="stages hand on arrays in the memory of devices", fix=fix)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -162,13 +167,6 @@ def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool)
                 f"the sharding {spec.spec} is over another mesh",
                 f"it refers to {_axes(spec.mesh)}; the mesh of this function has {view.describe()}",
                 "build all shardings over one mesh, or pass a bare PartitionSpec",
-            )
-        if not _in_device_memory(spec):
-            raise _Wrong(
-                f"memory kind {spec.memory_kind!r}",
-                _NO_KINDS,
-                "give the sharding without memory_kind, and move the value outside of the function, jax.device_put(x,"
-                " jax.memory.Space.Device) before a call or jax.device_put(x, jax.memory.Space.Host) after it",
             )
         sharding = _from_partition_spec(spec.spec, view, len(shape))
     elif isinstance(spec, TensorSharding):

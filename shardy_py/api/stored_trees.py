@@ -168,7 +168,7 @@ class Trees:
 
     def _named(self, values: Sequence[PlannedValue]) -> list[Any]:
         named = NamedShardings(self.mesh())
-        return [named(value.sharding, len(value.shape)) for value in values]
+        return [named(value.sharding, len(value.shape), value.memory_kind) for value in values]
 
 
 def stored_trees(plan: PlanRecord, structure: Structure) -> Trees:

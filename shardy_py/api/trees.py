@@ -15,11 +15,12 @@ from shardy_py.frontends.cells import cell_name
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf of the arguments or of the result: path, shape, element type."""
+    """A leaf of the arguments or of the result: path, shape, element type, and memory kind where that is not the device's."""
 
     path: str
     shape: tuple[int, ...]
     dtype: str
+    memory_kind: str = ""
 
     def __str__(self) -> str:
         return f"{self.path} {self.dtype}[{','.join(map(str, self.shape))}]"

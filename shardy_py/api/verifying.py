@@ -262,7 +262,7 @@ def planned_run(planned: Planned) -> Run:
             replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), partitioner=partitioning), imported, call, partitioning
         )
         entry = compiled_call(part_plan)
-        return lambda xs: entry(_everywhere(xs, [named(v.sharding, len(v.shape)) for v in inputs]))
+        return lambda xs: entry(_everywhere(xs, [named(v.sharding, len(v.shape), v.memory_kind) for v in inputs]))
 
     return run
 

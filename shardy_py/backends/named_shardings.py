@@ -32,11 +32,13 @@ class NamedShardings:
         self.replicated = NamedSharding(mesh, PartitionSpec())
         self._cache: dict[tuple[TensorSharding, int], NamedSharding] = {}
 
-    def __call__(self, sharding: TensorSharding | None, rank: int) -> NamedSharding:
+    def __call__(self, sharding: TensorSharding | None, rank: int, memory_kind: str = "") -> NamedSharding:
         """The sharding of a value of that rank; None is fully replicated.
 
         A sharding of a PRNG key has one dimension more than the key, which is never sharded and left out here.
         """
+        if memory_kind:
+            return self(sharding, rank).with_memory_kind(memory_kind)
         if sharding is None:
             return self.replicated
         key = (sharding, rank)

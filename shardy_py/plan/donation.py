@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardy_py.dialect import TensorSharding
@@ -193,7 +193,7 @@ def _buffers(values: Sequence[PlannedValue], program_values: Sequence[Value], pr
         # A PRNG key is stored as several numbers.
         kind = holder.type if isinstance(holder.type, TensorType) and holder.type.rank >= len(shape) else value.type
         size = TensorType((*shape, *kind.shape[len(shape) :]), kind.dtype).bytes
-        buffers.append(Buffer(number, names_of(value.path), shape, value.dtype, size))
+        buffers.append(Buffer(number, names_of(value.path), shape, value.dtype, size, value.memory_kind))
     return buffers
 
 
@@ -224,6 +224,9 @@ def _refusal(
     both = f"it is {typed(value.type, value.sharding)}, {out.path} is {typed(out.type, out.sharding)}: {sizes}"
     if out.dtype != value.dtype:
         return "dtype", f"the element types differ: {both}", f"return {out.path} as {value.dtype}, or {drop}"
+    if out.memory_kind != value.memory_kind:
+        kinds = f"it is in {value.memory_kind or 'device'} memory, {out.path} in {out.memory_kind or 'device'} memory"
+        return "sharding", f"the memories differ: {kinds}", f"give {out.path} the memory kind of {value.path} in out_shardings, or {drop}"
     return "sharding", f"the shardings differ: {both}", f"give {out.path} the sharding of {value.path} in out_shardings, or {drop}"
 
 
@@ -266,7 +269,8 @@ def arrangement(donated: Sequence[Donated], program: Program, outputs: Sequence[
         return Arrangement()
     outs = _buffers(outputs, program.main.body.terminator.operands, program)
     slots = tuple(sorted({d.slot for d in donated if d.output is not None}))
-    donors = [_donor(d) for d in donated if d.slot in slots and d.parameter is not None]
+    kinds = {i: outs[k].memory_kind for i, k in output_of.items()}
+    donors = [replace(_donor(d), memory_kind=kinds.get(d.input, "")) for d in donated if d.slot in slots and d.parameter is not None]
     if len(donors) == len(output_of):
         if first_fit(donors, outs) == output_of:
             return Arrangement(slots)

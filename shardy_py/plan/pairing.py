@@ -20,6 +20,7 @@ class Buffer:
         shape: The shape of a device's piece.
         dtype: Element type.
         bytes: Bytes of a device's piece.
+        memory_kind: Of one in the host's memory.
     """
 
     index: int
@@ -27,6 +28,7 @@ class Buffer:
     shape: tuple[int, ...]
     dtype: str
     bytes: int
+    memory_kind: str = ""
 
     @property
     def elements(self) -> int:
@@ -83,11 +85,11 @@ def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable
 
 
 def _exact(buffer: Buffer) -> Hashable:
-    return (buffer.shape, buffer.dtype)
+    return (buffer.shape, buffer.dtype, buffer.memory_kind)
 
 
 def _roughly(buffer: Buffer) -> Hashable:
-    return (buffer.elements, buffer.bytes)
+    return (buffer.elements, buffer.bytes, buffer.memory_kind)
 
 
 def fits(a: Buffer, b: Buffer) -> bool:

@@ -30,6 +30,7 @@ class PlannedValue:
             there is none.
         given_by: The source of the annotation: `in_shardings`, `rules[0] ('embed')`, `the sharding of the argument`, `out_shardings`;
             empty where there is none.
+        memory_kind: `pinned_host` or `unpinned_host` of an input or output in the host's memory; empty of all others.
     """
 
     path: str
@@ -42,6 +43,7 @@ class PlannedValue:
     module: str = ""
     given: TensorSharding | None = None
     given_by: str = ""
+    memory_kind: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,8 +55,13 @@ class PlannedValue:
         """The element type in JAX's spelling."""
         return self.type.dtype
 
+    @property
+    def text(self) -> str:
+        """Type, sharding and, in the host's memory, memory kind: `float32[1024@data,512] in pinned_host`."""
+        return typed(self.type, self.sharding) + (f" in {self.memory_kind}" if self.memory_kind else "")
+
     def __str__(self) -> str:
-        return printable(f"{self.path}: {typed(self.type, self.sharding)}")
+        return printable(f"{self.path}: {self.text}")
 
 
 def typed(type: Type, sharding: TensorSharding | None) -> str:

@@ -465,8 +465,15 @@ class Searcher:
     @functools.cached_property
     def fixed(self) -> Limit:
         """The limit of arguments and results."""
-        aliased = [d.output for d in self.base.donation if d.output is not None]
-        return fixed_bytes(self.program, self.model, aliased, self.base.dropped, self.planner.budget or math.inf)
+        arguments, results = self.free
+        return fixed_bytes(self.program, self.model, results, arguments, self.planner.budget or math.inf)
+
+    @property
+    def free(self) -> tuple[set[int], set[int]]:
+        """Numbers of the arguments and of the results that take no memory of a device: unused, in an argument's place, on the host."""
+        base = self.base
+        arguments, results = ({i for i, value in enumerate(values) if value.memory_kind} for values in (base.inputs, base.outputs))
+        return arguments | set(base.dropped), results | {d.output for d in base.donation if d.output is not None}
 
     def limited(self, limits: Sequence[Limit] = ()) -> Problem:
         """The problem under the budget.
@@ -572,9 +579,9 @@ class Searcher:
         What the user shards is as the user says.
         """
         space, main = self._parts[-1](None), self.program.main
-        in_place = {d.output for d in self.base.donation}
-        arguments = [(a, a.type, n in self.base.dropped) for n, a in enumerate(main.arguments)]
-        results = [(n, type_, n in in_place) for n, type_ in enumerate(main.result_types)]
+        free_arguments, free_results = self.free
+        arguments = [(a, a.type, n in free_arguments) for n, a in enumerate(main.arguments)]
+        results = [(n, type_, n in free_results) for n, type_ in enumerate(main.result_types)]
         pins = (*self.annotations.inputs, *self.annotations.outputs)
         total = 0
         for (value, type_, is_free), pin in zip((*arguments, *results), pins, strict=True):

@@ -9,7 +9,7 @@ from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.context import is_replicated
 from shardy_py.plan.path_parts import path_parts
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.values import PlannedValue, typed
+from shardy_py.plan.values import PlannedValue
 from shardy_py.view.text_tree import Node, fitted, joined, repeated, tree_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def leaf(plan: PlanRecord, value: PlannedValue, program_value: Value | None = No
     # A PRNG key is stored as several numbers.
     type_ = program_value.type if program_value is not None and program_value.type.rank > value.type.rank else value.type
     size = local_bytes(type_, value.sharding, plan.program.meshes)
-    return Node("", typed(value.type, value.sharding), size, replicated=bool(value.shape) and is_replicated(value.sharding))
+    return Node("", value.text, size, replicated=bool(value.shape) and is_replicated(value.sharding))
 
 
 def by_path(plan: PlanRecord, values: Iterable[Listed], depth: int | None = None) -> tuple[Node, ...]:

@@ -90,7 +90,9 @@ def _by_path(
     if not values:
         return []
     nodes = by_path(plan, values, depth)
-    head = f"{title}  {_counted(len(values), 'array')}, {format_bytes(bytes_of(nodes))} on each device"
+    host = bytes_of(leaf(plan, *value) for value in values if value[0].memory_kind)
+    beside = f", {format_bytes(host)} in the host's memory for each" if host else ""
+    head = f"{title}  {_counted(len(values), 'array')}, {format_bytes(bytes_of(nodes) - host)} on each device{beside}"
     return [head, *written(shortened(nodes, limit, seen))]
 
 

@@ -104,6 +104,8 @@ class Graph:
         writers: Argument of a loop's body -> the node that makes the elements that the body writes to it in each step (`stacks`).
         donated: Argument number -> number of the result that takes its memory.
         dropped: Numbers of the arguments that the compiled program does not have.
+        host_arguments: Numbers of the arguments in the host's memory.
+        host_results: Numbers of the results in the host's memory.
         origins: Value -> the value of the program that it is, or is a copy of; none of those that a compiler adds.
     """
 
@@ -113,6 +115,8 @@ class Graph:
     writers: dict[int, Node] = field(default_factory=dict[int, Node])
     donated: dict[int, int] = field(default_factory=dict[int, int])
     dropped: frozenset[int] = frozenset()
+    host_arguments: frozenset[int] = frozenset()
+    host_results: frozenset[int] = frozenset()
     origins: dict[int, Value] = field(default_factory=dict[int, Value])
 
     def value(self, size: int) -> int:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from shardy_py.cost.liveness.graph import Graph, Kind, Node, Region, reads
 from shardy_py.cost.liveness.order import positions
+from shardy_py.cost.liveness.placement import host_values, passed_on
 
 
 class Life(NamedTuple):
@@ -25,7 +26,8 @@ class Buffer:
     """A piece of memory, which one value after another may use.
 
     Attributes:
-        role: `argument`, `output`, `literal` or `temporary`.
+        role: `argument`, `output`, `literal`, `temporary`, `host` of a temporary in the host's memory, or `transfer` of what is on the way
+            there or back.
         free: Of a donated argument, the last step that reads it and the first that writes to it, if there are others between.
         written: The argument of a loop's body, of an array that the loop fills step by step, such as the residuals of a scan; else None.
     """
@@ -266,6 +268,11 @@ def _buffers(walk: _Walk) -> list[Buffer]:
             buffer.role, buffer.value, buffer.maker = "output", v, maker
         elif maker is not None and maker.kind is Kind.LITERAL and buffer.role == "temporary":
             buffer.role = "literal"
+    host = host_values(walk.steps, (walk.graph.main.arguments[i] for i in walk.graph.host_arguments))
+    passed = passed_on(walk.steps, host)
+    for root in {walk.find(v) for v in host} & by_root.keys():
+        if by_root[root].role == "temporary":
+            by_root[root].role = "transfer" if passed.issuperset(life.value for life in by_root[root].lives) else "host"
     return sorted(by_root.values(), key=lambda b: (b.start, b.value))
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 from jax.extend.core import JaxprEqn
 from jax.sharding import NamedSharding
 
+from shardy_py.cost.liveness.placement import placement
 from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.readers.common import ReaderTable, barrier, bind
 from shardy_py.ir import Block, Op
@@ -39,19 +43,23 @@ def reshard(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: 
 
 
 def device_put(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
-    """`_common_device_put_lowering`, and on other platforms than CPU `_tpu_gpu_device_put_lowering` for host memory."""
+    """`_common_device_put_lowering`, and on other platforms than CPU `_tpu_gpu_device_put_lowering` to and from host memory."""
     results = []
-    for value, var, device in zip(importer.read(eqn, scope, block), eqn.invars, eqn.params["devices"], strict=True):
-        if importer.platform != "cpu" and isinstance(device, NamedSharding) and str(device.memory_kind) in _HOST_MEMORY:
-            value = importer.constrained(value, var.aval, device, block, eqn)
-            attributes = {"call_target_name": "annotate_device_placement", "has_side_effect": True}
+    for value, var, out, device in zip(importer.read(eqn, scope, block), eqn.invars, eqn.outvars, eqn.params["devices"], strict=True):
+        spaces = [getattr(v.aval, "memory_space", None) for v in (var, out)]
+        kind = device.memory_kind if isinstance(device, NamedSharding) else _KINDS.get(spaces[1])
+        if importer.platform != "cpu" and jax.memory.Space.Host in spaces:
+            if isinstance(device, NamedSharding):
+                value = importer.constrained(value, var.aval, device, block, eqn)
+            attributes = {"call_target_name": "annotate_device_placement", "has_side_effect": True, **placement(kind or "device")}
             op = Op("stablehlo.custom_call", (value,), (value.type,), attributes, location=eqn.source_info, primitive="device_put")
             value = importer.append(op, block).result
         results.append(value)
     bind(eqn, scope, results)
 
 
-_HOST_MEMORY = ("pinned_host", "unpinned_host")
+_KINDS: dict[Any, str] = {jax.memory.Space.Host: "pinned_host", jax.memory.Space.Device: "device"}
+"""Memory space of a type -> the kind that JAX takes for it."""
 
 
 READERS: ReaderTable = {

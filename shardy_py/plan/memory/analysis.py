@@ -112,6 +112,10 @@ def _analysed(plan: PlanRecord, of_compiler: MemoryModel) -> tuple[MemoryAnalysi
         alias_size_in_bytes=usage.alias,
         temp_size_in_bytes=usage.temp,
         peak_memory_in_bytes=fixed + usage.temp,
+        host_argument_size_in_bytes=usage.host.argument,
+        host_output_size_in_bytes=usage.host.output,
+        host_alias_size_in_bytes=usage.host.alias,
+        host_temp_size_in_bytes=usage.host.temp,
         compiler=of_compiler.name,
         peak_step=usage.fullest,
         steps=tuple(Step(fixed + more, node.label, locate(node.source)) for node, more in zip(usage.steps, usage.series)),
@@ -168,11 +172,11 @@ def _resident(plan: PlanRecord, graph: Graph) -> Iterable[LiveBuffer]:
     """Arguments that the compiled program has, and results that take no donated argument's memory."""
     main = plan.program.main
     for i, (number, value, leaf) in enumerate(zip(graph.main.arguments, main.arguments, plan.inputs)):
-        if i not in graph.dropped:
+        if i not in graph.dropped and i not in graph.host_arguments:
             yield LiveBuffer(graph.bytes[number], "argument", "", value, leaf.sharding, number=i)
     taken = {d.output for d in plan.donation if d.output is not None}
     for i, (number, value, leaf) in enumerate(zip(graph.main.results, main.body.terminator.operands, plan.outputs)):
-        if i not in taken:
+        if i not in taken and i not in graph.host_results:
             yield LiveBuffer(graph.bytes[number], "output", "", value, leaf.sharding, number=i)
 
 

@@ -25,4 +25,8 @@ def local_graph(plan: PlanRecord, model: MemoryModel = MODELS["cpu"]) -> tuple[G
     graph, program = model.read(program, sums)
     graph.donated = {d.input: d.output for d in plan.donation if d.output is not None}
     graph.dropped = frozenset(plan.dropped)
+    if plan.platform != "cpu":  # whose devices have one memory
+        graph.host_arguments, graph.host_results = (
+            frozenset(i for i, value in enumerate(values) if value.memory_kind) for values in (plan.inputs, plan.outputs)
+        )
     return graph, program

@@ -137,6 +137,10 @@ class MemoryAnalysis(Report):
         temp_size_in_bytes: Of temporaries, at the step at which they need most.
         peak_memory_in_bytes: Arguments, results that are not aliased, and temporaries. (jaxlib's figure of this name leaves temporaries
             out on CPU.)
+        host_argument_size_in_bytes: Of the arguments in the host's memory, which are in no figure above; so are those that follow.
+        host_output_size_in_bytes: Of the results there.
+        host_alias_size_in_bytes: Of results that lie in donated arguments there.
+        host_temp_size_in_bytes: Of temporaries there, at the step at which they need most.
         generated_code_size_in_bytes: Unknown to a plan, and 0 on CPU in jaxlib too.
         compiler: The compiler that is modelled, one of `shardy_py.plan.memory.models.MODELS`.
         peak_step: The number in `steps` of the one at which most is alive.
@@ -159,6 +163,10 @@ class MemoryAnalysis(Report):
     contributors: tuple[Contributor, ...]
     hardware: str | None = None
     hardware_bytes: int | None = None
+    host_argument_size_in_bytes: int = 0
+    host_output_size_in_bytes: int = 0
+    host_alias_size_in_bytes: int = 0
+    host_temp_size_in_bytes: int = 0
     generated_code_size_in_bytes: int = 0
     queries: Queries | None = field(default=None, repr=False, compare=False)
 
@@ -231,6 +239,10 @@ def summary_rows(memory: MemoryAnalysis) -> list[tuple[str, str]]:
     if memory.peak is not None and memory.temp_size_in_bytes:
         where = short_location(memory.peak.location)
         rows.append(("  at", ", ".join(filter(None, (memory.peak.primitive, where, f"step {memory.peak_step} of {len(memory.steps)}")))))
+    host = memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes - memory.host_alias_size_in_bytes
+    if host or memory.host_temp_size_in_bytes:
+        parts = (format_bytes(host), format_bytes(memory.host_temp_size_in_bytes))
+        rows.append(("in the host's memory", "{} of arguments and results, {} of temporaries".format(*parts)))
     room = memory.headroom_in_bytes
     if room is not None:
         margin = f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} too much"
