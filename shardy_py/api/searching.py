@@ -90,6 +90,7 @@ def _written(searcher: Searcher, outcome: Outcome) -> str:
     chosen = {
         "cuts": resolution.cuts,
         "layers": resolution.layers,
+        "mixes": resolution.mixes,
         "name": best.name,
         "assignment": best.assignment,
         "results": best.results,
@@ -103,7 +104,7 @@ def _read(searcher: Searcher, text: str) -> Outcome:
     if "infeasible" in data:
         parts = {**data["infeasible"], "contributors": [tuple(each) for each in data["infeasible"]["contributors"]]}
         return (PlannerInfeasible if data["proven"] else PlannerBudgetError)(**parts)
-    searcher.prepare(Resolution(tuple(map(tuple, data["cuts"])), data["layers"]))
+    searcher.prepare(Resolution(tuple(map(tuple, data["cuts"])), data["layers"], data["mixes"]))
     trial = Trial(data["name"], tuple(data["assignment"]), data["results"])
     best = searcher.candidate(trial.name, trial.assignment) if searcher.propagate is None else searcher.propagated(trial)
     return best, replace(read_search(data["search"]), timings=data["timings"])

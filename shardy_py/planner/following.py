@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from shardy_py.dialect.axis import Axes
 from shardy_py.ir import Op, Program, Value
 from shardy_py.passes.dataflow import WHILE
 from shardy_py.planner.space import SLICE, Space
@@ -78,7 +79,14 @@ def copies_of(arguments: Iterable[Value], space: Space) -> tuple[int, ...]:
 
 
 def followed(
-    space: Space, neighbours: Neighbours, strategies: Mapping[int, int], order: Iterable[int], whole: Iterable[int], rest: Iterable[int]
+    space: Space,
+    neighbours: Neighbours,
+    strategies: Mapping[int, int],
+    order: Iterable[int],
+    whole: Iterable[int],
+    rest: Iterable[int],
+    *,
+    partly: bool = False,
 ) -> tuple[int, ...]:
     """The strategy of each class where some are stated and the others follow, as far as no value has an axis twice.
 
@@ -89,16 +97,18 @@ def followed(
         order: Classes whose strategies are carried on, the first as far as they go before the next.
         whole: Classes that stay whole where none of these reach them.
         rest: Classes whose strategies are carried on then.
+        partly: Whether a strategy is carried on as far as the other dimensions of a value leave its axes.
 
     Returns:
         Per class, the number of its strategy; whole where nothing reaches it.
     """
     chosen = [strategies.get(c, 0 if len(each) == 1 else -1) for c, each in enumerate(space.strategies)]
 
-    def is_free(c: int, strategy: int) -> bool:
-        axes = set(space.strategies[c][strategy])
+    def left(c: int, axes: Axes) -> Axes:
         others = {other for value, _ in space.members[c] for other in space.classes[value]} - {c}
-        return not any(axes & set(space.strategies[other][chosen[other]]) for other in others if chosen[other] >= 0)
+        taken = {axis for other in others if chosen[other] >= 0 for axis in space.strategies[other][chosen[other]]}
+        free = tuple(axis for axis in axes if axis not in taken)
+        return free if partly or free == axes else ()
 
     def carry(origin: int) -> None:
         waiting = deque((origin,))
@@ -106,11 +116,9 @@ def followed(
             c = waiting.popleft()
             axes = space.strategies[c][chosen[c]] if chosen[c] >= 0 else ()
             for other in neighbours[c] if axes else ():
-                if chosen[other] < 0 and axes in space.strategies[other]:
-                    strategy = space.strategies[other].index(axes)
-                    if is_free(other, strategy):
-                        chosen[other] = strategy
-                        waiting.append(other)
+                if chosen[other] < 0 and (free := left(other, axes)) and free in space.strategies[other]:
+                    chosen[other] = space.strategies[other].index(free)
+                    waiting.append(other)
 
     for c in order:
         carry(c)

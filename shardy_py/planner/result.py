@@ -87,6 +87,7 @@ def _resolution_notes(resolution: Resolution) -> dict[str, str]:
     cuts = ", ".join("+".join(names) for names in resolution.cuts if names)
     return {
         "alike layers": "" if resolution.layers else f"sharded alike, {reason}",
+        "ops": "" if resolution.mixes else f"each has the joint strategies that templates have, {reason}",
         "sets of axes": f"dimensions are cut over {cuts} or not at all, {reason}" if len(resolution.cuts) < 1 << count else "",
     }
 
@@ -107,7 +108,7 @@ def _not_donated(searcher: Searcher) -> str:
 
 def _whole_data(searcher: Searcher, plan: PlanRecord) -> str:
     """Data inputs of which every device has all."""
-    whole = lying_whole(plan, searcher.program.main.arguments, searcher.data)
+    whole = lying_whole(plan, searcher.program.main.arguments, list(searcher.data))
     listed = _listed([f"{path} {format_bytes(size)}" for size, path in whole])
     return f"{listed}: bringing them to every device is in no price" if whole else ""
 

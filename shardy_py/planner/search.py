@@ -40,6 +40,7 @@ from shardy_py.planner.propagated import Outcome, Trial, Trials
 from shardy_py.planner.seeds import Seeds
 from shardy_py.planner.space import Annotations, Resolution, Space, groups_of, resolutions, spaces_of
 from shardy_py.planner.templates import Template, UserTemplate, in_space, templates
+from shardy_py.planner.transfer import transferred
 
 ROUNDS = 6
 """Searches under a budget, each with the limits of the fullest steps of all plans before."""
@@ -130,6 +131,7 @@ class Searcher:
         is_late: Whether the time limit ended some of the search.
         ranks: Templates that were finished before there was a model, by name; the best first.
         finished: All plans that were finished, of which the cheapest that fits is the result.
+        judgments: Templates that were finished before there was a model, with their space and their assignments of all classes.
         finishing: The seconds that a plan takes to finish, which are left for the last one.
     """
 
@@ -152,6 +154,7 @@ class Searcher:
     ranks: dict[str, int] = field(default_factory=dict[str, int])
     finished: list[Candidate] = field(default_factory=list[Candidate])
     finishing: float = 0.0
+    judgments: list[tuple[Space, tuple[int, ...], Candidate]] = field(default_factory=list[tuple[Space, tuple[int, ...], Candidate]])
 
     # ------------------------------------------------------------------ the whole search
 
@@ -165,7 +168,7 @@ class Searcher:
         with no_collection():
             for stage in self.stages():
                 try:
-                    self.prepare(stage, LARGE if stage.layers else most if len(stage.cuts) > 2 else None)
+                    self.prepare(stage, LARGE if stage.layers else most if stage.mixes else None)
                 except TooLarge:
                     continue
                 best, bound = self.solved()
@@ -175,7 +178,7 @@ class Searcher:
         raise AssertionError("the smallest space is searched whatever its size")
 
     def stages(self) -> Iterator[Resolution]:
-        """Spaces, the largest first; small ones know the sets of axes over which the best templates cut dimensions."""
+        """Spaces, the largest first; small ones know what the best templates, or all of them, do."""
         whole = resolutions(self.base.mesh)
         yield from whole
         op_tables = self.enter(whole[-1])
@@ -184,20 +187,17 @@ class Searcher:
         for count in range(len(used), 0, -1):
             cuts = set().union(*used[:count])
             yield Resolution(tuple(names for names in whole[-1].cuts if frozenset(names) in cuts or not names), layers=False)
-        names = whole[-1].cuts[-1]
-        yield Resolution(((), names) if names else ((),), layers=False)
+        yield replace(whole[-1], mixes=False)
 
     def judged(self, op_tables: OpTables) -> list[tuple[int, ...]]:
         """Assignments of the templates, those that fit first, the cheapest first.
 
         All are priced by a model that knows nothing else. The cheapest and the smallest in turn are finished, until enough fit.
         """
-        names: dict[tuple[int, ...], str] = {}
-        for template in self.templates:
-            names.setdefault(self.followed(template), template.name)
-        model = model_of(op_tables, self.space, among=np.array(list(names)))
+        space, names, arguments = self.space, self.assignments, self.program.main.arguments
+        model = model_of(op_tables, space, among=np.array(list(names)))
         seconds = {chosen: model.seconds([chosen[c] for c in model.variables]) for chosen in names}
-        bytes_ = {chosen: self.bytes_of_arguments(chosen) for chosen in names}
+        bytes_ = {chosen: sum(bytes_of(a.type, space.layout(a, chosen), space.mesh) for a in arguments) for chosen in names}
         order = sorted(names, key=lambda chosen: (not self.planner.fits(bytes_[chosen]), seconds[chosen]))
         smallest = sorted(order, key=lambda chosen: bytes_[chosen])
         figures: dict[tuple[int, ...], tuple[bool, float]] = {}
@@ -207,6 +207,7 @@ class Searcher:
                 break
             if chosen not in figures:
                 candidate = self.finish(names[chosen], (), chosen)
+                self.judgments.append((space, chosen, candidate))
                 is_over = not self.planner.fits(candidate.peak)
                 figures[chosen] = is_over, float(candidate.peak) if is_over else candidate.seconds
         best = sorted(order, key=lambda chosen: figures.get(chosen, (True, math.inf)))
@@ -216,10 +217,6 @@ class Searcher:
     def cuts(self, chosen: Sequence[int]) -> Iterator[frozenset[str]]:
         """The sets of axes over which an assignment of all classes cuts dimensions."""
         return (frozenset(part.name for part in strategies[s]) for strategies, s in zip(self.space.strategies, chosen))
-
-    def bytes_of_arguments(self, chosen: Sequence[int]) -> int:
-        """Bytes of the arguments in an assignment of all classes."""
-        return sum(bytes_of(a.type, self.space.layout(a, chosen), self.space.mesh) for a in self.program.main.arguments)
 
     def solved(self) -> tuple[Candidate, float]:
         """The best plan of the space at hand, and the lower bound of the upper end of a step."""
@@ -243,7 +240,12 @@ class Searcher:
         """
         started = time.monotonic()
         op_tables = self.enter(resolution)
-        self.model: Model = model_of(op_tables, self.space, math.inf if most is None else most)
+        among = None if self.space.resolution.mixes else np.array(list(self.assignments))
+        self.model: Model = model_of(op_tables, self.space, math.inf if most is None else most, among)
+        for space, chosen, candidate in self.judgments:
+            moved = transferred(chosen, (self.program, space), (self.program, self.space))
+            if transferred(moved, (self.program, self.space), (self.program, space)) == chosen:
+                self.finished.append(replace(candidate, assignment=tuple(moved[c] for c in self.model.variables)))
         self.timings["model"] = time.monotonic() - started
 
     def enter(self, resolution: Resolution | None) -> OpTables:
@@ -373,6 +375,14 @@ class Searcher:
         """The built-in templates, and behind them those of the user's."""
         return (*templates(self.program, self.space, self.annotations, self.neighbours), *self.own_templates)
 
+    @property
+    def assignments(self) -> dict[tuple[int, ...], str]:
+        """The names of the templates by their assignments of all classes."""
+        names: dict[tuple[int, ...], str] = {}
+        for template in self.templates:
+            names.setdefault(self.followed(template), template.name)
+        return names
+
     @functools.cached_property
     def own_templates(self) -> tuple[Template, ...]:
         """The templates of the user's, but those that a space which tells less apart has no plans of.
@@ -407,7 +417,8 @@ class Searcher:
         fed = self.data
         data, every = ([c for argument in some for c in self.space.classes[argument]] for some in (fed, arguments))
         copies = () if template.carried is None else copies_of([a for a in arguments if a not in fed], self.space)
-        return followed(self.space, self.neighbours, template.strategies, [*data, *(template.carried or ())], copies, every)
+        order = [*data, *(template.carried or ())]
+        return followed(self.space, self.neighbours, template.strategies, order, copies, every, partly=template.partly)
 
     def start_of(self, template: Template) -> tuple[int, ...]:
         """The assignment of a template: of the user's as it was completed, of others as they follow."""

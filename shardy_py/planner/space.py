@@ -54,10 +54,12 @@ class Resolution:
     Attributes:
         cuts: Sets of mesh axes over which a dimension may be cut.
         layers: Whether layers that are alike are sharded each by itself; in a space, whether there are none.
+        mixes: Whether an op has other joint strategies than templates have.
     """
 
     cuts: Cuts
     layers: bool = True
+    mixes: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +119,7 @@ def resolutions(mesh: Mesh) -> tuple[Resolution, ...]:
 
     Example:
         >>> resolutions(Mesh([("x", 2), ("y", 4)]))[1]
-        Resolution(cuts=((), ('x',), ('y',), ('x', 'y')), layers=False)
+        Resolution(cuts=((), ('x',), ('y',), ('x', 'y')), layers=False, mixes=True)
     """
     names = [axis.name for axis in mesh.axes if axis.size > 1]
     cuts = tuple(some for count in range(len(names) + 1) for some in itertools.combinations(names, count))

@@ -17,7 +17,7 @@ from shardy_py.errors import UserError
 from shardy_py.ir import Program, Value
 from shardy_py.partition.layouts import layout_of, parts
 from shardy_py.plan.checks.specs import sharding_text
-from shardy_py.planner.following import Neighbours, computes
+from shardy_py.planner.following import Neighbours, computes, copies_of
 from shardy_py.planner.space import Annotations, Space
 
 
@@ -30,11 +30,13 @@ class Template:
         strategies: Class -> number of its strategy.
         carried: The classes whose strategies what is made of parameters follows too; it is whole along all others, however the
             parameters themselves are cut. None: all.
+        partly: Whether classes follow along the axes that others of their values leave, where some are taken.
     """
 
     name: str
     strategies: Mapping[int, int]
     carried: tuple[int, ...] | None = None
+    partly: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +123,18 @@ def templates(program: Program, space: Space, annotations: Annotations, neighbou
     """
     roles = _roles(program, annotations)
     distinct: dict[tuple[tuple[int, int], ...], Template] = {}
-    features = _features(space, roles, neighbours)
-    for name, strategies in _built_in(space, roles, features):
+    feature = _connected(neighbours)
+    features = _features(space, roles, feature)
+    experts = _experts(program, space, roles, feature)
+    other = _features(space, roles, feature, frozenset(feature[c] for c in experts)) if experts else ()
+    built_in = (
+        *((each, features, False) for each in _built_in(space, roles, features)),
+        *((each, (*other, *experts), True) for each in _of_experts(space, roles, other, experts)),
+    )
+    for (name, strategies), carried, partly in built_in:
         whole = {c: 0 for argument in program.main.arguments for c in space.classes[argument] if len(space.strategies[c]) > 1}
         complete = {**whole, **strategies}
-        distinct.setdefault(tuple(sorted(complete.items())), Template(name, complete, features))
+        distinct.setdefault(tuple(sorted(complete.items())), Template(name, complete, carried, partly))
     return tuple(distinct.values())
 
 
@@ -153,6 +162,41 @@ def _built_in(space: Space, roles: _Roles, features: Sequence[int]) -> Iterator[
             yield name, _cut(space, roles.state, _axes(rest, space), _cut(space, roles.parameters, (), batch))
 
 
+def _of_experts(space: Space, roles: _Roles, features: Sequence[int], experts: Sequence[int]) -> Iterator[tuple[str, dict[int, int]]]:
+    """Experts over some axes, features over others, the batch over all but these, and parameters whole or over what is left."""
+    names = [axis.name for axis in space.mesh.axes if axis.size > 1]
+    for tensor, owners in itertools.product(_subsets(names), _subsets(names)[1:] if experts else ()):
+        columns = _cut_features(space, features, _axes(tensor, space))
+        matrices = _cut_features(space, experts, _axes(owners, space))
+        if not matrices or (tensor and not columns) or set(tensor) & set(owners):
+            continue
+        rest = _axes([name for name in names if name not in tensor], space)
+        batch = _cut(space, roles.batch, rest, {**columns, **matrices}, first=True)
+        behind = f", tensor parallel over {' and '.join(tensor)}" if tensor else ""
+        parameters = (*roles.parameters, *roles.state)
+        yield f"experts over {' and '.join(owners)}{behind}", _cut(space, parameters, (), batch)
+        yield f"experts over {' and '.join(owners)}, the rest fully sharded{behind}", _cut(space, parameters, rest, batch)
+
+
+def _experts(program: Program, space: Space, roles: _Roles, feature: Sequence[int]) -> tuple[int, ...]:
+    """The classes of experts: of dimensions along which products with parameters, and products of their size, are batched."""
+    arguments = (*roles.parameters, *roles.state)
+    weights = {c for value in arguments for c in space.classes[value]} | set(copies_of(roles.parameters, space))
+    batched: dict[int, bool] = {}
+    for op in program.walk():
+        if op.name == "stablehlo.dot_general":
+            sides = (*op.operands, op.result)
+            dims = (op.attributes["lhs_batching_dimensions"], op.attributes["rhs_batching_dimensions"])
+            is_of_weights = any(all(c in weights for c in space.classes[value]) for value in op.operands)
+            for place, pair in enumerate(zip(*dims, strict=True)):
+                for value, dim in zip(sides, (*pair, place)):
+                    batched[space.classes[value][dim]] = batched.get(space.classes[value][dim], False) or is_of_weights
+    experts = {feature[c] for c, is_of_weights in batched.items() if is_of_weights}
+    experts -= {feature[c] for value in roles.batch for c in space.classes[value]}
+    own = [c for value in arguments for c in space.classes[value] if feature[c] in experts]
+    return tuple(c for c in dict.fromkeys([*own, *batched]) if feature[c] in experts and len(space.strategies[c]) > 1)
+
+
 def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
     """All subsets, small ones first."""
     return [some for count in range(len(names) + 1) for some in itertools.combinations(names, count)]
@@ -171,19 +215,18 @@ def _roles(program: Program, annotations: Annotations) -> _Roles:
     return _Roles(batch, tuple(a for a in carried if a not in state), state)
 
 
-def _features(space: Space, roles: _Roles, neighbours: Neighbours) -> tuple[int, ...]:
+def _features(space: Space, roles: _Roles, feature: Sequence[int], experts: frozenset[int] = frozenset()) -> tuple[int, ...]:
     """The classes that tensor parallelism cuts: of each parameter at most one dimension, which the op behind it sums over.
 
     Dimensions that ops relate are one feature. Those of the data, and one that most parameters have, as the width of a residual stream,
-    stay whole.
+    stay whole, and so do features of experts.
     """
-    feature = _connected(neighbours)
     owners: dict[int, int] = {}
     for value in roles.parameters:
         for each in {feature[c] for c in space.classes[value]}:
             owners[each] = owners.get(each, 0) + 1
     most = max(owners.values(), default=0)
-    whole = {feature[c] for value in roles.batch for c in space.classes[value]}
+    whole = {feature[c] for value in roles.batch for c in space.classes[value]} | experts
     whole |= {each for each, count in owners.items() if count == most and count > max(2, len(roles.parameters) / 2)}
     cut: set[int] = set()
     for value in roles.parameters:
@@ -225,9 +268,9 @@ def _cut(space: Space, values: Sequence[Value], axes: Axes, strategies: Mapping[
         used = {part for c in classes if c in chosen for part in space.strategies[c][chosen[c]]}
         order = classes if first else [classes[dim] for dim in sorted(range(len(classes)), key=lambda dim: (-shape[dim], dim))]
         pieces: dict[tuple[int, int], int] = {}
-        for c in order if used.isdisjoint(axes) else ():
+        for c in order:
             if c not in chosen:
-                some = {s: each for s, each in enumerate(space.strategies[c]) if each and set(each) <= set(axes)}
+                some = {s: each for s, each in enumerate(space.strategies[c]) if each and set(each) <= set(axes) - used}
                 pieces |= {(c, s): math.prod(part.size_in(space.mesh) for part in each) for s, each in some.items()}
             if first and pieces:
                 break

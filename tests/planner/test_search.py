@@ -303,6 +303,37 @@ def test_templates_cut_features_over_some_axes_and_parameters_over_the_others() 
     }  # fmt: skip
 
 
+def expert_step(w: Any, x: jax.Array) -> Any:
+    def loss(w: Any) -> jax.Array:
+        chosen = jax.nn.one_hot(jnp.argmax(x @ w["router"], -1), 4)
+        place = (jnp.cumsum(chosen, 1) - 1) * chosen
+        dispatch = chosen[..., None] * jax.nn.one_hot(place.astype(jnp.int32), 64)
+        queued = jnp.einsum("btec,btd->ebcd", dispatch, x)
+        answered = jnp.einsum("ebcf,efd->ebcd", jax.nn.relu(jnp.einsum("ebcd,edf->ebcf", queued, w["up"])), w["down"])
+        return jnp.mean(jnp.einsum("btec,ebcd->btd", dispatch, answered) ** 2)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w))
+
+
+EXPERTS = ({"router": f32(256, 4), "up": f32(4, 256, 1024), "down": f32(4, 1024, 256)}, f32(16, 128, 256))
+
+
+def test_experts_lie_over_some_axes_and_tokens_over_all() -> None:
+    plan = sp.auto_shard(expert_step, mesh={"x": 2, "y": 2}, planner=planner(), donate_argnums=0).plan(*EXPERTS)
+    assert plan.search is not None
+    inputs = {alternative.name: alternative.inputs for alternative in plan.search.alternatives}
+    assert inputs["experts over y, the rest fully sharded"] == {
+        "w['down']": "P('y', 'x')", "w['router']": "P(('x', 'y'))", "w['up']": "P('y', None, 'x')", "x": "P(('x', 'y'))",
+    }  # fmt: skip
+
+
+def test_a_space_that_is_too_large_has_what_templates_do() -> None:
+    mesh = {"x": 2, "y": 2, "z": 2}
+    plan = sp.auto_shard(expert_step, mesh=mesh, planner=planner(time_limit_s=0.001), donate_argnums=0).plan(*EXPERTS)
+    assert plan.search is not None
+    assert "strategies that templates have" in str(plan.search.space["ops"])
+
+
 def test_stacks_of_layers_stay_cut() -> None:
     """Layers are gathered one by one where they are used, and no plan of the space gathers all of them in front of the loop."""
     pins = {"up": P(None, "x"), "down": P(None, None, "x")}, P("x")
