@@ -5,6 +5,9 @@ planned first, so that imports and what JAX builds once are not counted. The exi
 
     python benchmarks/planner.py
     python benchmarks/planner.py --only=unrolled --time-limit=60
+    python benchmarks/planner.py --rivals --time_limit=30
+
+With --rivals it prints the table of docs/planner.md of the models that other planners publish, beside experts' templates.
 """
 
 from __future__ import annotations
@@ -25,12 +28,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import llama
+import planner_sweep
 from absl import app, flags
 
 import shardy_py as sp
 
 ONLY = flags.DEFINE_string("only", "", "Cases whose names contain this.")
 TIME_LIMIT = flags.DEFINE_float("time_limit", 10.0, "Of the planner, in seconds.", lower_bound=0)
+
+RIVALS = flags.DEFINE_bool("rivals", False, "The models that other planners publish, on two to four axes, beside experts' templates.")
 
 LLAMA_8B = llama.Config(layers=32, width=4096, heads=32, key_heads=8, hidden=14336, vocabulary=128256, length=4096, batch=256)
 
@@ -91,9 +97,46 @@ def planned(case: Case) -> sp.Plan:
     return sp.auto_shard(function, mesh=mesh, planner=planner, donate_argnums=(0, 1), lowering="jit").plan(*args)
 
 
+SHAPES = {
+    "Llama 3 1B": (planner_sweep.LLAMA_1B, ((8, 8), (4, 4, 8), (4, 4, 4, 8))),
+    "Llama 3 8B": (planner_sweep.LLAMA_8B, ((8, 8), (4, 8, 8), (4, 4, 4, 8))),
+    "DeepSeek-V3-like": (planner_sweep.DEEPSEEK, ((32, 8), (8, 8, 8), (4, 4, 4, 8))),
+}
+"""A model, and the sizes of meshes of h100, each with a sequence of 2,048 tokens per device."""
+
+
+def rivals() -> None:
+    """Prints the rows of the models that other planners publish."""
+    time.monotonic = time.process_time  # the planner's clock, as in planner_sweep
+    print("| model | mesh | planning, CPU s | step | gap | peak, GiB | best template that fits | its step | its peak, GiB |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, (config, shapes) in SHAPES.items():
+        for shape in shapes if ONLY.value in name else ():
+            sized = dataclasses.replace(config, length=2048, batch=math.prod(shape))
+            draw = planner_sweep.Draw(name, sized, dict(zip("wxyz", shape)), "h100")
+            plan, seconds = planner_sweep.planned(draw, TIME_LIMIT.value)
+            own, search = planner_sweep.figures(plan, "h100"), plan.search
+            assert search is not None
+            experts = {name: planner_sweep.expert(draw, roles) for name, roles in planner_sweep.templates(draw)}
+            fitting = {name: each for name, each in experts.items() if each is not None and each.fits}
+            best = min(fitting, key=lambda name: fitting[name].seconds)
+            cells = [
+                name,
+                " x ".join(map(str, shape)),
+                f"{seconds:.1f}",
+                f"{own.seconds:.4g} s",
+                f"{search.gap:.1%}",
+                f"{own.peak / 2**30:.1f}",
+            ]
+            cells += [best, f"{fitting[best].seconds:.4g} s", f"{fitting[best].peak / 2**30:.1f}"]
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def main(argv: list[str]) -> None:
     del argv
     planned(CASES["small"])
+    if RIVALS.value:
+        return rivals()
     missed = False
     print(f"  {'case':28s} {'devices':>7s} {'CPU':>8s} {'aim':>6s} {'classes':>8s} {'entries':>9s} {'step':>10s} {'gap':>7s}")
     for name, case in CASES.items():

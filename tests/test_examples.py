@@ -99,3 +99,9 @@ def test_stages_benchmark() -> None:
     printed = run(ROOT / "benchmarks" / "stages.py", "--noprofiles", "--large=inception", "--machines=2")
     assert "inception: 326 nodes" in printed
     assert printed.count("gap") == 6
+
+
+@pytest.mark.slow
+def test_the_planner_is_no_worse_than_templates_in_a_sample_of_its_sweep() -> None:
+    printed = run(ROOT / "benchmarks" / "planner_sweep.py", "--cheap", "--count=3", "--seconds=10")
+    assert printed.endswith("0 of 3 draws have faults\n")
