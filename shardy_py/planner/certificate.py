@@ -11,7 +11,6 @@ hold that these are the prices of `cost_analysis`.
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import math
 import sys
@@ -26,6 +25,7 @@ from shardy_py.cost.hardware_table import hardware
 from shardy_py.errors import ShardyError
 from shardy_py.plan.costing import analyse
 from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.search import Search
 from shardy_py.plan.store.files import load_plan
 from shardy_py.planner.elimination import reduced
 from shardy_py.planner.evaluation import EntryIndex
@@ -36,7 +36,7 @@ Array = Any
 ROUNDING = 1e-9
 """Of sums of costs, in parts of them."""
 
-MOST_BYTES = 1 << 30
+MOST_BYTES = 1 << 28
 """More is not unpacked."""
 
 
@@ -137,44 +137,29 @@ def proven(problem: Problem, cost: float, stages: Sequence[Duals]) -> float:
 
 
 def encode(certificate: Certificate) -> str:
-    """A certificate as text: arrays one after the other behind their types and shapes, packed, in base 64."""
-    problem, stages = certificate.problem, certificate.stages
-    counts = [len(problem.tables), len(stages), *(len(limit.tables) for limit in problem.limits)]
-    arrays = [np.frombuffer(json.dumps(certificate.facts).encode(), np.uint8)]
-    arrays += map(np.array, (counts, problem.strategies, certificate.assignment, problem.moves, [each.limit for each in problem.limits]))
-    for table in problem.tables:
-        arrays += [np.array(table.classes, np.int64), table.strategies.T, table.costs, table.moves.T, table.at_hand.T]
-    for limit in problem.limits:
-        arrays += [np.array(limit.tables, np.int64), *limit.weights]
-    for duals in stages:
-        arrays += [duals.links.T, duals.messages.astype(np.float32), duals.shares.astype(np.float32), duals.multipliers]
-    compact = [a.astype(np.min_scalar_type(-int(np.abs(a).max(initial=0)) - 1)) if a.dtype.kind == "i" else a for a in arrays]
-    header = json.dumps([[a.dtype.str, a.shape] for a in compact]).encode()
-    content = b"".join([len(header).to_bytes(8, "little"), header, *(a.tobytes() for a in compact)])
-    return base64.b64encode(zlib.compress(content, 9)).decode("ascii")
+    """A certificate as text: packed JSON in base 64, arrays by column."""
+    problem = certificate.problem
+    tables = [(t.classes, t.strategies, t.costs, t.moves, t.at_hand) for t in problem.tables]
+    limits = [(each.tables, each.weights, each.limit) for each in problem.limits]
+    stages = [(d.links, d.messages, d.shares, d.multipliers) for d in certificate.stages]
+    data = (problem.strategies, tables, problem.moves, limits, certificate.assignment, stages, certificate.facts)
+    return base64.b64encode(zlib.compress(json.dumps(data, default=lambda array: array.T.tolist()).encode(), 9)).decode("ascii")
 
 
 def decode(text: str) -> Certificate:
     """The inverse of `encode`."""
-    content = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MOST_BYTES)
-    end = 8 + int.from_bytes(content[:8], "little")
-    arrays: list[Array] = []
-    for kind, shape in json.loads(content[8:end]):
-        array = np.frombuffer(content, kind, math.prod(shape), end).reshape(shape)
-        end += array.nbytes
-        arrays.append(array.T.astype(np.int64) if array.dtype.kind == "i" else array)
-    rest = iter(arrays)
-    facts, counts, strategies, assignment, moves, limits = itertools.islice(rest, 6)
+    unpacked = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MOST_BYTES)
+    strategies, of_tables, moves, of_limits, assignment, of_stages, facts = json.loads(unpacked)
     tables: list[Table] = []
-    for _ in range(counts[0]):
-        classes, rows, costs, needs, at_hand = itertools.islice(rest, 5)
-        tables.append(Table(tuple(classes.tolist()), rows, costs, needs, np.zeros(len(costs)), at_hand))
-    bounded: list[Limit] = []
-    for size, most in zip(counts[2:], limits):
-        bounded.append(Limit(tuple(next(rest).tolist()), tuple(itertools.islice(rest, int(size))), float(most)))
-    stages = [(next(rest), *(each.astype(float) for each in itertools.islice(rest, 3))) for _ in range(counts[1])]
-    problem = Problem(tuple(strategies.tolist()), tuple(tables), moves, tuple(bounded))
-    return Certificate(problem, tuple(assignment.tolist()), tuple(Duals(*each) for each in stages), json.loads(facts.tobytes()))
+    for classes, *columns in of_tables:
+        costs = np.array(columns.pop(1), float)
+        rows, needs, at_hand = (np.array(each, np.int64).reshape(len(each), len(costs)).T for each in columns)
+        tables.append(Table(tuple(classes), rows, costs, needs, np.zeros(len(costs)), at_hand))
+    limits = tuple(Limit(tuple(numbers), tuple(map(np.array, weights)), most) for numbers, weights, most in of_limits)
+    stages = tuple(
+        Duals(np.array(links, np.int64).reshape(2, -1).T, *(np.array(each, float) for each in rest)) for links, *rest in of_stages
+    )
+    return Certificate(Problem(tuple(strategies), tuple(tables), np.array(moves), limits), tuple(assignment), stages, facts)
 
 
 def check(plan: PlanRecord) -> str:
@@ -190,15 +175,13 @@ def check(plan: PlanRecord) -> str:
         why = "a planner did not choose its shardings, or the file was changed"
         raise CertificateError("the plan has no certificate", why=why, fix="plan with auto_shard(planner=...), and save that plan")
     try:
-        return _checked(plan, decode(plan.search.certificate))
+        return _checked(plan, plan.search, decode(plan.search.certificate))
     except (zlib.error, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise CertificateError(f"the certificate is damaged: {error}") from None
 
 
-def _checked(plan: PlanRecord, certificate: Certificate) -> str:
-    facts, problem, search = certificate.facts, certificate.problem, plan.search
-    assert search is not None
-    objective, visible = search.objective_seconds, 1 - facts["overlap"]
+def _checked(plan: PlanRecord, search: Search, certificate: Certificate) -> str:
+    facts, problem, objective = certificate.facts, certificate.problem, search.objective_seconds
     step = analyse(plan, hardware(search.hardware), facts["links"]).step_seconds if facts["listed"] else None
     if step is not None:
         _equal("the step of the stored plan", step.high - facts["overlap"] * (step.high - step.low), objective)
@@ -213,14 +196,13 @@ def _checked(plan: PlanRecord, certificate: Certificate) -> str:
         raise CertificateError(
             f"the stated bound, {search.lower_bound_seconds:.12g} s, is above what was found, {facts['searched']:.12g} s"
         )
-    most = min(visible * bound, objective)
-    lines = [f"step {objective:.9g} s{'' if facts['listed'] else ' (not recomputed: hardware or links of the user)'}"]
-    lines.append(
-        f"at least {most:.9g} s, proven by {len(certificate.stages)} stages of duals ({1 - most / objective if objective else 0:.2%} gap)"
-    )
+    most = min((1 - facts["overlap"]) * bound, objective)
+    gap = 1 - most / objective if objective else 0.0
+    text = f"step {objective:.9g} s{'' if facts['listed'] else ' (not recomputed: hardware or links of the user)'}\n"
+    text += f"at least {most:.9g} s, proven by {len(certificate.stages)} stages of duals ({gap:.2%} gap)"
     if most < search.lower_bound_seconds * (1 - ROUNDING):
-        lines.append(f"at least {search.lower_bound_seconds:.9g} s by the plan: branch and bound, which leaves no duals, found the rest")
-    return "\n".join(lines)
+        text += f"\nat least {search.lower_bound_seconds:.9g} s by the plan: branch and bound, which leaves no duals, found the rest"
+    return text
 
 
 def _equal(name: str, value: float, stated: float) -> None:

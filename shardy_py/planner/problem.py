@@ -160,11 +160,6 @@ def with_entries(problem: Problem, masks: Sequence[Array]) -> Problem:
     return Problem(problem.strategies, tables, problem.moves, limits)
 
 
-def with_limit(problem: Problem, limit: Limit) -> Problem:
-    """The problem with one more limit."""
-    return Problem(problem.strategies, problem.tables, problem.moves, (*problem.limits, limit))
-
-
 def weighed(problem: Problem, limit: Limit) -> Problem:
     """The problem whose costs are the weights of a limit: its optimum is the least limit that an assignment keeps.
 

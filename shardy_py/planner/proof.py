@@ -42,7 +42,7 @@ def certificate_of(searcher: Searcher, best: Candidate, bound: float) -> str:
         problem = model.problem  # results lie as they follow by propagation
     problem = replace(problem, tables=tuple(replace(table, ties=np.zeros(len(table.costs))) for table in problem.tables))
     own = cost(problem, best.assignment)
-    stages = _stages(problem, own)
+    stages = stages_of(problem, own)
     links = planner.links or {}
     is_listed = isinstance(planner.hardware, str) and all(isinstance(each, str) for each in links.values())
     facts = {"objective": own + model.constant, "bound": proven(problem, own, stages) + model.constant, "constant": model.constant}
@@ -50,8 +50,13 @@ def certificate_of(searcher: Searcher, best: Candidate, bound: float) -> str:
     return encode(Certificate(problem, best.assignment, stages, facts))
 
 
-def _stages(problem: Problem, most: float) -> tuple[Duals, ...]:
-    """Duals of a problem, and then of what is left where it costs at most so much."""
+def stages_of(problem: Problem, most: float) -> tuple[Duals, ...]:
+    """Duals of a problem, and then of what is left where it costs at most so much.
+
+    Args:
+        problem: A problem.
+        most: The cost of one of its assignments.
+    """
     stages: list[Duals] = []
     left = most
     for _ in range(STAGES):
@@ -67,10 +72,10 @@ def _stages(problem: Problem, most: float) -> tuple[Duals, ...]:
 
 
 def _duals(problem: Problem, most: float) -> Duals:
-    """Duals by messages, and by the linear program where it is small, in the precision in which they are stored."""
+    """Duals by messages, and by the linear program where it is small, in seven digits, which are enough."""
     of = relaxation.program(problem)
     prices = Ascent(of, 2 * max(most, 0.0)).run(of.prices(), rounds=sum(MESSAGE_ROUNDS), enough=most, end=float("inf"))
-    if len(of.costs) <= COLUMNS and prices.bound(of) < most:
+    if 0 < len(of.costs) <= COLUMNS and prices.bound(of) < most:
         relaxed = relaxation.relax(of, max(most, 0.0), LINEAR_SECONDS)
         if relaxed.values is not None:
             prices = max(prices, relaxation.priced(of, relaxed.duals), key=lambda each: each.bound(of))
@@ -85,6 +90,6 @@ def _duals(problem: Problem, most: float) -> Duals:
             child, message = len(problem.tables) + of.classes[place], whole
         links.append((numbers[link.parent.start], child))
         messages.append(message)
-    shifts, shares = (each.astype(np.float32).astype(float) for each in (np.concatenate(messages), np.maximum(prices.shares, 0.0)))
+    shifts, shares = (np.array([float(f"{x:.7g}") for x in each]) for each in (np.concatenate(messages), np.maximum(prices.shares, 0.0)))
     multipliers = np.maximum(-prices.limits, 0.0) / relaxation.scales(problem.limits)
     return Duals(np.array(links, np.int64).reshape(-1, 2), shifts, shares, multipliers)

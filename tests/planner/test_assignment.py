@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardy_py.planner.assignment import least, solve
+from shardy_py.planner.certificate import Duals, proven
 from shardy_py.planner.elimination import reduced
 from shardy_py.planner.messages import Ascent
-from shardy_py.planner.problem import Limit, Problem, Table, cost, entries, pinned, weighed, weight, with_limit
+from shardy_py.planner.problem import Limit, Problem, Table, cost, entries, pinned, weighed, weight
+from shardy_py.planner.proof import stages_of
 from shardy_py.planner.relaxation import conditioned, program
 
 TIES = 1e-6  # More than all ties of a random problem.
@@ -182,6 +184,21 @@ def test_a_pin_removes_strategies_and_costs_what_it_costs(seed: int) -> None:
         assert solution.cost == pytest.approx(best)
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_duals_of_a_certificate_prove_a_bound_and_never_above_the_optimum(seed: int) -> None:
+    problem = random_problem(seed)
+    costs = [cost(problem, assignment) for assignment in allowed(problem)]
+    if not costs:
+        return
+    rng, of_best, of_worst = np.random.default_rng(seed), stages_of(problem, min(costs)), stages_of(problem, max(costs))
+    assert 0.5 * min(costs) <= proven(problem, min(costs), of_best) <= min(costs)
+    assert proven(problem, max(costs), of_worst) <= min(costs) + 1e-9
+    for duals in of_worst[:1]:
+        messages = duals.messages + rng.normal(size=len(duals.messages))
+        shares, multipliers = (rng.random(len(each)) for each in (duals.shares, duals.multipliers))
+        assert proven(problem, max(costs), [Duals(duals.links, messages, shares, multipliers)]) <= min(costs) + 1e-9
+
+
 @pytest.mark.parametrize("seed", range(15))
 def test_the_least_that_a_limit_can_be(seed: int) -> None:
     problem = random_problem(seed)
@@ -195,9 +212,12 @@ def test_the_least_that_a_limit_can_be(seed: int) -> None:
         return
     assert result.cost == result.bound == pytest.approx(min(sums))
     at_least = Limit(limit.tables, limit.weights, min(sums))
-    tight = solve(with_limit(problem, at_least), [result.assignment])
+    tight = solve(dataclasses.replace(problem, limits=(*problem.limits, at_least)), [result.assignment])
     assert weight(at_least, entries(problem, tight.assignment)) <= at_least.limit
-    assert solve(with_limit(problem, Limit(limit.tables, limit.weights, min(sums) - 1))).status == "infeasible"
+    assert (
+        solve(dataclasses.replace(problem, limits=(*problem.limits, Limit(limit.tables, limit.weights, min(sums) - 1)))).status
+        == "infeasible"
+    )
 
 
 def test_a_problem_with_nothing_to_decide() -> None:
