@@ -12,6 +12,7 @@ what several views read of one array is sent once (`moves`).
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,13 +55,12 @@ def framed(scope: Scope, cuts: Cuts, vectors: Mapping[Any, list[int]] | None = N
 
 def _is_windowed(scope: Scope, cuts: Cuts) -> bool:
     """Whether a window of a sharded dimension is read or written."""
-    for eqn in scope.jaxpr.eqns if any(eqn.primitive.name in _WINDOWS for eqn in scope.jaxpr.eqns) else ():
-        values = [scope.env[v] for v in (*eqn.invars, *eqn.outvars) if not isinstance(v, Literal) and v in scope.env]
-        shapes = [value.type.shape for value in values]
-        if eqn.primitive.name in _WINDOWS and any(
-            k > 1 and len({shape[d] for shape in shapes if len(shape) > d}) > 1 for value in values for d, k in enumerate(cuts(value))
-        ):
-            return True
+    for eqn in scope.jaxpr.eqns:
+        if eqn.primitive.name in _WINDOWS:
+            values = [scope.env[v] for v in (*eqn.invars, *eqn.outvars) if not isinstance(v, Literal) and v in scope.env]
+            sizes = [set(of) for of in itertools.zip_longest(*(value.type.shape for value in values))]
+            if any(k > 1 and len(sizes[d] - {None}) > 1 for value in values for d, k in enumerate(cuts(value))):
+                return True
     return any(_is_windowed(child, cuts) for children in scope.children.values() for child in children)
 
 
@@ -136,7 +136,6 @@ class _Framing:
         self.views: dict[Atom, _View] = {}
         self.names: dict[Atom, Atom] = {}
         self.windows: dict[Any, _Windows] = {}
-        self.copies: dict[Any, Atom] = {}
         self.is_changed = False
         self.scalars: dict[Atom, Literal] = {}  # of which arrays consist
         self.vectors = dict(vectors)
@@ -210,15 +209,8 @@ class _Framing:
         """A value as an array of its own size."""
         if isinstance(v, Literal) or v in self.names or v not in self.views:
             return v if isinstance(v, Literal) else self.names.get(v, v)
-        view, shape = self.views[v], _shape(self.views[v].base)
-        reads = [
-            x for x in (view.like.invars if view.like else ()) if not isinstance(x, Literal) and x in self.views and x not in self.names
-        ]
-        moved = self._moved(view)
-        is_own = not (moved or any(self._moved(self.views[x]) for x in reads)) or any(2 * _shape(v)[d] < shape[d] for d in moved)
-        if all(runs == ((0, n),) for runs, n in zip(view.runs, shape)):
-            self.names[v] = view.base
-        elif not view.is_framed and (is_own or any(place(runs, n) is None for runs, n in zip(view.runs, shape))):
+        view = self.views[v]
+        if not view.is_framed and any(place(runs, n) is None for runs, n in zip(view.runs, _shape(view.base))):
             assert view.like is not None
             self._keep(view.like)
             self.names[v] = v
@@ -226,11 +218,14 @@ class _Framing:
             self.names[v] = self._window(view, view.runs, v)
         return self.names[v]
 
-    def _window(self, view: _View, runs: Sequence[Runs], v: Var | None = None) -> Var:
+    def _window(self, view: _View, runs: Sequence[Runs], v: Var | None = None) -> Atom:
         """The window of a view's array that consists of some runs in each dimension."""
-        places = tuple(at for runs_, n in zip(runs, _shape(view.base)) if (at := place(runs_, n)))
-        shape = tuple(at.size for at in places)
-        key = view.base, shape, None if view.fill is None else np.asarray(view.fill.val).tobytes()
+        sizes = _shape(view.base)
+        places = tuple(at for runs_, n in zip(runs, sizes) if (at := place(runs_, n)))
+        if places == tuple(map(whole, sizes)):
+            return view.base
+        shape, alone = tuple(at.size for at in places), None if self._moved(view) else v
+        key = view.base, shape, alone, None if view.fill is None else np.asarray(view.fill.val).tobytes()
         group = self.windows.get(key)
         if group is None:
             group = self.windows[key] = _Windows(view, {})
@@ -243,18 +238,14 @@ class _Framing:
 
     def _in_frames(self, v: Atom, frames: Sequence[Frame], like: JaxprEqn) -> Atom:
         """An array that holds a value in frames, for an equation."""
-        shape, scalar, sizes = _shape(v), self._scalar(v), tuple(size for size, _ in frames)
+        shape, sizes = _shape(v), tuple(size for size, _ in frames)
         if not shape or all(frame == (n, 0) for n, frame in zip(shape, frames)):
             return self._natural(v)
-        if scalar is not None or all(frame == (n, 0) or self._repeats(v, d) for d, (n, frame) in enumerate(zip(shape, frames))):
+        if v in self.broadcasts:
             eqn = self.broadcasts[v]
-            dims = () if scalar is not None else eqn.params["broadcast_dimensions"]
-            source = scalar or self._natural(eqn.invars[0])
-            if (v, sizes) not in self.copies:
-                self.copies[v, sizes] = self._emit(eqn, [source], sizes, v, shape=sizes, broadcast_dimensions=dims)
-            return self.copies[v, sizes]
-        if v not in self.views and all(frame == (n, 0) or n == 1 for n, frame in zip(shape, frames)):
-            return self._traced(lambda x: lax.broadcast_in_dim(x, sizes, tuple(range(len(sizes)))), [self._natural(v)], v, like)
+            own = list(zip(_shape(eqn.invars[0]), eqn.params["broadcast_dimensions"]))
+            source = self._in_frames(eqn.invars[0], [(1, 0) if n == 1 else frames[d] for n, d in own], eqn)
+            return self._emit(eqn, [source], sizes, v, shape=sizes)
 
         def around(view: _View) -> list[tuple[Runs, int]]:
             ends = [(max(0, at), max(0, -at), size - at, max(0, size - at - n)) for n, (size, at) in zip(shape, frames)]
@@ -264,8 +255,6 @@ class _Framing:
         view = self._of(v)
         if any(place(*own) is None for own in around(view)):  # nothing but the fill, or the fill in between
             view = _View(self._natural(v), tuple(((0, n),) for n in shape))
-        if all(place(*own) == whole(own[1]) for own in around(view)):
-            return view.base
         return self._window(view if view.like else _View(view.base, view.runs, like), [runs for runs, _ in around(view)])
 
     def _repeats(self, v: Atom, d: int) -> bool:
@@ -390,17 +379,17 @@ class _Framing:
             size = _shape(view.base)[d]
             choices += [(size, at.start), (size, (size - n) // 2)] if d in self._moved(view) else []
 
-        def received(frame: Frame) -> tuple[float, bool]:
-            reads = [(view.base, at._replace(start=at.start - frame[1], size=frame[0])) for view, at in zip(views, places)]
-            reads += [(out, whole(frame[0])._replace(start=frame[1] - at, size=size)) for size, at in wanted]
-            total, lines = 0.0, dict[Any, list[Place]]()
-            for base, at in reads:
-                lines.setdefault((base, at.size, at.line), []).append(at)
-            for (base, *_), places_ in lines.items():
-                first, last, length = min(places_, key=lambda at: at.start), max(at.start for at in places_), _shape(base)[d]
-                row = math.prod(_shape(base)) / length * _aval(base).dtype.itemsize
-                total += row * exchange(frame[0] if base is out else length, first, last - first.start, parts).received
-            return total, total > 0 and frame == (n, 0)  # others may read the same windows in a frame
+        def received(frame: Frame) -> int:
+            """Elements that arrive, of each line of arrays, by the windows from the first to the last."""
+            starts: dict[Any, list[int]] = {}
+            for view, at in zip(views, places):
+                starts.setdefault((_shape(view.base)[d], at._replace(start=0, size=frame[0]), view.base), []).append(at.start - frame[1])
+            for size, at in wanted:
+                starts.setdefault((frame[0], whole(size), None), []).append(frame[1] - at)
+            return sum(
+                exchange(size, at._replace(start=min(those)), max(those) - min(those), parts).received
+                for (size, at, _), those in starts.items()
+            )
 
         return min([(size, at) for size, at in choices if n <= 2 * size <= 4 * n and -at <= low and high <= size - at], key=received)
 
@@ -462,7 +451,7 @@ def _demands(jaxpr: Jaxpr, starts_of: Callable[[JaxprEqn], Sequence[int] | None]
         for d, n in enumerate(() if isinstance(v, Literal) else _shape(v)):
             demand, need = demands.setdefault(v, {}), needs.setdefault(v, {})
             low, high = (0, n) if read is None else read[d]
-            demand[d] = tuple(dict.fromkeys((*demand.get(d, ()), *(((n, 0),) if frames is None else frames[d]))))[:_MOST_DEMANDS]
+            demand[d] = tuple(dict.fromkeys((*demand.get(d, ()), *(((n, 0),) if frames is None else frames[d]))))
             need[d] = min(low, need.get(d, (low, 0))[0]), max(high, need.get(d, (0, high))[1])
 
     for v in jaxpr.outvars:
@@ -493,10 +482,6 @@ def _demands(jaxpr: Jaxpr, starts_of: Callable[[JaxprEqn], Sequence[int] | None]
                 n, size = _shape(v)[dim], _shape(eqn.outvars[0])[dim]
                 want(v, {d: [(size, at) if d == dim and 2 * n > size else (m, 0)] for d, m in enumerate(_shape(v))})
                 at += n
-        elif name in _REDUCTIONS:
-            results = {d: i for i, d in enumerate(d for d in range(len(sizes)) if d not in eqn.params["axes"])}
-            whole_read = {d: read[results[d]] if d in results else (0, n) for d, n in enumerate(sizes)}
-            want(first, {d: out[results[d]] if d in results else () for d in range(len(sizes))}, whole_read)
     return demands, needs
 
 
@@ -565,6 +550,5 @@ _UPDATES = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 _WINDOWS = _OF_ONE | _UPDATES | {"concatenate"}
 _POINTWISE = frozenset(POINTWISE.split())
 _REDUCTIONS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "mul", "reduce_and": "and", "reduce_or": "or"}
-_FOLLOWED = frozenset({*_POINTWISE, *_REDUCTIONS, "concatenate"})
-_MOST_DEMANDS = 4
+_FOLLOWED = _POINTWISE | {"concatenate"}
 _MOST_PIECES = 3
