@@ -1,4 +1,4 @@
-"""Leaves of arguments and results that are no arrays, such as the activation functions of an Equinox module: they are held static.
+"""Leaves of arguments and results other than arrays, such as the activation functions of an Equinox module: they are static.
 
 As `equinox.filter_jit` does it: each stands in the structure of its pytree, so that other ones are another signature. Numbers of Python are
 traced, as under `jax.jit`, but for those of Equinox modules, which are options of theirs.
@@ -63,7 +63,7 @@ def _is_static(leaf: Any) -> bool:
     """Whether a leaf is neither an array, nor something that is meant as one."""
     if type(leaf) in _PLAIN or isinstance(leaf, (jax.Array, np.generic, np.ndarray)):
         return False
-    return not any(hasattr(leaf, name) for name in ("__array__", "__jax_array__", "__dlpack__", "dtype"))
+    return isinstance(leaf, type) or not any(hasattr(leaf, name) for name in ("__array__", "__jax_array__", "__dlpack__", "dtype"))
 
 
 def _is_module(node: Any) -> bool:
@@ -72,7 +72,7 @@ def _is_module(node: Any) -> bool:
 
 
 def held(tree: Any) -> Any:
-    """A pytree with its leaves that are no arrays in its structure; a leaf alone as it is."""
+    """A pytree whose leaves other than arrays are part of its structure; a leaf alone is returned as it is."""
     leaves, structure = jax.tree.flatten(tree)
     has_options = "equinox" in sys.modules and not _NUMBERS.isdisjoint(map(type, leaves))
     if jax.tree_util.treedef_is_leaf(structure) or not (has_options or any(map(_is_static, leaves))):

@@ -64,6 +64,12 @@ def test_functions_and_strings_are_another_signature_and_numbers_are_not(lowerin
 
 
 @LOWERINGS
+def test_types_are_static(lowering: Any) -> None:
+    step = planned(lambda p, x: (x @ p["w"]).astype(p["dtype"]), lowering, in_shardings={"x": P("x")})
+    assert [step({"w": W, "dtype": kind}, X).dtype for kind in (jnp.bfloat16, np.float16)] == [jnp.bfloat16, np.float16]
+
+
+@LOWERINGS
 def test_leaves_of_results_come_back(lowering: Any) -> None:
     init = planned(
         lambda key: {"layer": Layer(jax.random.normal(key, (8, 4)), jnp.tanh), "name": "net"}, lowering, rules=[("weight", P("x"))]

@@ -65,7 +65,7 @@ def _is_windowed(scope: Scope, cuts: Cuts) -> bool:
 
 
 def _flat(scope: Scope) -> Scope:
-    """The scope with the bodies of calls in their place."""
+    """The scope with the bodies of calls, and slices for splits, in their place."""
     eqns: list[JaxprEqn] = []
     env, children, renamed = dict(scope.env), dict[int, list[Scope]](), dict[Any, Atom]()
 
@@ -78,7 +78,7 @@ def _flat(scope: Scope) -> Scope:
         if child is None or child.jaxpr.constvars or len(child.jaxpr.invars) != len(eqn.invars):
             if index in scope.children:
                 children[len(eqns)] = scope.children[index]
-            eqns.append(eqn)
+            eqns += _slices(eqn) if eqn.primitive is lax.split_p else [eqn]
             continue
         inner, stack = _flat(child), eqn.source_info.name_stack
         copies, results = inlined(inner.jaxpr, eqn.invars, lambda source, s=stack: source.replace(name_stack=s + source.name_stack))
@@ -88,6 +88,17 @@ def _flat(scope: Scope) -> Scope:
         eqns += copies
         renamed.update(zip(eqn.outvars, results))
     return Scope(scope.jaxpr.replace(eqns=eqns, outvars=use(scope.jaxpr.outvars)), env, children)
+
+
+def _slices(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """The slices that a split is."""
+    shape, dim, at, eqns = _shape(eqn.invars[0]), eqn.params["axis"], 0, []
+    for out, n in zip(eqn.outvars, eqn.params["sizes"]):
+        start, limit = (tuple(end if d == dim else m for d, m in enumerate(of)) for end, of in ((at, [0] * len(shape)), (at + n, shape)))
+        params = {"start_indices": start, "limit_indices": limit, "strides": None}
+        eqns.append(eqn.replace(primitive=lax.slice_p, params=params, outvars=[out]))
+        at += n
+    return eqns
 
 
 @dataclass(frozen=True, eq=False)
@@ -415,7 +426,7 @@ class _Framing:
 
         def select(x: Any, *others: Any) -> Any:
             for y, (v, starts) in zip(others, pieces[1:]):
-                new = lax.add(x, y) if name == "scatter-add" else y
+                new = _SCATTERS[name](x, y) if name in _SCATTERS else y
                 x = _within(new, x, {d: (at, at + n) for d, (at, n) in enumerate(zip(starts, _shape(v))) if n != shape[d]})
             return x
 
@@ -546,8 +557,16 @@ def _is_same(a: Literal, b: Literal) -> bool:
 
 _CALLS = frozenset({"closed_call", "custom_jvp_call", "custom_vjp_call", "jit"})
 _OF_ONE = frozenset({"dynamic_slice", "gather", "pad", "slice"})
-_UPDATES = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
-_WINDOWS = _OF_ONE | _UPDATES | {"concatenate"}
+_SCATTERS: dict[str, Callable[[Any, Any], Any]] = {
+    "scatter-add": lax.add,
+    "scatter-max": lax.max,
+    "scatter-min": lax.min,
+    "scatter-mul": lax.mul,
+    "scatter-sub": lax.sub,
+}
+"""Updates that combine the window with what is there."""
+_UPDATES = frozenset({"dynamic_update_slice", "scatter", *_SCATTERS})
+_WINDOWS = _OF_ONE | _UPDATES | {"concatenate", "split"}
 _POINTWISE = frozenset(POINTWISE.split())
 _REDUCTIONS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "mul", "reduce_and": "and", "reduce_or": "or"}
 _FOLLOWED = _POINTWISE | {"concatenate"}
