@@ -35,7 +35,6 @@ from shardy_py.plan.values import PlannedValue
 from shardy_py.view.html.card import card
 from shardy_py.view.html.frame import Frame
 from shardy_py.view.html.page import page
-from shardy_py.view.model_explorer import graph_json
 from shardy_py.view.perfetto import timeline_json
 from shardy_py.view.text import plan_text
 
@@ -329,17 +328,6 @@ class Plan(PlanRecord):
             OSError: The file cannot be written.
         """
         write_file(path, timeline_json(self, hardware, links))
-
-    def save_model_explorer(self, path: str | os.PathLike[str]) -> None:
-        """Writes the program as a graph for Model Explorer: layers by module, shardings as attributes.
-
-        Args:
-            path: The file; Model Explorer wants it to end in `.json`.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
-        write_file(path, graph_json(self))
 
     def to_json(self) -> str:
         """The whole plan as JSON text with a version; see `from_json`.

@@ -42,7 +42,6 @@ kinds = {
     "page.html": lambda path: plan.save_html(path),
     "module.mlir": lambda path: plan.save_sdy(path),
     "timeline.json": lambda path: plan.save_perfetto(path),
-    "graph.json": lambda path: plan.save_model_explorer(path),
     "pinned.json": lambda path: assert_plan_matches(plan, path, update=True),
     "opt.mlir": lambda path: opt.main([str(here / "in.mlir"), "-o", str(path)]),
     "partition.txt": lambda path: command([*PARTITION, str(here / "graph.txt"), "-o", str(path)]),

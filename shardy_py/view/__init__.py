@@ -1,1 +1,1 @@
-"""Renders plans as text, HTML, Perfetto timelines and Model Explorer graphs."""
+"""Renders plans as text, HTML and Perfetto timelines."""

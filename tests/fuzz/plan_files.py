@@ -256,7 +256,6 @@ USES: dict[str, Callable[[Plan, Plan], object]] = {
     "as_sdy": lambda plan, _: plan.as_sdy(),
     "save_html": lambda plan, other: (plan.save_html(os.devnull, hardware="h100"), plan.save_html(os.devnull, other)),
     "save_perfetto": lambda plan, _: plan.save_perfetto(os.devnull, "h100"),
-    "save_model_explorer": lambda plan, _: plan.save_model_explorer(os.devnull),
     "_repr_html_": lambda plan, _: plan._repr_html_(),
     "shardings": lambda plan, _: (plan.input_shardings, plan.output_shardings),
     "abstract_state": lambda plan, _: plan.abstract_state(),

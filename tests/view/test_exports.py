@@ -1,4 +1,4 @@
-"""Files for other tools: Perfetto, Model Explorer, SDY text."""
+"""Files for other tools: Perfetto, SDY text."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from typing import Any
 
 import pytest
 
-from shardy_py.view.model_explorer import graph
 from shardy_py.view.perfetto import timeline
 from tests.view import plans
-
-NODE = {"id", "label", "namespace", "attrs", "incomingEdges", "outputsMetadata"}
-"""Fields of `GraphNode` of Model Explorer 0.1.34 that are used."""
 
 
 def slices(trace: dict[str, Any]) -> list[dict[str, Any]]:
@@ -80,31 +76,6 @@ def test_timeline_of_explicit_collectives_and_of_loops() -> None:
     assert 5 in trips
 
 
-def test_model_explorer() -> None:
-    for plan in (plans.training(), plans.scanned(), plans.hostile()):
-        collection = graph(plan)
-        assert set(collection) == {"label", "graphs"}
-        (only,) = collection["graphs"]
-        nodes = only["nodes"]
-        outputs = {node["id"]: {m["id"] for m in node["outputsMetadata"]} for node in nodes}
-        assert len(outputs) == len(nodes)
-        for node in nodes:
-            assert set(node) == NODE
-            for edge in node["incomingEdges"]:
-                assert edge["sourceNodeOutputId"] in outputs[edge["sourceNodeId"]]
-            numbers = [edge["targetNodeInputId"] for edge in node["incomingEdges"]]
-            assert len(numbers) == len(set(numbers))
-        shown = {a["value"] for node in nodes for m in node["outputsMetadata"] for a in m["attrs"] if a["key"] == "name"}
-        assert shown == {value.path for value in plan.values}
-
-
-def test_model_explorer_layers_are_modules() -> None:
-    nodes = {node["id"]: node for node in graph(plans.training())["graphs"][0]["nodes"]}
-    assert {"inputs", "outputs", "layer_0/up", "layer_1/down"} <= {node["namespace"] for node in nodes.values()}
-    inside = [node for node in graph(plans.scanned())["graphs"][0]["nodes"] if "scan %" in node["namespace"]]
-    assert any(node["incomingEdges"] and node["incomingEdges"][0]["sourceNodeId"] == "w" for node in inside) or inside
-
-
 def test_sdy_text() -> None:
     plan = plans.training()
     lines = plan.as_sdy().splitlines()
@@ -116,12 +87,10 @@ def test_sdy_text() -> None:
 def test_files(tmp_path: pathlib.Path) -> None:
     plan = plans.training()
     plan.save_perfetto(tmp_path / "trace.json", hardware="h200")
-    plan.save_model_explorer(tmp_path / "graph.json")
     plan.save_sdy(tmp_path / "plan.mlir")
     assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["hardware"].lower() == "h200"
-    assert json.loads((tmp_path / "graph.json").read_text()) == graph(plan)
     assert (tmp_path / "plan.mlir").read_text() == plan.as_sdy()
-    for name, write in {"t": plan.save_perfetto, "g": plan.save_model_explorer, "s": plan.save_sdy}.items():
+    for name, write in {"t": plan.save_perfetto, "s": plan.save_sdy}.items():
         write(tmp_path / f"{name}1")
         write(tmp_path / f"{name}2")
         assert (tmp_path / f"{name}1").read_bytes() == (tmp_path / f"{name}2").read_bytes()
