@@ -38,7 +38,6 @@ from shardy_py.api.verification import Verification
 from shardy_py.api.verifying import Request, verify
 from shardy_py.backends import host_threads
 from shardy_py.backends.executable import SignatureChanged
-from shardy_py.backends.per_device import per_device
 from shardy_py.cost.hardware import platform_named
 from shardy_py.dialect.format import sizes_text
 from shardy_py.facade import Plan
@@ -122,11 +121,6 @@ class Traced:
         planned = self._planned_here if lowering_platforms is None else self._planned
         entry = compiled_call(planned, abstract=lowering_platforms is not None, in_order=_private_parameters is not None)
         return entry.lower(**options)
-
-    def per_device(self) -> tuple[ClosedJaxpr, ...] | None:
-        """The function of one device on its shards, if the plan is a region without collectives and effects; else None."""
-        region = self._planned.region
-        return None if region is None else per_device(region.partitioned(self.plan()))
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,19 @@
-"""Compiling the programs of a pipeline: for the mesh of a stage, or for each of its devices."""
+"""Compiling the programs of a pipeline for the meshes of their stages."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.extend.core import Var
 
 from shardy_py.api import auto_shard
 from shardy_py.facade import Plan
-from shardy_py.frontends.context import device_platform
 from shardy_py.stages.jaxprs import dtype_of, shape_of, struct_of
-from shardy_py.stages.run.buffers import PartialSums
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import Program
-from shardy_py.stages.run.shards import DeviceCalls, devices_of
-
-MOST_APART = 4
-"""Devices of a stage up to which each is handed its own program: it is compiled for each of them. This serves CPU devices, which compute
-on the cores that JAX needs for starting a program on all of them at once; see docs/stages.md."""
 
 
 class Compiling:
@@ -50,35 +41,8 @@ class Compiling:
     @property
     def _lowering(self) -> str:
         # Under "jit" XLA adds up what devices have of a sum, each time.
-        waits = any(isinstance(stand, PartialSums) for stand in self.program.stands.values()) and self.program.sums
+        waits = self.program.stands and self.program.sums
         return "shard_map" if waits else "jit"
-
-    @functools.cached_property
-    def per_device(self) -> tuple[ClosedJaxpr, ...] | None:
-        """The program of every device by itself; None where devices exchange data, or are better given one program together."""
-        if not 1 < self.mesh.size <= MOST_APART or not self.ins or device_platform(devices_of(self.mesh)[0]) != "cpu":
-            return None
-        traced = self._sharded("shard_map", ()).trace(*self.structs)
-        plan = traced.plan()
-        planned = zip((*jax.tree.leaves(plan.input_shardings), *jax.tree.leaves(plan.output_shardings)), (*plan.inputs, *plan.outputs))
-        same = all(at.is_equivalent_to(here, len(v.shape)) for at, (here, v) in zip((*self.ins, *self.outs), planned, strict=True))
-        return traced.per_device() if same else None
-
-    def apart(self, donate: Sequence[int]) -> DeviceCalls:
-        """The program for every device; takes and gives tuples of shards."""
-        assert self.per_device is not None
-        here = NamedSharding(AbstractMesh((1,), ("device",)), PartitionSpec())
-        lowered: dict[int, Any] = {}
-        calls: list[Any] = []
-        for device, closed in zip(devices_of(self.mesh), self.per_device, strict=True):
-            program = lowered.get(id(closed))
-            if program is None:
-                function = _named(closed, self.program.name)
-                structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in cast(Any, closed).in_avals]
-                traced = _jitted(function, here, here, donate).trace(*structs)
-                program = lowered[id(closed)] = traced.lower(lowering_platforms=(device_platform(device),))
-            calls.append(program.compile(device_assignment=(device,)))
-        return DeviceCalls(tuple(calls))
 
     def _sharded(self, lowering: Any, donate: Sequence[int]) -> Any:
         function = self.program.function()
@@ -93,16 +57,6 @@ class Compiling:
 
 def _jitted(function: Callable[..., Any], ins: Any, outs: Any, donate: Sequence[int]) -> Any:
     return jax.jit(function, in_shardings=ins, out_shardings=outs, donate_argnums=tuple(donate), keep_unused=True)
-
-
-def _named(closed: ClosedJaxpr, name: str) -> Callable[..., list[Any]]:
-    run = jaxpr_as_fun(closed)
-
-    def function(*args: Any) -> list[Any]:
-        return run(*args)
-
-    function.__name__ = function.__qualname__ = name
-    return function
 
 
 def donatable(program: Program, candidates: Sequence[int], places: Places) -> list[int]:

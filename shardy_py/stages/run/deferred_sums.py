@@ -16,9 +16,8 @@ from jax.extend.core import Var
 from jax.sharding import PartitionSpec
 
 from shardy_py.stages.jaxprs import dtype_of, shape_of
-from shardy_py.stages.run.buffers import PartialSums
 from shardy_py.stages.run.placing import Places, axes_of
-from shardy_py.stages.run.programs import Program, stages_reading
+from shardy_py.stages.run.programs import PartialSums, Program, stages_reading
 
 
 def defer_sums(

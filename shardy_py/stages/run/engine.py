@@ -12,10 +12,10 @@ import numpy as np
 from jax.extend.core import Var
 
 from shardy_py.stages.jaxprs import dtype_of, is_extended_dtype, shape_of
-from shardy_py.stages.run.compiling import Compiling, donatable
+from shardy_py.stages.run.compiling import compile_program, donatable
 from shardy_py.stages.run.placing import Places
 from shardy_py.stages.run.programs import Program
-from shardy_py.stages.run.shards import End, Move, joined, move, split
+from shardy_py.stages.run.shards import Move, move
 from shardy_py.stages.schedules.simulation import costs_of
 from shardy_py.stages.schedules.simulation import run as simulated
 from shardy_py.stages.schedules.tasks import Schedule, Task
@@ -86,13 +86,7 @@ class Engine:
                 if v in moving:
                     self.slots[s].setdefault(v, len(self.slots[s]))
         self.each = [[v for v in each if v in self.slots[s]] for s in range(places.stages)]
-        compiling = {key: Compiling(program, places) for key, program in programs.items()}
-        mixed: set[int] = set()
-        for (_, s), one in compiling.items():
-            if s % self.meshes not in mixed and one.per_device is None:
-                mixed.add(s % self.meshes)
-        self.apart = [s % self.meshes not in mixed for s in range(places.stages)]
-        self.steps = {key: self._step(key, one) for key, one in compiling.items()}
+        self.steps = {key: self._step(key, program) for key, program in programs.items()}
         self.totals_ready = False
         self.waits = False
 
@@ -104,9 +98,8 @@ class Engine:
             inputs[s].update(dict.fromkeys(step.shared_of))
         return inputs
 
-    def _step(self, key: tuple[str, int], compiling: Compiling) -> Step:
+    def _step(self, key: tuple[str, int], program: Program) -> Step:
         role, s = key
-        program = compiling.program
         slots = self.slots[s]
         shared_of: list[Var] = []
         sources: list[int] = []
@@ -129,25 +122,15 @@ class Engine:
                 if self.places.mesh(t) == self.places.mesh(s):
                     keep.append((position, t, self.slots[t][v]))
                 else:
-                    sent.setdefault(move(self._end(v, s), self._end(v, t)), []).append((position, t, self.slots[t][v]))
+                    bring = move(self.places.sharding(v, s), self.places.sharding(v, t), is_extended_dtype(dtype_of(v)))
+                    sent.setdefault(bring, []).append((position, t, self.slots[t][v]))
             if v in self.stacked:
                 stack.append((position, v))
         send = [(bring, [position for position, _, _ in rows], [row[1:] for row in rows]) for bring, rows in sent.items()]
         first = len(program.inputs)
         donated = [*self._donated_residuals(key, program, drop), *range(first, first + len(program.sums))]
-        call = compiling.apart(donated) if self.apart[s] else compiling.whole(donated)
+        call = compile_program(program, self.places, donated)
         return Step(program, call, sources, shared_of, keep, send, stack, drop)
-
-    def _end(self, v: Var, stage: int) -> End:
-        return End(self.places.sharding(v, stage), self.apart[stage], is_extended_dtype(dtype_of(v)))
-
-    def _at(self, stage: int, value: jax.Array) -> Any:
-        """An array in the form that the programs of a stage take."""
-        return split(value) if self.apart[stage] else value
-
-    def _array(self, v: Var, stage: int, value: Any) -> jax.Array:
-        """The array that a program of a stage gave."""
-        return joined(value, self.places.sharding(v, stage)) if self.apart[stage] else value
 
     def _donated_residuals(self, key: tuple[str, int], program: Program, drop: list[int]) -> list[int]:
         """Residuals whose memory the results of a backward pass may take."""
@@ -163,8 +146,7 @@ class Engine:
     def zero_totals(self) -> None:
         """Puts zeros into all accumulators."""
         for (_, s), step in self.steps.items():
-            zeros = [jax.device_put(np.zeros(shape_of(v), dtype_of(v)), self.places.sharding(v, s)) for v in step.program.sums]
-            step.totals = [self._at(s, x) for x in zeros]
+            step.totals = [jax.device_put(np.zeros(shape_of(v), dtype_of(v)), self.places.sharding(v, s)) for v in step.program.sums]
         self.totals_ready = True
 
     def run(self, shared: Sequence[dict[Var, Any]], each: Sequence[Mapping[Var, Sequence[Any]]]) -> dict[Var, list[Any]]:
@@ -173,7 +155,7 @@ class Engine:
             self.zero_totals()
         self.totals_ready = False
         for (_, s), step in self.steps.items():
-            step.shared = [self._at(s, shared[s][v]) for v in step.shared_of]
+            step.shared = [shared[s][v] for v in step.shared_of]
         count = self.schedule.microbatches
         stores = self._stores(each)
         stacked: dict[Var, list[Any]] = {}
@@ -197,7 +179,7 @@ class Engine:
                 for (t, slot), value in zip(slots, bring([out[p] for p in positions])):
                     stores[t][m][slot] = value
             for position, v in step.stack:
-                stacked.setdefault(v, [None] * count)[m] = self._array(v, s, out[position])
+                stacked.setdefault(v, [None] * count)[m] = out[position]
             step.totals = out[len(step.program.outputs) :]
             mesh = s % meshes
             if role == "F":
@@ -224,7 +206,7 @@ class Engine:
             rows = [[None] * len(slots) for _ in range(self.schedule.microbatches)]
             for v in self.each[s]:
                 for row, value in zip(rows, each[s][v]):
-                    row[slots[v]] = self._at(s, value)
+                    row[slots[v]] = value
             stores.append(rows)
         return stores
 
@@ -238,12 +220,12 @@ class Engine:
 
     def totals(self) -> dict[Var, Any]:
         """The sums over microbatches."""
-        return {v: self._array(v, s, x) for (_, s), step in self.steps.items() for v, x in zip(step.program.sums, step.totals)}
+        return {v: x for step in self.steps.values() for v, x in zip(step.program.sums, step.totals)}
 
     def reset(self, zeros: dict[Var, Any]) -> None:
         """Takes zeros for the next step."""
-        for (_, s), step in self.steps.items():
-            step.totals = [self._at(s, zeros[v]) for v in step.program.sums]
+        for step in self.steps.values():
+            step.totals = [zeros[v] for v in step.program.sums]
         self.totals_ready = True
 
 

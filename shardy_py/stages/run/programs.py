@@ -10,12 +10,20 @@ import jax
 from jax.core import eval_jaxpr
 from jax.extend.core import Var
 
+from shardy_py.frontends.partial_sums import partial_sums
 from shardy_py.stages.jaxprs import closed_jaxpr, dtype_of, reads, shape_of
 from shardy_py.stages.run.assignment import Assignment
-from shardy_py.stages.run.buffers import Stand, packed, unpack
 from shardy_py.stages.run.flat import Node
 from shardy_py.stages.run.microbatching import Split
 from shardy_py.stages.run.updates import Updates, closure
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """A value, `member`, as partial sums, one per device."""
+
+    member: Var
+    num_shards: int
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,7 @@ class Program:
         sums: Values that it adds to accumulators, which are further operands and results, in this order.
         resets: Sums of microbatches for which it makes zeros, as further results.
         averaged: Inputs that are sums of `parts` estimates, of which the mean is meant.
+        stands: Inputs and sums that stand for the value that they sum up to.
     """
 
     role: str
@@ -41,7 +50,7 @@ class Program:
     recomputed: tuple[Node, ...] = ()
     averaged: tuple[Var, ...] = ()
     parts: int = 1
-    stands: Mapping[Var, Stand] = field(default_factory=dict)
+    stands: Mapping[Var, PartialSums] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -57,16 +66,21 @@ class Program:
             count = len(self.inputs)
             env: dict[Var, Any] = {}
             for v, value in zip(self.inputs, arguments):
-                unpack(env, v, value, self.stands)
+                stand = self.stands.get(v)
+                env[v if stand is None else stand.member] = value if stand is None else jax.numpy.sum(value, 0, dtype=value.dtype)
             for v in self.averaged:
                 env[v] = (env[v] / self.parts).astype(dtype_of(v))
             evaluate(self.nodes, env)
-            added = [jax.numpy.add(total, packed(env, v, self.stands)) for total, v in zip(arguments[count:], self.sums)]
+            added = [jax.numpy.add(total, self._summand(v, env)) for total, v in zip(arguments[count:], self.sums)]
             zeros = [jax.numpy.zeros(shape_of(v), dtype_of(v)) for v in self.resets]
-            return (*(packed(env, v, self.stands) for v in self.outputs), *added, *zeros)
+            return (*(env[v] for v in self.outputs), *added, *zeros)
 
         run.__name__ = run.__qualname__ = self.name
         return run
+
+    def _summand(self, v: Var, env: Mapping[Var, Any]) -> Any:
+        stand = self.stands.get(v)
+        return env[v] if stand is None else partial_sums(env[stand.member], stand.num_shards)
 
 
 def evaluate(nodes: Sequence[Node], env: dict[Var, Any]) -> None:

@@ -16,7 +16,6 @@ from shardy_py.stages.run.building import StagedStep, literal
 from shardy_py.stages.run.compiling import compile_program, donatable
 from shardy_py.stages.run.deferred_sums import defer_sums
 from shardy_py.stages.run.engine import Engine, Statistics
-from shardy_py.stages.run.packing import pack_programs
 from shardy_py.stages.run.programs import Program, evaluate
 
 
@@ -35,14 +34,11 @@ class Runner:
         each = [*(v for v in self.inputs if self.is_batch[v]), *built.keys]
         stacked = set(built.split.stacked)
         batch = [v for v in self.inputs if self.is_batch[v]]
-        programs, updates = defer_sums(built.programs, _with_resets(built), self.places, batch)
-        inside = pack_programs(programs, updates, self.places, {*each, *stacked}, built.options.num_microbatches)
-        self.engine = Engine(inside.programs, built.schedule, self.places, each, stacked)
+        programs, self.updates = defer_sums(built.programs, _with_resets(built), self.places, batch)
+        self.engine = Engine(programs, built.schedule, self.places, each, stacked)
         self.shared = self.engine.shared_inputs
-        self.updates = inside.updates
         self.calls = [self._compile(i) for i in range(len(self.updates))]
-        self.parts = [*built.parts, *inside.parameters]
-        self.part_calls = [compile_program(program, self.places, ()) for program in self.parts]
+        self.part_calls = [compile_program(program, self.places, ()) for program in built.parts]
         self.literals = {i: literal(v) for i, v in enumerate(self.results) if isinstance(v, Literal)}
         self.prologue = _prologue(built)
         self.fold = _fold(built)
@@ -90,7 +86,7 @@ class Runner:
                     values[v] = moved
             return moved
 
-        for program, call in zip(self.parts, self.part_calls):
+        for program, call in zip(built.parts, self.part_calls):
             for v, value in zip(program.outputs, call(*[at(v, program.stage) for v in program.inputs])):
                 values[v] = located[program.stage][v] = value
         each = self._each(values, extra)
