@@ -14,9 +14,6 @@ T = TypeVar("T")
 class Analysis(Generic[T]):
     """Decorates a function of a plan: its result is computed once per plan. A plan never changes, so results are never invalidated.
 
-    Args:
-        compute: The function.
-
     Example:
         >>> import jax.numpy as jnp, shardy_py as sp
         >>> from shardy_py.plan.analysis import Analysis

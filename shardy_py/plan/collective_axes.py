@@ -18,10 +18,6 @@ def axes_of(collective: Collective, sizes: Mapping[str, int]) -> list[tuple[str,
 
     A collective without axes, which exchanges pieces between any devices, is over all of them.
 
-    Args:
-        collective: Its axes as a plan writes them: `x`, `x:(1)2`.
-        sizes: The axes of the mesh.
-
     Example:
         >>> axes_of(Collective("all_gather", ("x:(2)2", "y"), 8, 64), {"x": 4, "y": 4})
         [('x', 2), ('y', 4)]
@@ -36,12 +32,7 @@ def axes_of(collective: Collective, sizes: Mapping[str, int]) -> list[tuple[str,
 
 
 def axis_refs_of(collective: Collective, axes: Iterable[str]) -> Axes:
-    """The mesh axes that a collective is over, and parts of axes.
-
-    Args:
-        collective: Its axes as a plan writes them.
-        axes: The names of the axes of the mesh.
-    """
+    """The mesh axes that a collective is over, and parts of axes."""
     spelled = {format_axis(AxisRef(axis)): axis for axis in axes}
     refs: list[AxisRef] = []
     for written in collective.axes:

@@ -116,9 +116,6 @@ class Total:
 def summary(collectives: Iterable[Collective]) -> tuple[Total, ...]:
     """Count and bytes per kind, in the order of `KINDS`; kinds that do not occur are left out.
 
-    Args:
-        collectives: The collectives of a plan.
-
     Example:
         >>> print(*summary([Collective("all_reduce", ("x",), 2, 512), Collective("all_reduce", ("x",), 2, 256, trips=None)]))
         2 all_reduce  at least 768 B
@@ -133,9 +130,6 @@ def summary(collectives: Iterable[Collective]) -> tuple[Total, ...]:
 
 def lines(collectives: Sequence[Collective]) -> list[str]:
     """One line per collective, their columns aligned: kind and axes, operand, bytes received and trips, place, primitive.
-
-    Args:
-        collectives: The collectives to list.
 
     Example:
         >>> print(Collective("all_gather", ("x", "y"), 8, 64, 3, "float32", (4, 4), "w", "dot_general", "/home/me/train.py:12"))

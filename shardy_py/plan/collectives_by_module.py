@@ -57,15 +57,7 @@ class CollectivesByModule(Mapping[str, ModuleCollectives]):
 
 
 def by_module(collectives: Iterable[Collective], depth: int | None = None) -> CollectivesByModule:
-    """Adds up the collectives of each module.
-
-    Args:
-        collectives: The collectives of a plan.
-        depth: Levels of modules; None for all.
-
-    Raises:
-        ShardyError: The depth is less than 0.
-    """
+    """Adds up the collectives of each module, of `depth` levels if it is not None. Raises ShardyError if the depth is less than 0."""
     if depth is not None and (not isinstance(depth, int) or depth < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ShardyError(f"depth is {depth!r}", where="Plan.collectives_by_module", why="it counts levels", fix="0, 1, 2, ... or None")
     passes: dict[tuple[str, ...], tuple[list[Collective], list[Collective]]] = {(): ([], [])}

@@ -20,12 +20,7 @@ from shardy_py.plan.report import LISTED, Report, html_report, html_rows
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Seconds between two bounds.
-
-    Attributes:
-        low: Where all that may overlap does.
-        high: Where nothing does.
-    """
+    """Seconds between two bounds: `low` where all that may overlap does, `high` where nothing does."""
 
     low: float
     high: float
@@ -41,12 +36,8 @@ class OpCost:
 
     Attributes:
         value: Name of the first value it makes, as in `Plan.values`; `region %3` where it runs in a region.
-        primitive: The JAX primitive.
-        location: `file:line` of the user's code; empty where unknown.
-        module: The named scopes it stands in.
         flops: Operations on one device.
         transcendentals: Elements of functions such as exp.
-        bytes_accessed: Bytes to and from memory.
         seconds: By the roofline; None without hardware.
         trips: Number of executions; one where a trip count is unknown.
     """
@@ -67,7 +58,6 @@ class CollectiveCost:
     """The cost of one collective in one call, all trips of loops together.
 
     Attributes:
-        collective: The collective, as in `Plan.collectives`.
         bytes: Bytes that a device receives.
         seconds: None without hardware.
         links: Names of the links it uses.
@@ -84,9 +74,6 @@ class Share:
     """The part of the costs that belongs to one op, module, source line or set of mesh axes.
 
     Attributes:
-        name: The primitive, module, `file:line` or axes.
-        flops: Operations.
-        bytes_accessed: Bytes to and from memory.
         communicated_bytes: Bytes that a device receives.
         compute_seconds: By the roofline; None without hardware.
         communication_seconds: None without hardware.

@@ -20,14 +20,7 @@ Edge = tuple[Op, int]
 
 
 class Run(NamedTuple):
-    """One op with a cost.
-
-    Attributes:
-        op: The op.
-        work: Its operations, once.
-        bytes: Bytes that it moves to and from memory, once.
-        trips: Number of executions; loops with an unknown trip count run once.
-    """
+    """One op with a cost."""
 
     op: Op
     work: Work
@@ -41,10 +34,6 @@ class BlockCosts:
 
     Attributes:
         runs: Ops that cost something, in program order; of the branches of a cond those of the costliest.
-        other_branches: The same of the branches that are not.
-        path: Seconds of the longest chain of ops and collectives that wait for each other; 0 without `seconds`.
-        exact: Whether all trip counts are known.
-        unknown: JAX primitives without a formula for their operations, in order.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -63,11 +52,8 @@ def walk(
     """The costs of the ops of a block on one device.
 
     Args:
-        block: The body of a planned function, with final shardings; or that of a region, whose values are those of one device.
-        meshes: Where named meshes are looked up.
         seconds: Time of an amount of work and bytes, by which the costliest branch is told; without it no path is computed, and a byte
             counts as a hundred operations.
-        delays: Seconds that collectives take between an op's operand, or its results, and the op.
     """
     walker = _Walker(block, meshes, seconds, delays or {})
     walker.block(block, 1)
@@ -151,13 +137,7 @@ class _Walker:
             self.single(op, trips)
 
     def inside(self, block: Block, trips: int, independent: set[Value]) -> float:
-        """The longest chain in a block by itself.
-
-        Args:
-            block: The block.
-            trips: Number of executions.
-            independent: The arguments that do not depend on the trip before; nor do values from outside.
-        """
+        """The longest chain in a block by itself."""
         state = self.finish, self.independent, self.longest
         self.finish, self.independent, self.longest = {a: 0.0 for a in block.arguments if a not in independent}, independent, 0.0
         self.block(block, trips)

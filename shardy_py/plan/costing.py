@@ -21,17 +21,7 @@ from shardy_py.plan.record import PlanRecord
 
 @no_collection()
 def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
-    """The cost of a call of a plan; see `Plan.cost_analysis`.
-
-    Args:
-        plan: The plan.
-        which: The hardware.
-        links: The links that the axes of the mesh lie on; see `lay_out`.
-
-    Raises:
-        HardwareError: Such hardware is not known, or links are given without it.
-        LinkError: The links do not fit the mesh.
-    """
+    """The cost of a call, see `Plan.cost_analysis`. Raises HardwareError or LinkError if the hardware or its links do not fit."""
     machine = None if which is None else hardware(which)
     if machine is None and links is not None:
         raise HardwareError("links without hardware", where=f"cost of {plan.name}", fix='name the hardware too: hardware="h100"')

@@ -23,13 +23,7 @@ from shardy_py.rules import identity_rule
 
 
 class Fact(NamedTuple):
-    """The axes with which a dimension of a value begins.
-
-    Attributes:
-        holder: The holder of the sharding.
-        dim: The dimension.
-        axes: The axes, the last of them possibly the major part of one.
-    """
+    """The axes with which a dimension of a value begins."""
 
     holder: Holder
     dim: int
@@ -37,16 +31,7 @@ class Fact(NamedTuple):
 
 
 class Link(NamedTuple):
-    """The step that established a fact.
-
-    Attributes:
-        fact: The fact.
-        number: Number of the step; -1 for an annotation.
-        step: The step; None for an annotation.
-        factors: The factors of the op's rule along which the axes came.
-        needs: Positions in the derivation of the links that it needs.
-        sources: The holders of the shardings in those links.
-    """
+    """The step that established a fact, -1 for an annotation, with the positions in the derivation of the links that it needs."""
 
     fact: Fact
     number: int
@@ -57,13 +42,7 @@ class Link(NamedTuple):
 
 
 class RuleView:
-    """The tensors of a step as its rule compares them; at the border of a manual computation this differs from the stored form.
-
-    Args:
-        op: The op of the step.
-        tensors: Its tensors.
-        owner: The owner of the edge, where the step is one through an edge that is gone.
-    """
+    """The tensors of a step as its rule compares them; at the border of a manual computation this differs from the stored form."""
 
     def __init__(self, op: Op | None, tensors: Sequence[Holder], owner: Value | None = None) -> None:
         self.op = op
@@ -113,31 +92,14 @@ def _is_manual(owner: Value) -> bool:
 
 
 def derive(fact: Fact, history: History, meshes: Mapping[str, Mesh], time: int | None = None) -> list[Link]:
-    """The links of a fact, each before those it depends on; the first is the link of the fact itself.
-
-    Args:
-        fact: It holds before `time`.
-        history: The log.
-        meshes: The meshes of the program.
-        time: Number of a step; by default the end of the propagation.
-    """
+    """The links of a fact, each before those it depends on; the first is the link of the fact itself."""
     return derive_all([fact], history, meshes, time)[0]
 
 
 def derive_all(
     facts: Iterable[Fact], history: History, meshes: Mapping[str, Mesh], time: int | None = None
 ) -> tuple[list[Link], list[int]]:
-    """The links of many facts; shared links occur once.
-
-    Args:
-        facts: They hold before `time`.
-        history: The log.
-        meshes: The meshes of the program.
-        time: Number of a step; by default the end of the propagation.
-
-    Returns:
-        The links, and for each fact the position of its link among them.
-    """
+    """The links of facts that hold before step `time`, shared links once, and for each fact the position of its link among them."""
     links: list[Link] = []
     positions: dict[tuple[Fact, int], int] = {}
     waiting: list[tuple[Fact, int]] = []

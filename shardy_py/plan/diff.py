@@ -35,16 +35,8 @@ class ValueChange:
     """A value that differs between the plans, or exists in only one of them.
 
     Attributes:
-        sign: Which of the three.
-        kind: `input`, `output` or `intermediate`.
         path: Its path or name in the second plan; of one that was removed in the first.
         before: Type with sharding in the first plan; empty where it was added.
-        after: The same in the second.
-        bytes_before: Bytes of a device's piece of it; 0 where it was added.
-        bytes_after: The same in the second plan.
-        primitive: The JAX primitive that makes it.
-        location: `file:line` of the user's code, as `path`.
-        module: The named scopes it stands in.
     """
 
     sign: Sign
@@ -64,14 +56,9 @@ class ReshardChange:
     """A movement of data that differs between the plans, or exists in only one of them.
 
     Attributes:
-        sign: Which of the three.
         value: Path or name of the value that moves, in the second plan; of one that was removed in the first.
-        reason: The op or annotation that requires it.
         before: Its collectives in the first plan, `all_gather(model)  9 MiB x3`, without the bytes; empty where it was added.
-        after: The same in the second plan.
         bytes_before: Bytes that each device receives in a call, with unknown numbers of trips taken for one.
-        bytes_after: The same in the second plan.
-        location: `file:line` of the user's code.
     """
 
     sign: Sign
@@ -86,16 +73,7 @@ class ReshardChange:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveChange:
-    """All collectives of one kind over the same axes, where their number or bytes differ.
-
-    Attributes:
-        kind: `all_gather`, ...
-        axes: The mesh axes, `data,model`.
-        count_before: Their number in the first plan.
-        count_after: The same in the second.
-        bytes_before: Bytes that a device receives in a call, with unknown numbers of trips taken for one.
-        bytes_after: The same in the second.
-    """
+    """All collectives of a kind over the same axes, where their number or bytes (a device's, unknown trips once) differ."""
 
     kind: str
     axes: str
@@ -155,12 +133,7 @@ class PlanDiff(Report):
 
 
 def diff_plans(before: PlanRecord, after: PlanRecord) -> PlanDiff:
-    """Compares two plans.
-
-    Args:
-        before: The first plan.
-        after: The second.
-    """
+    """Compares two plans."""
     matches = partners(before, after)
     names = _new_names(before, after, matches)
     return PlanDiff(
@@ -285,12 +258,7 @@ _SIGNS = {"changed": "~", "added": "+", "removed": "-"}
 
 
 def diff_text(diff: PlanDiff, limit: int | None = None) -> str:
-    """Renders sections of inputs, outputs, intermediates, collectives, reshards and findings; sections without a difference are left out.
-
-    Args:
-        diff: The differences.
-        limit: The most lines of values of each kind and of reshards; None for all.
-    """
+    """Renders inputs, outputs, intermediates, collectives, reshards and findings, without sections that have no difference."""
     before, after = diff.names
     if not diff:
         same = f"no difference between the plans of {before} and {after}" if before != after else f"no difference: plan of {after}"
@@ -317,20 +285,12 @@ def search_lines(diff: PlanDiff) -> list[str]:
 
 
 def alike_layers(changes: Iterable[ValueChange]) -> list[list[ValueChange]]:
-    """Changes that differ only in numbers of the path together, in order of the first of each.
-
-    Args:
-        changes: Changes of inputs or outputs.
-    """
+    """Changes that differ only in numbers of the path together, in order of the first of each."""
     return list(grouped(changes, lambda c: (c.sign, re.sub(r"\d+", "#", c.path), c.before, c.after)).values())
 
 
 def alike_values(changes: Iterable[ValueChange]) -> list[list[ValueChange]]:
-    """Equal changes on one source line together, those of the most bytes first.
-
-    Args:
-        changes: Changes of intermediates.
-    """
+    """Equal changes on one source line together, those of the most bytes first."""
     groups = grouped(changes, lambda c: (c.sign, c.location, c.module, c.primitive, c.before, c.after))
     return sorted(groups.values(), key=lambda group: -len(group) * max(group[0].bytes_before, group[0].bytes_after))
 

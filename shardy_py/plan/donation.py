@@ -85,16 +85,7 @@ def donations(
     used: Sequence[bool],
     off: str = "",
 ) -> tuple[Donated, ...]:
-    """Pairs donated inputs with the outputs that reuse their memory.
-
-    Args:
-        program: The program, its shardings decided.
-        inputs: One per leaf of the arguments.
-        outputs: One per leaf of the result.
-        slots: For each input the argument it belongs to, if that is donated.
-        used: For each input whether the function uses it; JAX drops the others before it compiles.
-        off: Why nothing can be donated, if so.
-    """
+    """Pairs donated inputs with the outputs that reuse their memory."""
     main = program.main
     results = main.body.terminator.operands
     arguments = {value: number for number, value in enumerate(main.arguments)}
@@ -142,28 +133,14 @@ def donations(
 def donatable(
     program: Program, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], donated: Sequence[Donated]
 ) -> dict[int, int]:
-    """Inputs that are not donated and whose memory a result could take, with the bytes that this saves.
-
-    Args:
-        program: The program, its shardings decided.
-        inputs: One per leaf of the arguments.
-        outputs: One per leaf of the result.
-        donated: The donated leaves.
-    """
+    """Inputs that are not donated and whose memory a result could take, with the bytes that this saves."""
     return {one.index: one.bytes for one, _ in _undonated(program, inputs, outputs, donated)}
 
 
 def handed_on(
     program: Program, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], donated: Sequence[Donated]
 ) -> tuple[tuple[int, int], ...]:
-    """Undonated inputs, each with the result of its type and name, which replaces it in the next call.
-
-    Args:
-        program: The program, its shardings decided.
-        inputs: One per leaf of the arguments.
-        outputs: One per leaf of the result.
-        donated: The donated leaves.
-    """
+    """Undonated inputs, each with the result of its type and name, which replaces it in the next call."""
     named = ((one.index, other.index, same_end(one.names[1:], other.names)) for one, other in _undonated(program, inputs, outputs, donated))
     return tuple(
         (input, output)
@@ -200,15 +177,7 @@ def _buffers(values: Sequence[PlannedValue], program_values: Sequence[Value], pr
 def _refusal(
     buffer: Buffer, value: PlannedValue, outs: Sequence[Buffer], outputs: Sequence[PlannedValue], takers: Mapping[int, str]
 ) -> tuple[Kind, str, str]:
-    """Kind, reason, and advice for an input that no output takes.
-
-    Args:
-        buffer: The input on a device.
-        value: The input.
-        outs: The outputs on a device.
-        outputs: The outputs.
-        takers: Number of an output -> path of the input that it takes.
-    """
+    """Kind, reason, and advice for an input that no output takes."""
     drop = f"do not donate {value.path}"
     fitting = [out for out in outs if fits(buffer, out)]
     alike = [out for out in outs if outputs[out.index].shape == value.shape and not fits(buffer, out) and out.index not in takers]
@@ -252,9 +221,7 @@ class Arrangement:
     """Order of arguments and results of a jitted function for which JAX pairs donated inputs with outputs as planned.
 
     Attributes:
-        slots: Arguments to donate.
         outputs: The order of the leaves of the result; None as they are.
-        leaves: Leaves to donate, in order, where only some of an argument's are, or in another order; None to donate whole arguments.
     """
 
     slots: tuple[int, ...] = ()

@@ -25,9 +25,6 @@ class Executed:
     Attributes:
         block: Its ops: of a region those on the arrays of one device, else those of the program that XLA's partitioner is predicted to
             make, whose shardings say which piece a device has.
-        meshes: Where named meshes are looked up.
-        values: Descriptions of the values that its ops make. In a region they are named `region %3`: they are no values of the plan.
-        transfers: The collectives, which are `plan.collectives`.
     """
 
     block: Block

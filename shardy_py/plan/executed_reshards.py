@@ -45,13 +45,7 @@ def reshards_at(plan: PlanRecord) -> dict[Value, list[Reshard]]:
 
 
 def moving_value(plan: PlanRecord, name: str, origin: Origin | None) -> Value | None:
-    """The value of the plan's program that a movement is of; None where the plan does not list it, such as what a loop carries.
-
-    Args:
-        plan: The plan.
-        name: The name of the value.
-        origin: The origin of the movement.
-    """
+    """The value of the plan's program that a movement is of; None where the plan does not list it, such as what a loop carries."""
     if origin is not None:
         return named_value(origin.value, plan.names)
     value, _ = plan.by_path.get(name, (None, None))

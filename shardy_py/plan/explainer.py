@@ -36,14 +36,7 @@ _TYPE_ORIGINS = {
 
 
 class Explainer:
-    """Names and explains the values of one plan.
-
-    Args:
-        plan: A plan with a log.
-
-    Attributes:
-        history: Its log.
-    """
+    """Names and explains the values of one plan."""
 
     def __init__(self, plan: PlanRecord) -> None:
         self.plan = plan
@@ -167,12 +160,7 @@ class Explainer:
         return self.annotation(link.fact.holder)
 
     def reason(self, link: Link, needs: tuple[int, ...]) -> Reason:
-        """Renders a link as a reason.
-
-        Args:
-            link: The link.
-            needs: Positions in the chain of the reasons it depends on.
-        """
+        """Renders a link as a reason."""
         fact, step = link.fact, link.step
         axes = tuple(map(format_axis, fact.axes))
         head = (self.name(fact.holder), fact.dim, axes[-1])
@@ -292,9 +280,5 @@ def title(op: Op) -> str:
 
 @Analysis
 def explainer_of(plan: PlanRecord) -> Explainer:
-    """The explainer of a plan, which caches its derivations.
-
-    Args:
-        plan: A plan with a log.
-    """
+    """The explainer of a plan, which caches its derivations."""
     return Explainer(plan)

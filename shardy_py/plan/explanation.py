@@ -48,21 +48,14 @@ class Reason:
     """A link of a chain: the arrival of a mesh axis on a dimension of a value.
 
     Attributes:
-        value: The value's path or name.
-        dim: The dimension.
-        axis: The mesh axis.
         cause: `annotation`; `planner` where it was chosen by its cost; or the way it came: `propagated` (the rule of an op), `entry`,
             `carry` or `exit` (over a border of a loop, branch or computation, in either direction), `barrier`, `result` (of the function,
             from what is returned or back), `group`, `constraint` (a value that a closed constraint is on takes its sharding before the
             propagation), or `priority` (what it was given so was set aside until its user priority).
         through: The primitive whose rule brought it; empty for annotations.
-        rule: The rule, as SDY text.
-        location: `file:line` of that primitive, or of the annotation.
         step: Number of the step in the propagation log; -1 for annotations.
-        user_priority: The user priority at which it happened.
         op_priority: The op priority at which it happened; -1 where none applies.
         factor: The factors of the rule along which the axis came.
-        annotation: The kind of annotation: `in_shardings`, `with_sharding_constraint`, ...; empty for other causes.
         axes: The leading axes of the dimension up to this one, major to minor; `needs` explains all of them.
         needs: Positions in the chain of the reasons that this one depends on; several where the axis came in parts from several values.
     """
@@ -88,15 +81,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An annotation that has an axis.
-
-    Attributes:
-        value: The annotated value.
-        dim: The dimension that has the axis.
-        axis: The axis.
-        annotation: The kind of annotation: `in_shardings`, `with_sharding_constraint`, ...
-        location: `file:line` of the annotation, where it stands in the function.
-    """
+    """An annotation that has an axis."""
 
     value: str
     dim: int
@@ -113,20 +98,9 @@ class Missing:
     """The reason why a dimension lacks an axis.
 
     Attributes:
-        dim: The dimension of the query.
-        axis: The axis.
-        kind: One of `KINDS`.
-        message: The reason as a sentence.
         value: The value at which the axis stopped; the target itself, where it reached a neighbour of that.
-        stopped: The dimension of `value`.
         source: The nearest value that has the axis; empty where there is none.
-        source_dim: Its dimension that has it.
         through: The primitive that stands between the two.
-        rule: Its rule, as SDY text.
-        factor: The factor of the rule that it would have come along.
-        location: `file:line` of that primitive.
-        winner: The chain of the axis that blocks it; empty where none does.
-        fix: A simple change that would let it through, if there is one.
     """
 
     dim: int
@@ -262,13 +236,7 @@ _NARROWEST = 40
 
 
 def explanation_text(explanation: Explanation, *, full: bool = False, width: int = 116) -> str:
-    """Renders an explanation; see `Explanation.as_text`.
-
-    Args:
-        explanation: The explanation.
-        full: Every step, with the rules as SDY writes them and the numbers of steps.
-        width: Columns at which lines are broken.
-    """
+    """Renders an explanation; see `Explanation.as_text`. With `full`, every step has its number and its rule as SDY writes it."""
     room = max(width, _NARROWEST) - 2
     below: list[str] = []
     for chain in explanation.chains:
@@ -296,13 +264,7 @@ def _head(explanation: Explanation) -> str:
 
 
 def chain_text(chain: Sequence[Reason], *, full: bool, width: int) -> list[str]:
-    """Renders a chain as lines: the annotations where it ends, then a table of its steps.
-
-    Args:
-        chain: The value first.
-        full: Every step, with rules as SDY writes them and numbers of steps.
-        width: Columns at which lines are broken.
-    """
+    """Renders a chain as lines: the annotations where it ends, then a table of its steps."""
     first = chain[0]
     ends = dict.fromkeys(_end(reason) for reason in chain if not reason.needs)
     lines = _wrapped(f"{first.axis!r} on dimension {first.dim}: {' and '.join(ends)}", width)
@@ -483,9 +445,5 @@ def source_text(source: Source) -> str:
 
 
 def missing_text(missing: Missing) -> str:
-    """Renders the reason for a missing axis as a line.
-
-    Args:
-        missing: The missing axis.
-    """
+    """Renders the reason for a missing axis as a line."""
     return f"dimension {missing.dim} lacks {missing.axis!r}, {missing.kind}: {missing.message}"

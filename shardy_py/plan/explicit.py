@@ -15,13 +15,7 @@ RESULTS = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lineage:
-    """Maps the ops and values of a derived program to those of the plan's program.
-
-    Attributes:
-        program: The plan's program.
-        ops: Op of the derived program -> op of the plan's program; ops that are missing are the plan's own.
-        values: The same for values.
-    """
+    """Maps the ops and values of a derived program to those of the plan's program."""
 
     program: Program
     ops: Mapping[Op, Op] = field(default_factory=dict[Op, Op])
@@ -41,12 +35,7 @@ class Origin:
     """The cause of a movement of data, in terms of the plan's program.
 
     Attributes:
-        op: The op that it moves for.
         operand: Index of the operand that moves; `RESULTS` for a result.
-        value: The value that moves.
-        source: The sharding before.
-        target: The sharding afterwards; both None where the op itself moves data while it runs.
-        depth: Number of bodies (scan, while, cond, `shard_map`) around it.
     """
 
     op: Op
@@ -62,11 +51,8 @@ class Transfer:
     """One collective of an explicit program.
 
     Attributes:
-        collective: The collective.
         step: The op of the explicit program that it is, or that runs it inside, as an op with windows fetches its halo; None where XLA
             merges collectives of a region, so that the op of each is unknown.
-        origin: Its cause, where XLA's partitioner inserts it; the collectives of one movement share it.
-        hoisted: Whether it moves once, in front of the loop around the op.
         scatters: Whether it is an all-reduce of which each device keeps a piece of its own, which becomes a reduce-scatter on GPUs and
             TPUs.
     """
@@ -85,13 +71,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Explicit:
-    """A program in which movements of data are ops.
-
-    Attributes:
-        program: Its values have the shardings of the pieces that ops read and make.
-        transfers: Its collectives, in the order of the ops that need them.
-        values: Value of `program` -> the same value of the plan's program, in the layout in which its op makes it.
-    """
+    """A program in which movements of data are ops; its values have the shardings of the pieces that ops read and make."""
 
     program: Program
     transfers: tuple[Transfer, ...]

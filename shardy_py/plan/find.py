@@ -21,13 +21,7 @@ Entries = Sequence[tuple[Value, PlannedValue]]
 
 
 class Match(NamedTuple):
-    """The value that a target names.
-
-    Attributes:
-        value: The value; the number of a result of the function.
-        planned: Its entry in the plan.
-        nearby: Descriptions of the other candidates.
-    """
+    """The value that a target names."""
 
     value: Value | int
     planned: PlannedValue
@@ -39,15 +33,12 @@ def find(plan: PlanRecord, target: str | PlannedValue) -> Match:
 
     A path or the name of a value stands for itself. A line stands for what is made on it or, where nothing is, in calls on it; a stored
     plan does not know of the latter. A name of several values, a source line, a scope or a variable, means the last one that the
-    forward computation made there, outside of loops where there is one: that which a line or a module gives to the rest.
+    forward computation made there, outside of loops where there is one: that which a line or a module gives to the rest. Raises PlanError
+    if there is not a such value.
 
     Args:
-        plan: The plan.
         target: `params['w']`, `result[0]`, `%12`, a name given by `checkpoint_name`, `file.py:12`, the path of a scope or module or the
             end of one, a variable that is assigned to in the source, or one of `plan.values`.
-
-    Raises:
-        PlanError: There is no such value.
     """
     path = target.path if isinstance(target, PlannedValue) else target
     if not isinstance(path, str):

@@ -25,16 +25,7 @@ _PROPAGATION = frozenset((ANNOTATION, GROUP, MEMBER, PRIORITY, PROPAGATE, *CONST
 
 
 class History:
-    """The log of one propagation.
-
-    Attributes:
-        log: Its steps.
-        end: The number of the first step after the propagation, in which shardings are only cut.
-        steps: Holder -> numbers of the steps that changed it.
-        groups: Member of a group -> the step that says so.
-        results: Number of a function result -> the holder of its sharding.
-        annotated: Holder -> its annotation, where that has axes or closed dimensions.
-    """
+    """The log of one propagation, whose steps from `end` on only cut shardings, and the annotations that it began with."""
 
     def __init__(self, log: Sequence[Step]) -> None:
         self.log = log
@@ -62,11 +53,7 @@ class History:
                 self.steps.setdefault(holder, []).append(number)
 
     def holder(self, value: Any) -> Holder:
-        """The value of a planned program that stands for the holder of a sharding.
-
-        Args:
-            value: A value, an edge or a function result, as a log or a program has it.
-        """
+        """The value of a planned program that stands for the holder of a sharding."""
         if not isinstance(value, Value):
             return self.results.setdefault(value.index, value)
         owner = value.owner
@@ -88,25 +75,13 @@ class History:
         return self._initial.get(holder)
 
     def at(self, holder: Holder, time: int) -> TensorSharding | None:
-        """The sharding of a holder before a step; None is open.
-
-        Args:
-            holder: As `holder` gives it.
-            time: The number.
-        """
+        """The sharding of a holder before a step; None is open."""
         steps = self.steps.get(holder, ())
         i = bisect_left(steps, time)
         return self.log[steps[i - 1]].new if i else self._initial.get(holder)
 
     def arrival(self, holder: Holder, dim: int, axes: Axes, time: int) -> int | None:
-        """The step before `time` that brought the last of some axes to a dimension; None where an annotation has them.
-
-        Args:
-            holder: As `holder` gives it.
-            dim: The dimension.
-            axes: The axes with which it begins.
-            time: The number of a step.
-        """
+        """The step before `time` that brought the last of some axes to a dimension; None where an annotation has them."""
         steps = self.steps.get(holder, ())
         for i in range(bisect_left(steps, time) - 1, -1, -1):
             step = self.log[steps[i]]
@@ -135,11 +110,5 @@ class History:
 
 
 def begins_with(sharding: TensorSharding | None, dim: int, axes: Axes) -> bool:
-    """Whether the axes of a dimension begin with these; the last may be the major part of an axis.
-
-    Args:
-        sharding: None is open.
-        dim: The dimension.
-        axes: The leading axes to look for.
-    """
+    """Whether the axes of a dimension begin with these; the last may be the major part of an axis."""
     return sharding is not None and dim < sharding.rank and is_prefix(axes, sharding.dims[dim].axes)

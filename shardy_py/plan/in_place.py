@@ -27,10 +27,6 @@ def origins(result: Value, arguments: Mapping[Value, int]) -> dict[int, int]:
     """The arguments that a value depends on position by position, with the number of ops between; 0 for the argument itself.
 
     Loops, branches and named computations are entered. Ops that change positions (products, sums, transposes) end the search.
-
-    Args:
-        result: The value.
-        arguments: Argument to its number.
     """
     distances: dict[int, int] = {}
     seen: set[Value] = set()

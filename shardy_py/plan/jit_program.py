@@ -35,13 +35,7 @@ _BROADCAST = "stablehlo.broadcast_in_dim"
 
 @dataclass(frozen=True, eq=False)
 class JitProgram:
-    """A program with the shardings that it runs with.
-
-    Attributes:
-        program: The plan's own where it follows the plan.
-        follows_plan: Whether the plan runs, constrained where shardings conflict.
-        lineage: The ops and values of the plan's program that those of `program` come from.
-    """
+    """A program with the shardings that it runs with."""
 
     program: Program
     follows_plan: bool
@@ -53,10 +47,6 @@ def jit_program(program: Program, options: PropagationOptions) -> JitProgram:
     """Chooses between the plan and XLA's own propagation, for a program that XLA partitions.
 
     A plan that was propagated with other options than XLA's is always followed.
-
-    Args:
-        program: With final shardings.
-        options: The options of the propagation that set them.
     """
     cache: ConflictCache = {}
     if replace(options, recorded=True) == PropagationOptions() and any(

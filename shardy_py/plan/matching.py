@@ -27,13 +27,6 @@ def partners(plan: PlanRecord, other: PlanRecord) -> list[int]:
     """For each of `plan.values` the number of its match among the values of the other plan; -1 where there is none.
 
     Runs in time linear in the number of ops.
-
-    Args:
-        plan: One plan.
-        other: Another.
-
-    Returns:
-        One number per value; none but -1 occurs twice.
     """
     matches = [-1] * len(plan.values)
     named = {(v.kind, v.path): number for number, v in enumerate(other.values) if v.kind != "intermediate"}

@@ -38,15 +38,7 @@ class Stop(NamedTuple):
 
 
 def missing(explainer: Explainer, holder: Holder, dim: int, axis: str, planned: PlannedValue) -> Missing:
-    """The reason why a dimension lacks an axis.
-
-    Args:
-        explainer: The explainer of the plan.
-        holder: The holder of the sharding.
-        dim: The dimension.
-        axis: The name of the axis.
-        planned: The value.
-    """
+    """The reason why a dimension lacks an axis."""
     return _Search(explainer, holder, dim, axis, planned).answer()
 
 

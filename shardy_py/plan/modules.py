@@ -13,9 +13,6 @@ _WRAPPED = re.compile(r"[\w-]+\((.*)\)", re.DOTALL)
 def is_backward(scope: str) -> bool:
     """Whether an op is of a backward pass: of the transposition of a derivative, what is computed again for it included.
 
-    Args:
-        scope: The name stack, as `Location.scope` has it.
-
     Example:
         >>> is_backward("transpose(jvp(Model))/up"), is_backward("jvp(Model)/up")
         (True, False)
@@ -29,10 +26,6 @@ def module_path(scope: str, around: str = "") -> str:
 
     Flax opens a scope per module, `jax.named_scope` and `shardy_py.named_computation` open others. Names inside of a body (`scan`, `jit`)
     begin at the body, so that those of the op around it come first.
-
-    Args:
-        scope: The name stack, as `Location.scope` has it.
-        around: The module path of the op that holds the body.
 
     Example:
         >>> module_path("transpose(jvp(Transformer))/block_0/attention/bqhd,bkhd->bhqk")

@@ -40,13 +40,7 @@ MOVING_OPS = frozenset((*AXES_OF, "sdy.collective_permute", "sdy.reshard"))
 
 
 def movement_of(op: Op, source: TensorSharding | None, meshes: Mapping[str, Mesh]) -> Movement:
-    """Describes a collective of the SDY dialect.
-
-    Args:
-        op: One named in `MOVING_OPS`.
-        source: The sharding of its operand.
-        meshes: Where named meshes are looked up.
-    """
+    """Describes a collective of the SDY dialect."""
     target = op.result.sharding
     mesh = None if target is None else target.mesh_in(meshes)
     axes = moved_axes(op.attributes[AXES_OF[op.name]]) if op.name in AXES_OF else ()

@@ -25,11 +25,6 @@ class Neighbours(NamedTuple):
 
     Attributes:
         op: The op; the loop, branch or computation of an edge; the op that makes a group; None for a function result.
-        kind: `op`, `edge`, `barrier`, `result` or `group`.
-        holders: The holders of their shardings: of operands, then of results.
-        rule: The sharding rule that relates their dimensions.
-        directions: The directions of propagation, per factor.
-        owner: The owner of an edge.
     """
 
     op: Op | None
@@ -51,17 +46,7 @@ class Neighbours(NamedTuple):
 
 
 class Neighbourhood:
-    """All neighbours of a planned program.
-
-    Args:
-        program: The program.
-        history: Its log.
-
-    Attributes:
-        all: In program order; edges behind the op that they belong to.
-        at: Holder -> the neighbours that it belongs to, with its positions.
-        ops: The ops through which shardings pass.
-    """
+    """All neighbours of a planned program."""
 
     def __init__(self, program: Program, history: History) -> None:
         self.history = history
@@ -130,12 +115,7 @@ class Neighbourhood:
                     self._add(op, "op", step.tensors, op.rule, everything(op.rule))
 
     def of_dimension(self, holder: Holder, dim: int) -> Iterator[tuple[Neighbours, int, int]]:
-        """`(neighbours, position, factor)` for each factor of a dimension.
-
-        Args:
-            holder: The holder of the sharding.
-            dim: The dimension.
-        """
+        """`(neighbours, position, factor)` for each factor of a dimension."""
         for neighbours, i in self.at.get(holder, ()):
             mapping = neighbours.rule.mappings[i]
             if dim < len(mapping):
@@ -158,11 +138,7 @@ class Neighbourhood:
         return {}
 
     def parts_with(self, axis: str) -> frozenset[Place]:
-        """The roots of the parts of `related` in which any dimension has an axis.
-
-        Args:
-            axis: Its name.
-        """
+        """The roots of the parts of `related` in which any dimension has an axis."""
         parts = self._with.get(axis)
         if parts is None:
             end, sharding_at = self.history.end, self.history.at
@@ -175,11 +151,7 @@ class Neighbourhood:
         return {}
 
     def sharing(self, axis: str) -> Parts:
-        """The dimensions that have an axis, connected where rules connect them.
-
-        Args:
-            axis: Its name.
-        """
+        """The dimensions that have an axis, connected where rules connect them."""
         parts = self._sharing.get(axis)
         if parts is None:
             with no_collection():
@@ -218,12 +190,7 @@ def _by_factor(rule: OpShardingRule, directions: tuple[int, ...]) -> tuple[tuple
 
 @functools.lru_cache(maxsize=1 << 14)
 def dims_with(sharding: TensorSharding | None, axis: str) -> tuple[int, ...]:
-    """The dimensions that have an axis or a part of it.
-
-    Args:
-        sharding: None is open.
-        axis: Its name.
-    """
+    """The dimensions that have an axis or a part of it."""
     return () if sharding is None else tuple(d for d, dim in enumerate(sharding.dims) if any(a.name == axis for a in dim.axes))
 
 

@@ -22,15 +22,7 @@ from shardy_py.plan.neighbours import Neighbours
 
 
 class Obstacle(NamedTuple):
-    """The obstacle in the way of an axis.
-
-    Attributes:
-        kind: As in `Missing`; `overflow` where the axes of the dimension do not fit its factors, and `none` where the step would bring it.
-        tensor: The number of the tensor that is in the way.
-        dim: Its dimension; -1 where it is none in particular.
-        axis: The axis that does not fit, or that is in the way.
-        size: The size of the factor that it does not divide.
-    """
+    """The obstacle in the way of an axis; `dim` is -1 where it is on none in particular, kind `none` means that there is none."""
 
     kind: str
     tensor: int
@@ -40,15 +32,7 @@ class Obstacle(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """The passage of an axis from one tensor to another along a factor of both.
-
-    Attributes:
-        neighbours: The tensors and their rule.
-        target: The number of the tensor that lacks the axis.
-        source: The number of the tensor that has it.
-        factor: The factor.
-        axis: The name of the axis.
-    """
+    """The passage of an axis from one tensor to another along a factor of both."""
 
     neighbours: Neighbours
     target: int
@@ -58,14 +42,7 @@ class Passage(NamedTuple):
 
 
 class Fixpoint(NamedTuple):
-    """The shardings of some tensors at the end of a propagation, and its options.
-
-    Attributes:
-        shardings: The shardings, in stored form.
-        meshes: The meshes of the program.
-        strategies: The strategies of the propagation.
-        conservative: Whether it split no axes.
-    """
+    """The shardings of some tensors at the end of a propagation, and its options."""
 
     shardings: Sequence[TensorSharding | None]
     meshes: Mapping[str, Mesh]
@@ -74,12 +51,7 @@ class Fixpoint(NamedTuple):
 
 
 def obstacle(passage: Passage, end: Fixpoint) -> Obstacle:
-    """The obstacle in the way of an axis from one tensor to another.
-
-    Args:
-        passage: The axis and the tensors.
-        end: The end of the propagation, for all tensors of the rule.
-    """
+    """The obstacle in the way of an axis from one tensor to another."""
     neighbours, target, source, factor, axis = passage
     rule, direction = neighbours.rule, neighbours.directions[factor]
     operands = len(rule.operand_mappings)
@@ -136,16 +108,7 @@ def _conflict(
 
 
 def _stop(passage: Passage, number: int, tensor: TensorFactors, agreed: Axes, mesh: Mesh, conservative: bool) -> Obstacle | None:
-    """The obstacle that keeps one tensor from taking the axes up to that of the passage.
-
-    Args:
-        passage: The passage.
-        number: The number of the tensor.
-        tensor: The axes of its factors.
-        agreed: The axes that all tensors agree on.
-        mesh: The mesh.
-        conservative: Whether no axes are split.
-    """
+    """The obstacle that keeps one tensor from taking the axes up to that of the passage."""
     rule, factor, axis = passage.neighbours.rule, passage.factor, passage.axis
     mapping, size = rule.mappings[number], rule.factor_sizes[factor]
     state = tensor.factors[factor]
@@ -188,12 +151,6 @@ def _dim_of(mapping: Sequence[Sequence[int]], factor: int) -> int:
 
 
 def nearest_sizes(size: int, axes: Axes, mesh: Mesh) -> tuple[int, int]:
-    """The largest size below and the smallest above that some axes divide; the first is 0 where there is none.
-
-    Args:
-        size: The size of a dimension.
-        axes: The axes.
-        mesh: The mesh.
-    """
+    """The largest size below and the smallest above that some axes divide; the first is 0 where there is none."""
     shards = num_shards(axes, mesh)
     return size // shards * shards, -(-size // shards) * shards

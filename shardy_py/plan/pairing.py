@@ -12,16 +12,7 @@ from shardy_py.dialect.grouping import grouped
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A leaf of the arguments or of the result, as a device sees it.
-
-    Attributes:
-        index: Its number among the leaves.
-        names: The components of its path.
-        shape: The shape of a device's piece.
-        dtype: Element type.
-        bytes: Bytes of a device's piece.
-        memory_kind: Of one in the host's memory.
-    """
+    """A leaf of the arguments or of the result, as a device sees it."""
 
     index: int
     names: tuple[str, ...]
@@ -38,13 +29,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A donated input and the output that reuses its memory.
-
-    Attributes:
-        input: Number of the input leaf.
-        output: Number of the output leaf.
-        reason: The ground for the pair.
-    """
+    """A donated input and the output that reuses its memory."""
 
     input: int
     output: int
@@ -67,11 +52,6 @@ def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable
     Pieces of the same shape and element type are paired first, then those of as many elements and bytes. Among candidates an input
     that is returned goes to that output, then to one that is computed from it position by position, then to one with the same end of
     its path, and so on; ties go by order.
-
-    Args:
-        inputs: Donated inputs.
-        outputs: All outputs.
-        origins: Returns the inputs that an output depends on position by position, with the number of ops between.
     """
     paired: list[Pair] = []
     for key in (_exact, _roughly):

@@ -48,24 +48,12 @@ def partition(program: Program, name: Callable[[Value], str], lineage: Lineage |
     """The explicit program of XLA's partitioner.
 
     Collectives that the user wrote in a `shard_map` are listed too; see `prediction/user_collectives.py` for their axes.
-
-    Args:
-        program: With final shardings; unchanged.
-        name: The name of a value of the plan's program.
-        lineage: The ops and values of the plan's program that those of `program` come from; by default it is the plan's.
     """
     return _Partitioner(program, name, lineage or Lineage(program)).explicit()
 
 
 class _Scope(Scope):
-    """A block of the explicit program that is being written.
-
-    Args:
-        block: The block.
-        trips: Number of executions; None where it is unknown.
-        changing: Values that differ from trip to trip; None outside of loops.
-        around: The scope around it.
-    """
+    """A block of the explicit program that is being written."""
 
     def __init__(self, block: Block, trips: int | None, changing: set[Value] | None, around: Self | None = None) -> None:
         super().__init__(trips, changing, around)

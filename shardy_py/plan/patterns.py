@@ -19,16 +19,7 @@ _SEPARATOR = re.compile(r"\['|'\]|\[|\]|\.|/")
 
 
 def check_length(pattern: str, where: str, error: type[ShardyError] = ShardyError) -> None:
-    """Refuses a pattern of more than `LONGEST` characters.
-
-    Args:
-        pattern: The pattern.
-        where: The argument that holds it.
-        error: The class of the error.
-
-    Raises:
-        ShardyError: It is longer; of the class `error`.
-    """
+    """Raises `error`, a ShardyError, if a pattern has more than `LONGEST` characters; `where` is the argument that holds it."""
     if len(pattern) > LONGEST:
         raise error(f"a pattern of {len(pattern)} characters", where=where, why=f"the longest pattern has {LONGEST}", fix="use ** or *")
 
@@ -43,10 +34,6 @@ def slash_path(path: str) -> str:
 
 def matches(pattern: str, path: str) -> bool:
     """Whether the last components of `path` match, in time that grows with the lengths of both and not with their powers.
-
-    Args:
-        pattern: The pattern.
-        path: The path, in either spelling.
 
     Example:
         >>> matches("layers/*/kernel", "params/layers/0/kernel"), matches("layers[*]['kernel']", "params['layers'][0]['kernel']")
@@ -67,10 +54,6 @@ def matches_text(pattern: str, text: str) -> bool:
 
 def names_path(pattern: str, path: str) -> bool:
     """Whether a pattern matches the last components of a path, or all of the path as it is printed.
-
-    Args:
-        pattern: The pattern.
-        path: The path as it is printed.
 
     Example:
         >>> names_path("kernel", "params['kernel']"), names_path("params*", "params['kernel']")

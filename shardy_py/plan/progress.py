@@ -69,12 +69,7 @@ Listener = Callable[[Progress], None]
 
 
 class _Observation:
-    """The progress of one plan.
-
-    Args:
-        name: Of the function.
-        listener: Is told.
-    """
+    """The progress of one plan."""
 
     def __init__(self, name: str, listener: Listener) -> None:
         self.name, self.listener = name, listener
@@ -93,14 +88,7 @@ _observation: ContextVar[_Observation | None] = ContextVar("observation", defaul
 
 
 def report(phase: str, fraction: float | None = None, objective: float | None = None, bound: float | None = None) -> None:
-    """Tells whoever watches the plan that is being made; without anyone it costs nothing.
-
-    Args:
-        phase: As in `Progress`.
-        fraction: As in `Progress`.
-        objective: `objective_seconds`.
-        bound: `lower_bound_seconds`.
-    """
+    """Tells whoever watches the plan that is being made; without anyone it costs nothing."""
     observation = _observation.get()
     if observation is not None:
         observation.report(phase, fraction, objective, bound)
@@ -108,12 +96,7 @@ def report(phase: str, fraction: float | None = None, objective: float | None = 
 
 @contextmanager
 def observed(name: str, listener: Listener | bool) -> Iterator[None]:
-    """Reports of what runs inside go to a listener; where something outside listens already, it goes on to.
-
-    Args:
-        name: Of the function that is planned.
-        listener: A function; True shows a line on a terminal or in a notebook, and nothing elsewhere; False shows nothing.
-    """
+    """Reports of what runs inside go to a listener, and on to one outside; True shows a line on a terminal, False nothing."""
     show = Line.here() if listener is True else None
     tell = show or listener
     if _observation.get() is not None or not callable(tell):
@@ -129,11 +112,7 @@ def observed(name: str, listener: Listener | bool) -> Iterator[None]:
 
 
 class Line:
-    """One line that changes, and is gone in the end.
-
-    Args:
-        write: Puts a text in the place of the one before.
-    """
+    """One line that changes, and is gone in the end."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self.write = write

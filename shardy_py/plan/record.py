@@ -91,10 +91,7 @@ class Variant:
     """A plan of the function with something changed.
 
     Attributes:
-        change: The change, as the subject of `leaves ...`.
-        plan: The plan.
         location: `file:line` of the user's code to change; empty where it is the annotations.
-        of_residuals: Whether it is about what scans keep for their backward passes.
     """
 
     change: str
@@ -107,12 +104,7 @@ class Variants(Protocol):
     """Plans variants of a function."""
 
     def variants(self, plan: PlanRecord, peak: int) -> Iterator[Variant]:
-        """Variants that may have a smaller peak.
-
-        Args:
-            plan: The plan of the function.
-            peak: Its peak in bytes.
-        """
+        """Variants that may have a smaller peak."""
         ...
 
     def with_shardings(self, plan: PlanRecord, shardings: Mapping[str, TensorSharding]) -> PlanRecord | None:

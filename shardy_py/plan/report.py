@@ -41,25 +41,13 @@ class Report(abc.ABC):
 
 
 def html_rows(rows: Iterable[Sequence[str]], cell: str = "td") -> str:
-    """Rows of a table as HTML, the cells escaped.
-
-    Args:
-        rows: The cells.
-        cell: The element of a cell: `td`, or `th` in a head.
-    """
+    """Rows of a table as HTML, the cells escaped."""
     start = "<th style='text-align:left'>" if cell == "th" else f"<{cell}>"
     return "".join("<tr>" + "".join(f"{start}{escape(text)}</{cell}>" for text in row) + "</tr>" for row in rows)
 
 
 def html_report(title: str, figures: Iterable[tuple[str, str]], notes: Iterable[str], tables: Iterable[tuple[str, str]]) -> str:
-    """The figures of an analysis as a table, its notes, and tables to be folded out.
-
-    Args:
-        title: The heading.
-        figures: Names and values.
-        notes: Sentences.
-        tables: Titles, and rows as `html_rows` makes them.
-    """
+    """The figures of an analysis as a table, its notes, and tables to be folded out."""
     rows = "".join(f"<tr><th style='text-align:left'>{escape(name.strip())}</th><td>{escape(value)}</td></tr>" for name, value in figures)
     remarks = "".join(f"<p>{escape(note)}</p>" for note in notes)
     parts = (f"<details><summary>{escape(name)}</summary><table>{body}</table></details>" for name, body in tables)

@@ -115,11 +115,6 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
 
     Shardy's explicit collectives: `sdy-insert-explicit-reshards` in its full version, then reshards become collectives, and a reduction
     whose result is only sliced becomes a reduce-scatter. Collectives that the user wrote in a `shard_map` are not listed.
-
-    Args:
-        program: Unchanged; a copy is rewritten.
-        names: Names of values.
-        results: Paths of the function's results.
     """
     copy, mapping = clone_program(program)
     copied_names = {mapping[value]: name for value, name in names.items() if value in mapping}
@@ -223,12 +218,7 @@ def _reason(op: Op, why: str, cause: Op, results: tuple[str, ...]) -> str:
 
 
 def reason_of(op: Op, result: str) -> str:
-    """The reason that an operand of an op is moved for, in the words of JAX.
-
-    Args:
-        op: The op that reads it.
-        result: Path of the function's result that the operand is, where the op returns results of the function.
-    """
+    """The reason that an operand of an op is moved for, in the words of JAX."""
     name = primitive_of(op)
     if op.name == "func.return":
         return f"function result {result}".rstrip()

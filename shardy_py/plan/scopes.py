@@ -9,13 +9,7 @@ from shardy_py.ir import Op, Value
 
 
 class Scope:
-    """A block, or the body of a call, which belongs to the block around it.
-
-    Args:
-        trips: Number of executions; None where it is unknown.
-        changing: Values that differ from trip to trip; None outside of loops.
-        around: The scope around it.
-    """
+    """A block, or the body of a call, which belongs to the block around it."""
 
     def __init__(self, trips: int | None, changing: set[Value] | None, around: Self | None = None) -> None:
         self.trips = trips
@@ -44,11 +38,7 @@ class Scope:
         raise AssertionError("the outermost scope is no loop")
 
     def place(self, is_home: Callable[[Self], bool]) -> Self:
-        """The outermost scope in which ops on a value can stand.
-
-        Args:
-            is_home: Whether the value is made in a scope.
-        """
+        """The outermost scope in which ops on a value can stand."""
         place = self
         for place in self.hoisted():
             if is_home(place):
@@ -56,12 +46,7 @@ class Scope:
         return place
 
     def spread(self, op: Op, origin: Mapping[Value, Value]) -> None:
-        """Marks the results of an op as changing where its operands change.
-
-        Args:
-            op: The op.
-            origin: Value -> the value that it forwards.
-        """
+        """Marks the results of an op as changing where its operands change."""
         for scope in self.outward():
             inner = op.walk() if op.regions else (op,)
             if scope.changing and any(origin.get(v, v) in scope.changing for each in inner for v in each.operands):

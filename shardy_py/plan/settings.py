@@ -9,14 +9,7 @@ from shardy_py.passes.propagation.step import Strategy
 
 @dataclass(frozen=True, slots=True)
 class PropagationOptions:
-    """The options of the propagation that set a plan's shardings.
-
-    Attributes:
-        strategy: The resolution of conflicting shardings.
-        conservative: Whether axes were never split.
-        op_priority: Whether it went in stages by kinds of ops.
-        recorded: Whether its steps were kept.
-    """
+    """The options of the propagation that set a plan's shardings."""
 
     strategy: Strategy = "aggressive"
     conservative: bool = False

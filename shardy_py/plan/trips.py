@@ -30,13 +30,7 @@ def trip_count(loop: Op) -> int | None:
 
 
 def with_trips(block: Block, trips: int | None = 1, depth: int = 0) -> Iterator[tuple[Op, int | None, int]]:
-    """Every op of a block and of the regions in it, with its executions, None where they are unknown, and the number of regions around it.
-
-    Args:
-        block: Where to begin.
-        trips: Number of executions of the block itself.
-        depth: Number of regions around it.
-    """
+    """Every op of a block and its regions, its executions (None where unknown), and the number of regions around it."""
     for op in block.ops:
         yield op, trips, depth
         if op.regions:

@@ -78,13 +78,7 @@ def typed(type: Type, sharding: TensorSharding | None) -> str:
 
 
 def name_of(value: Value, names: Mapping[Value, str], movements: Set[Op] = frozenset()) -> str:
-    """The name of a value of a program: that of `named_value`, or a description.
-
-    Args:
-        value: The value.
-        names: Names of the values that a plan lists.
-        movements: Ops that only move a value.
-    """
+    """The name of a value of a program: that of `named_value`, or a description."""
     value = named_value(value, names, movements)
     if value in names:
         return names[value]
@@ -98,13 +92,7 @@ def name_of(value: Value, names: Mapping[Value, str], movements: Set[Op] = froze
 
 
 def named_value(value: Value, names: Mapping[Value, str], movements: Set[Op] = frozenset()) -> Value:
-    """The value that gives another its name: itself, or for a loop-invariant argument of a body the operand.
-
-    Args:
-        value: The value.
-        names: Names of the values that a plan lists.
-        movements: Ops that only move a value, which have the name of their operand.
-    """
+    """The value that gives another its name: itself, or for a loop-invariant argument of a body the operand."""
     while value not in names:
         owner = value.owner
         if isinstance(owner, Op):
@@ -150,12 +138,7 @@ _PLUMBING = frozenset({"sdy.constant", "sdy.return", "func.return", "stablehlo.r
 
 
 def intermediates(program: Program, prefix: str = "%") -> Iterator[tuple[Value, PlannedValue]]:
-    """Every result of an op, in program order, with the value of the program it describes; constants are left out.
-
-    Args:
-        program: The program.
-        prefix: Of the numbers that are their paths.
-    """
+    """Every result of an op, in program order, with the value of the program it describes; constants are left out."""
     number = 0
     stack: list[tuple[Iterator[Op], int, str, str, object]] = [(iter(program.main.body.ops), 0, "", "", None)]
     while stack:

@@ -13,16 +13,7 @@ from shardy_py.plan.patterns import check_length, names_path
 
 
 def accepted(findings: Iterable[Finding], ignore: str | Iterable[str]) -> Findings:
-    """Drops the findings that a pattern names.
-
-    Args:
-        findings: The findings of a plan.
-        ignore: `kind`, or `kind:path`, a pattern for the last components of a path or for the whole path (`plan/patterns`); one
-            string, or several.
-
-    Raises:
-        TypeError: A pattern is no string.
-        ShardyError: A pattern has an unknown kind, or is too long.
+    """Drops the findings that a pattern names, `kind` or `kind:path` (`plan/patterns`). Raises TypeError or ShardyError for any other.
 
     Example:
         >>> accepted([Finding("replicated-large", "...", "params['table']")], ["replicated-large:params*"])

@@ -33,14 +33,7 @@ _NONE: Marks = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """An axis that an operand has on one dimension of the result, and the result on another.
-
-    Attributes:
-        mark: The dimension of the operand, the axis, where it came from.
-        expected: The dimension of the result that the op's rule maps it to.
-        actual: The dimension of the result that has the axis.
-        winner: The operand that has it there; None where no operand does.
-    """
+    """An axis that an operand has on one dimension of the result, and the result on another."""
 
     mark: Mark
     expected: int
@@ -67,11 +60,7 @@ def batch_axis_lost(context: CheckContext) -> Iterator[Finding]:
 
 
 class _Search:
-    """Follows the axes of the data through the program.
-
-    Args:
-        context: The plan.
-    """
+    """Follows the axes of the data through the program."""
 
     def __init__(self, context: CheckContext) -> None:
         self.context = context

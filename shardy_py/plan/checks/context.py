@@ -18,12 +18,7 @@ from shardy_py.plan.values import PlannedValue
 
 @dataclass(eq=False)
 class CheckContext:
-    """A plan with the tables that checks share.
-
-    Attributes:
-        plan: The plan.
-        findings: Findings of planning and of earlier checks.
-    """
+    """A plan with the tables that checks share."""
 
     plan: PlanRecord
     findings: list[Finding]
@@ -75,9 +70,6 @@ class CheckContext:
         """Arguments and results that a pass after the propagation cut down, each with its sharding before.
 
         The log of the propagation records them, so that a plan without provenance has none.
-
-        Args:
-            reason: Of the steps of that pass.
         """
         main = self.plan.program.main
         arguments = dict(zip(main.arguments, self.plan.inputs))

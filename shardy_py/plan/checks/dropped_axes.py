@@ -29,10 +29,6 @@ class _Loss:
     """Axes of dimension `dim` of the operand that no dimension of the result has.
 
     Attributes:
-        dim: The dimension of the operand.
-        axes: The lost axes.
-        sizes: The sizes of the parts of the merged or split dimension.
-        part: The number of the part that cannot keep the axes.
         merged: Whether the parts are dimensions of the operand that the result has as one.
     """
 

@@ -33,13 +33,7 @@ Option = tuple[str, str, TensorSharding]
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What may be the fix of a finding.
-
-    Attributes:
-        options: The first with which a plan is better is offered.
-        is_better: Whether the first of two plans, with the fix, is better than the second.
-        otherwise: The fix where none is; None where there is no finding then.
-    """
+    """What may fix a finding: the first option with a better plan is offered, else `otherwise`; without either there is no finding."""
 
     options: Sequence[Option]
     is_better: Callable[[PlanRecord, PlanRecord], bool]
@@ -78,13 +72,7 @@ def key_of(finding: Finding) -> object:
 
 
 def with_fixes(plan: PlanRecord, findings: Sequence[Finding], proposals: Mapping[object, Proposal]) -> Findings:
-    """Findings with the first of their fixes that helps.
-
-    Args:
-        plan: The plan.
-        findings: Its findings, the gravest first.
-        proposals: The fixes of some of them, by `key_of`.
-    """
+    """Findings with the first of their fixes that helps."""
     left = 0 if plan.variants is None else min(MAX_PLANS, MAX_OPS // max(1, sum(1 for _ in plan.program.walk())))
     fixed: list[Finding] = []
     for finding in findings:

@@ -17,7 +17,6 @@ def merged(findings: Iterable[Finding], causes: Mapping[str, str] | None = None)
     """Makes one finding of those that differ in the numbers of their paths only, as in layers, ordered by the first of each.
 
     Args:
-        findings: The findings of a plan.
         causes: Path of a value -> that of a value whose findings have the same cause: of optimizer state, its parameter.
 
     Example:

@@ -84,12 +84,7 @@ def _pairs(
 def state_and_parameter(
     values: Sequence[PlannedValue], *others: Sequence[PlannedValue]
 ) -> Iterator[tuple[PlannedValue, PlannedValue, tuple[str, ...]]]:
-    """State among values, its parameter, and the names of the state below the argument.
-
-    Args:
-        values: The inputs or the outputs of a plan.
-        others: More values among which its parameter may be.
-    """
+    """State among values, its parameter, and the names of the state below the argument."""
     return _pairs(values, [_parameters(each) for each in (values, *others)])
 
 

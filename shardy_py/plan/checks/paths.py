@@ -11,9 +11,6 @@ _NUMBER = re.compile(r"\d+")
 def paths_as_one(paths: Sequence[str]) -> str:
     """Merges paths that differ only in numbers: `layers[0..23]['w']` if they differ in one number, without gaps.
 
-    Args:
-        paths: At least one.
-
     Example:
         >>> paths_as_one([f"layers[{i}]['w']" for i in range(3)]), paths_as_one(["a[0]", "a[7]"])
         ("layers[0..2]['w']", 'a[0] and 1 more')

@@ -58,16 +58,7 @@ def unused_axes(sharding: TensorSharding | None, mesh: Mesh) -> list[str]:
 
 
 def extended(shape: Sequence[int], sharding: TensorSharding | None, mesh: Mesh, name: str = "mesh") -> TensorSharding | None:
-    """A sharding with all axes added that divide a dimension, the larger axes first, each to what is then the longest one.
-
-    Args:
-        shape: The global shape.
-        sharding: Its sharding so far; None is replicated.
-        mesh: The mesh.
-        name: Its name, where there is no sharding yet.
-
-    Returns:
-        The new sharding; None where no axis divides anything.
+    """A sharding with all axes added that divide a dimension, the larger first, each to the longest dimension by then; None if none does.
 
     Example:
         >>> extended((1024, 512), None, Mesh([("data", 2), ("model", 4)]))

@@ -35,9 +35,6 @@ class Kind:
     """A kind of finding.
 
     Attributes:
-        name: As `Finding.kind` has it.
-        severity: `warning`, `note`, or both, where it depends on bytes.
-        meaning: The defect, in a sentence.
         check: The function that reports it for a plan; None where planning or the partitioner does.
     """
 

@@ -26,13 +26,7 @@ from shardy_py.plan.values import PlannedValue, location_of, typed
 
 
 def analyse(plan: PlanRecord, which: str | Hardware | int | None = None, compiler: str | None = None) -> MemoryAnalysis:
-    """The memory that a call of a plan takes; see `Plan.memory_analysis`. A plan remembers it.
-
-    Args:
-        plan: The plan.
-        which: The hardware whose memory it should fit.
-        compiler: Name of the compiler to model.
-    """
+    """The memory that a call of a plan takes; see `Plan.memory_analysis`. A plan remembers it."""
     name, room = _room(which)
     of_compiler = _model(plan, name, compiler)
     memory = _usage(plan, of_compiler)[0]
@@ -41,13 +35,7 @@ def analyse(plan: PlanRecord, which: str | Hardware | int | None = None, compile
 
 
 def lifetimes(plan: PlanRecord, which: str | Hardware | int | None = None, compiler: str | None = None) -> Lifetimes:
-    """The buffers behind `analyse`, with the steps at which they are alive and the values that they hold. A plan remembers them.
-
-    Args:
-        plan: The plan.
-        which: As in `analyse`.
-        compiler: As in `analyse`.
-    """
+    """The buffers behind `analyse`, with the steps at which they are alive and the values that they hold. A plan remembers them."""
     return _usage(plan, _model(plan, _room(which)[0], compiler))[1]
 
 

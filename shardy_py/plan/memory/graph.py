@@ -10,13 +10,7 @@ from shardy_py.plan.record import PlanRecord
 
 
 def local_graph(plan: PlanRecord, model: MemoryModel = MODELS["cpu"]) -> tuple[Graph, Program]:
-    """The graph of one device under a plan, and the program that it is read from.
-
-    Args:
-        plan: Under `lowering="shard_map"` its region is read, and built if need be; under `lowering="jit"` the predicted program of
-            XLA's partitioner.
-        model: Of the compiler's use of memory.
-    """
+    """The graph of one device, and the program that it is read from: the region, or under `lowering="jit"` XLA's predicted program."""
     if plan.active_partitioner is None:
         program, sums = explicit_of(plan).program, ()
     else:

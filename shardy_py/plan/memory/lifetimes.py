@@ -23,15 +23,9 @@ class LiveBuffer:
     """A buffer that is alive at some step.
 
     Attributes:
-        bytes: On one device.
-        role: `argument`, `output` (one that takes no donated argument's memory) or `temporary`.
-        label: The JAX primitive of the op that makes it, or the name of the collective or copy; empty for arguments.
         value: The value of the plan's program that it holds; None where it holds none, as scratch memory of a library call, or in the
             region of `lowering="shard_map"`, whose values are others. The value in `sharding` has exactly `bytes`.
         sharding: The layout in which it holds the value, which is not the value's own where that was gathered or exchanged for a reader.
-        op: The op of the program that runs that makes it.
-        reader: The op of the plan's program that a value was brought to this layout for; None of others.
-        number: The number of an argument or result among the leaves.
     """
 
     bytes: int
@@ -46,13 +40,7 @@ class LiveBuffer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peak:
-    """A step at which more is alive than before and after it.
-
-    Attributes:
-        step: Its number.
-        bytes: Of arguments, results and temporaries, alignment included.
-        buffers: The temporaries that are alive, the largest first; arguments and results are always.
-    """
+    """A step at which more is alive than before and after it; arguments and results always are."""
 
     step: int
     bytes: int
@@ -64,16 +52,7 @@ class Lifetimes:
     """Lifetimes of the buffers of a call under the memory policy of a compiler.
 
     Attributes:
-        resident: Arguments, and results that take no donated argument's memory, which are alive during the whole call.
         resident_bytes: Their bytes, with tables of addresses; `argument + output - alias` of the analysis.
-        series: Bytes of temporaries that are alive at each step.
-        buffers: The temporaries.
-        alignment: Of the start of buffers, in bytes.
-        origins: Number of a value in `buffers` -> the value of the program that runs.
-        sizes: Bytes of pieces.
-        explicit: The program that runs, and the values of the plan in it; None of a region.
-        program: The plan's program.
-        running: The program that runs.
     """
 
     resident: tuple[LiveBuffer, ...]
@@ -88,11 +67,7 @@ class Lifetimes:
     running: Program
 
     def peaks(self, limit: int = 8) -> tuple[Peak, ...]:
-        """The fullest steps among those at which more is alive than before and after, the fullest first.
-
-        Args:
-            limit: The largest number of them.
-        """
+        """The fullest steps among those at which more is alive than before and after, the fullest first."""
         steps = sorted(local_peaks(self.series), key=lambda step: (-self.series[step], step))[:limit]
         return tuple(Peak(step, self.resident_bytes + self.series[step], self.alive(step)) for step in steps)
 
@@ -105,9 +80,6 @@ class Lifetimes:
         """Bytes of temporaries at each step if values had other shardings and the program ran in the same steps.
 
         Buffers that hold no value of the plan, or hold one in another layout than its own, keep their bytes.
-
-        Args:
-            sharding_of: The sharding of each value of the plan's program.
         """
         resized: list[Buffer] = []
         for buffer in self.buffers:
@@ -151,9 +123,6 @@ class Lifetimes:
 
 def local_peaks(series: Sequence[int]) -> list[int]:
     """The first step of each plateau that is higher than the steps before and after it.
-
-    Args:
-        series: Bytes at each step.
 
     Example:
         >>> local_peaks([1, 3, 3, 2, 4, 1, 1])

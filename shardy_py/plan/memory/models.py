@@ -47,20 +47,11 @@ class MemoryModel(Protocol):
         ...
 
     def read(self, program: Program, sums: Sequence[tuple[str, ...]]) -> tuple[Graph, Program]:
-        """The graph of what one device carries out, and the program that its nodes come from.
-
-        Args:
-            program: The program that runs, with explicit collectives.
-            sums: The axes of its `stablehlo.all_reduce` ops, in order.
-        """
+        """The graph of what one device carries out, and the program that its nodes come from."""
         ...
 
     def estimate(self, graph: Graph) -> Estimate:
-        """The memory that a graph takes.
-
-        Args:
-            graph: As `read` gives it; may be changed.
-        """
+        """The memory that a graph takes."""
         ...
 
 
@@ -91,13 +82,7 @@ MODELS: Mapping[str, MemoryModel] = {model.name: model for model in _ALL}
 
 
 def model(name: str) -> MemoryModel:
-    """A model by name.
-
-    Args:
-        name: One of `MODELS`.
-
-    Raises:
-        CompilerError: There is none of that name.
+    """A model by name. Raises CompilerError if there is none of that name.
 
     Example:
         >>> model("cpu").title

@@ -23,12 +23,7 @@ MIN_UNCOMPARED_BYTES = 1 << 16
 
 
 class Reader:
-    """Reads a program with explicit collectives.
-
-    Args:
-        program: Its calls are inlined.
-        sums: The axes of its `stablehlo.all_reduce` ops, in order.
-    """
+    """Reads a program with explicit collectives."""
 
     def __init__(self, program: Program, sums: Sequence[tuple[str, ...]] = ()) -> None:
         self.program = program

@@ -27,13 +27,7 @@ MAX_OPS = 50_000
 
 
 def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanRecord], MemoryAnalysis]) -> tuple[Finding, ...]:
-    """Variants with a smaller peak, where the plan does not fit, or where residuals of scans are most of its peak; the best first.
-
-    Args:
-        plan: The plan.
-        memory: Its analysis.
-        analysed: Gives the analysis of another plan.
-    """
+    """Variants with a smaller peak, where the plan does not fit, or where residuals of scans are most of its peak; the best first."""
     peak, residuals = memory.peak_memory_in_bytes, _residual_bytes(plan, memory)
     dominated = residuals >= max(GRAVE, DOMINANT_SHARE * peak)
     if plan.variants is None or not (dominated or memory.fits is False) or sum(1 for _ in plan.program.walk()) > MAX_OPS:

@@ -23,9 +23,6 @@ class Contributor:
     Attributes:
         name: Path of an argument or result; of temporaries the primitive that makes them.
         role: `argument`, `output` (one that takes no donated argument's memory) or `temporary`.
-        bytes: On one device.
-        count: Number of arrays.
-        location: `file:line` of the user's code that makes them; empty for arguments and results, and where unknown.
         type: Element type and shape on a device, of arrays that a loop fills step by step, such as the residuals of a scan; empty of
             others.
     """
@@ -48,9 +45,7 @@ class Step:
     """One step of the compiled program; fused ops are one step.
 
     Attributes:
-        bytes: In memory while it runs.
         primitive: The JAX primitive of the (last) op.
-        location: `file:line` of the user's code; empty where unknown.
     """
 
     bytes: int

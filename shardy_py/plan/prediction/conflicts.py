@@ -14,13 +14,7 @@ ConflictCache = dict[tuple[OpShardingRule, tuple[TensorSharding | None, ...]], b
 
 
 def conflicts(op: Op, meshes: Mapping[str, Mesh], cache: ConflictCache) -> bool:
-    """Whether the shardings of an op's operands and results conflict.
-
-    Args:
-        op: Has a rule.
-        meshes: Where named meshes are looked up.
-        cache: Filled with the answers.
-    """
+    """Whether the shardings of an op's operands and results conflict."""
     rule = op.rule
     assert rule is not None
     values = (*op.operands, *op.results)
@@ -36,11 +30,6 @@ def conflict(rule: OpShardingRule, layouts: Sequence[Layout], mesh: Mesh) -> boo
     """Whether tensors of an op disagree on the axes of a factor, or have one axis on different factors.
 
     A tensor with fewer axes than another does not disagree: propagation can add the missing ones.
-
-    Args:
-        rule: The rule of the op.
-        layouts: Of operands, then of results.
-        mesh: The mesh.
     """
     most: dict[int, Axes] = {}
     factor_of: dict[AxisRef, int] = {}

@@ -14,11 +14,7 @@ _HOLDING = frozenset((CASE, NAMED_COMPUTATION, WHILE))
 
 
 def dead_ops(program: Program) -> frozenset[Op]:
-    """The ops that XLA drops, with all ops in their bodies.
-
-    Args:
-        program: The program.
-    """
+    """The ops that XLA drops, with all ops in their bodies."""
     dead: set[Op] = set()
     pending = [op for op in program.walk() if op.results and not any(r.uses for r in op.results) and _is_droppable(op)]
     while pending:
@@ -36,11 +32,7 @@ def dead_ops(program: Program) -> frozenset[Op]:
 
 
 def drop_dead_ops(program: Program) -> None:
-    """Takes the dead ops out of a program.
-
-    Args:
-        program: The program.
-    """
+    """Takes the dead ops out of a program."""
     dead = dead_ops(program)
     outermost = [op for op in program.walk() if op in dead and op.parent not in dead]
     blocks = dict.fromkeys(op.block for op in outermost if op.block is not None)

@@ -36,9 +36,6 @@ def as_xla_propagates(program: Program) -> tuple[Program, Lineage]:
     It is the program itself where no loop carries a value unchanged. Otherwise arguments, results, constraints and the values around
     conflicts are as planned, and so are the first values that another propagation shards otherwise than the plan, since these are
     constrained to it. All else is propagated once more.
-
-    Args:
-        program: With final shardings; calls are computations in it.
     """
     if not any(op.name == WHILE and _unchanged(op) for op in program.walk()):
         return program, Lineage(program)
@@ -59,13 +56,7 @@ PER_REGION = (1, 1, 2, 4, 16, None, None)
 
 
 class XlaProgramBuilder:
-    """Copies a program without its shardings, except those of arguments, results, constraints and pinned values.
-
-    Args:
-        program: The program.
-        pinned: Values that are constrained to their sharding.
-        loops: Whether loops carry only the values that they change, and calls are inlined.
-    """
+    """Copies a program without its shardings, except those of arguments, results, constraints and pinned values."""
 
     def __init__(self, program: Program, pinned: Set[Value], loops: bool) -> None:
         self.source = program
@@ -227,14 +218,7 @@ class _InliningBuilder(XlaProgramBuilder):
 
 @no_collection()
 def as_xla_inlines(program: Program) -> tuple[Program, Lineage, Mapping[Value, Value]]:
-    """The program in XLA's form, with the shardings that it has: calls inlined, loops carrying only what they change, no dead ops.
-
-    Args:
-        program: With final shardings.
-
-    Returns:
-        The copy, its lineage in the program, and the values of the copy by those of the program.
-    """
+    """The program in XLA's form, with the shardings that it has: calls inlined, loops carrying only what they change, no dead ops."""
     builder = _InliningBuilder(program)
     copy = builder.program()
     drop_dead_ops(copy)

@@ -24,14 +24,6 @@ def user_collective_axes(op: Op, manual: Sequence[str], sizes: Mapping[str, int]
 
     A gather and a scatter tell the size of their groups; the fewest axes of this size, the last ones, are taken. Others are taken to be
     over all manual axes.
-
-    Args:
-        op: One named in `KINDS`.
-        manual: The manual axes around it, in mesh order.
-        sizes: Sizes of all axes.
-
-    Returns:
-        Axes of more than one device.
     """
     axes = [axis for axis in manual if sizes.get(axis, 1) > 1]
     before, after = op.operands[0].type.size, op.results[0].type.size

@@ -52,11 +52,7 @@ DEEPEST = 32
 
 
 class Elided(AttributeText):
-    """The value of a large constant, which is not stored.
-
-    Attributes:
-        number: Its number; equal arrays of a plan have equal numbers.
-    """
+    """The value of a large constant, which is not stored."""
 
     __slots__ = ("number",)
 
@@ -75,11 +71,7 @@ def write_type(type_: Type) -> Any:
 
 
 def read_type(data: Any) -> Type:
-    """The inverse of `write_type`.
-
-    Raises:
-        StoreError: It is no type.
-    """
+    """The inverse of `write_type`; raises StoreError for any other data."""
     if type(data) is str:
         return TOKEN if data == TOKEN.text else OpaqueType(data)
     dtype, shape = items(data, 2)
@@ -90,13 +82,7 @@ def read_type(data: Any) -> Type:
 
 
 def write_constant(value: Any, type_: Type, number: Callable[[Any], int]) -> Any:
-    """The value of a constant: a number, the MLIR text of a small array, or a mark with the number of a large one, which is left out.
-
-    Args:
-        value: As in `sdy.constant`.
-        type_: The type of the constant.
-        number: Numbers arrays; equal arrays have equal numbers.
-    """
+    """The value of a constant: a number, the MLIR text of a small array, or a mark with the number of a large one, which is left out."""
     if isinstance(value, np.ndarray | np.generic) and value.ndim == 0:
         return write(value.item() if value.dtype.kind in "biuc" else float(value))
     if isinstance(value, str) or _is_plain(value):
@@ -115,12 +101,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def write(value: Any) -> Any:
-    """Writes an attribute as JSON data.
-
-    Args:
-        value: As in `Op.attributes`. A value that is neither Python's nor the dialect's is kept as the name of its class,
-            which is how it is printed.
-    """
+    """Writes an attribute as JSON data; a value that is neither Python's nor the dialect's as the name of its class, which it prints as."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Enum):
@@ -150,15 +131,7 @@ def write(value: Any) -> Any:
 
 
 def read(data: Any, depth: int = 0) -> Any:
-    """The inverse of `write`.
-
-    Args:
-        data: JSON data of the file.
-        depth: Its nesting depth in lists.
-
-    Raises:
-        StoreError: It is no attribute.
-    """
+    """The inverse of `write`, at a depth of nested lists; raises StoreError for any other data."""
     if depth > DEEPEST:
         raise StoreError(f"an attribute of more than {DEEPEST} lists in lists")
     kind = type(data)
@@ -235,13 +208,7 @@ _TAGGED: dict[str, Callable[[Any, int], Any]] = {
 
 
 def write_members(attributes: Mapping[str, Any], constant: Type | None, number: Callable[[Any], int]) -> dict[str, Any]:
-    """The attributes of an op, by name.
-
-    Args:
-        attributes: The attributes.
-        constant: The type of the constant that `value` is the value of.
-        number: Numbers arrays; equal arrays have equal numbers.
-    """
+    """The attributes of an op, by name."""
     return {
         name: write_constant(value, constant, number) if constant is not None and name == "value" else write(value)
         for name, value in attributes.items()
@@ -249,11 +216,7 @@ def write_members(attributes: Mapping[str, Any], constant: Type | None, number: 
 
 
 def read_members(data: Any) -> dict[str, Any]:
-    """The inverse of `write_members`.
-
-    Raises:
-        StoreError: They are no attributes.
-    """
+    """The inverse of `write_members`; raises StoreError for any other data."""
     if type(data) is not dict:
         raise StoreError(f"expected an object, got {described(data)}")
     return {name: read(value) for name, value in data.items()}

@@ -17,15 +17,7 @@ class StoreError(ShardyError):
 
 
 def integer(data: Any, low: int = 0, high: int = LIMIT) -> int:
-    """A whole number, at least `low` and below `high`.
-
-    Args:
-        data: JSON data of the file.
-        low: The least.
-        high: One more than the greatest.
-
-    Raises:
-        StoreError: It is something else.
+    """A whole number, at least `low` and below `high`; raises StoreError for any other data.
 
     Example:
         >>> integer(3), integer(-1, -1)
@@ -39,37 +31,21 @@ def integer(data: Any, low: int = 0, high: int = LIMIT) -> int:
 
 
 def text(data: Any) -> str:
-    """A text.
-
-    Raises:
-        StoreError: It is something else.
-    """
+    """A text; raises StoreError for any other data."""
     if type(data) is not str:
         raise StoreError(f"expected a text, got {described(data)}")
     return data
 
 
 def boolean(data: Any) -> bool:
-    """True or false.
-
-    Raises:
-        StoreError: It is something else.
-    """
+    """True or false; raises StoreError for any other data."""
     if type(data) is not bool:
         raise StoreError(f"expected true or false, got {described(data)}")
     return data
 
 
 def items(data: Any, length: int | None = None) -> list[Any]:
-    """A list, of `length` entries if that is not None.
-
-    Args:
-        data: JSON data of the file.
-        length: The number of entries it must have.
-
-    Raises:
-        StoreError: It is something else.
-    """
+    """A list, of `length` entries if that is not None; raises StoreError for any other data."""
     if type(data) is not list:
         raise StoreError(f"expected a list, got {described(data)}")
     if length is not None and len(data) != length:
@@ -78,15 +54,7 @@ def items(data: Any, length: int | None = None) -> list[Any]:
 
 
 def members(data: Any, names: Sequence[str]) -> dict[str, Any]:
-    """An object with these members and no others.
-
-    Args:
-        data: JSON data of the file.
-        names: The members.
-
-    Raises:
-        StoreError: It is something else.
-    """
+    """An object with these members and no others; raises StoreError for any other data."""
     if type(data) is not dict:
         raise StoreError(f"expected an object, got {described(data)}")
     for name in names:
@@ -99,15 +67,7 @@ def members(data: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def entry(table: Sequence[Any], data: Any) -> Any:
-    """The entry of a table by its number in the file.
-
-    Args:
-        table: The entries read so far.
-        data: The number.
-
-    Raises:
-        StoreError: There is no such entry.
-    """
+    """The entry of a table by its number in the file; raises StoreError if there is none."""
     if type(data) is not int:
         raise StoreError(f"expected the number of an entry, got {described(data)}")
     if not 0 <= data < len(table):
@@ -117,14 +77,7 @@ def entry(table: Sequence[Any], data: Any) -> Any:
 
 @contextmanager
 def at(where: str) -> Iterator[None]:
-    """Adds the place in the file to errors inside, and turns errors of constructors that reject their data into StoreErrors.
-
-    Args:
-        where: The part of the file.
-
-    Raises:
-        StoreError: A check inside failed.
-    """
+    """Adds the place in the file to errors inside, and turns errors of constructors that reject their data into StoreErrors."""
     try:
         yield
     except StoreError as error:

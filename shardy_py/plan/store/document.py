@@ -77,11 +77,7 @@ class StoredPartition:
 
 
 def write_plan(plan: PlanRecord) -> str:
-    """A plan as JSON text; equal plans are equal texts in every process.
-
-    Args:
-        plan: The plan. Unless under `lowering="jit"` it is partitioned if it has not been.
-    """
+    """A plan as JSON text, equal for equal plans in every process; a plan that runs as a region is partitioned if it has not been."""
     with no_collection():
         return _document(plan)
 
@@ -159,15 +155,7 @@ def _lines(data: dict[str, Any]) -> Iterator[str]:
 
 
 def read_plan(document: str | bytes, kind: type[P]) -> P:
-    """The inverse of `write_plan`. Nothing of the text is run.
-
-    Args:
-        document: The text; bytes are UTF-8.
-        kind: The class of the plan.
-
-    Raises:
-        StoreError: It is no stored plan of this version.
-    """
+    """The inverse of `write_plan`; nothing of the text is run. Raises StoreError if it is not a stored plan of this version."""
     with no_collection():
         return _plan_of(_json(document), kind)
 

@@ -64,11 +64,7 @@ PLAIN: dict[Any, FieldCodec] = {
 
 
 def codec_of(annotation: Any) -> FieldCodec:
-    """The codec of a field.
-
-    Args:
-        annotation: A key of `PLAIN`, a `Literal` of words, and `... | None` or `tuple[..., ...]` of these.
-    """
+    """The codec of a field: a key of `PLAIN`, a `Literal` of words, or `... | None` or `tuple[..., ...]` of these."""
     if annotation in PLAIN:
         return PLAIN[annotation]
     origin, parts = get_origin(annotation), get_args(annotation)
@@ -91,29 +87,14 @@ CODECS[Collective]["group_size"] = FieldCodec(_same, lambda tables, data: intege
 
 
 def write_entries(cls: type[Any], entries: Sequence[Any], tables: Writer) -> dict[str, Any]:
-    """Writes entries as JSON data.
-
-    Args:
-        cls: Their class, one of `CODECS`.
-        entries: The entries.
-        tables: The tables for types and shardings.
-    """
+    """Writes entries as JSON data."""
     names = [field.name for field in fields(cls)]
     codecs = [(name, CODECS[cls][name]) for name in names]
     return {"fields": names, "rows": [[codec.write(tables, getattr(item, name)) for name, codec in codecs] for item in entries]}
 
 
 def read_entries(cls: type[Any], data: Any, tables: Reader) -> tuple[Any, ...]:
-    """The inverse of `write_entries`.
-
-    Args:
-        cls: Their class.
-        data: JSON data of the file.
-        tables: The tables of the file.
-
-    Raises:
-        StoreError: They are no such entries.
-    """
+    """The inverse of `write_entries`; raises StoreError for any other data."""
     table = members(data, ("fields", "rows"))
     names = [text(name) for name in items(table["fields"])]
     declared = {field.name: field for field in fields(cls)}

@@ -17,15 +17,7 @@ _GZIP = b"\x1f\x8b"
 
 
 def save_text(document: str, path: str | os.PathLike[str]) -> None:
-    """Writes a text atomically: the file has all of it, or is unchanged.
-
-    Args:
-        document: The text.
-        path: The file; gzip where it ends with `.gz`. The same text gives the same bytes.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Writes a text, gzip for a path ending in `.gz`: equal texts give equal bytes, atomically. Raises OSError if it cannot."""
     content = document.encode("utf-8")
     if os.fsdecode(path).endswith(".gz"):
         content = gzip.compress(content, compresslevel=6, mtime=0)
@@ -33,15 +25,7 @@ def save_text(document: str, path: str | os.PathLike[str]) -> None:
 
 
 def load_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The text that `save_text` wrote, packed or not.
-
-    Args:
-        path: The file.
-
-    Raises:
-        OSError: It cannot be read.
-        StoreError: It is damaged, or longer than `MOST_BYTES`.
-    """
+    """The text that `save_text` wrote. Raises OSError if it cannot be read, StoreError if damaged or longer than `MOST_BYTES`."""
     with open(path, "rb") as file:
         content = file.read(MOST_BYTES + 1)
     if content.startswith(_GZIP):
@@ -63,16 +47,7 @@ def _decompressed(content: bytes) -> bytes:
 
 
 def load_plan(path: str | os.PathLike[str], kind: type[P]) -> P:
-    """A plan from a file that `Plan.save` wrote.
-
-    Args:
-        path: The file.
-        kind: The class of the plan.
-
-    Raises:
-        OSError: It cannot be read.
-        StoreError: It is no stored plan of this version.
-    """
+    """A plan from a file that `Plan.save` wrote. Raises OSError if it cannot be read, StoreError if it is not a plan of this version."""
     try:
         return read_plan(load_bytes(path), kind)
     except StoreError as error:

@@ -20,14 +20,7 @@ MEMBERS = ("erased", "results", "tensors", "before", "steps")
 
 
 def write_log(log: Sequence[Step], program: Program, tables: Writer, numbers: Numbers) -> dict[str, Any]:
-    """Writes the log as JSON data.
-
-    Args:
-        log: The steps.
-        program: The program.
-        tables: The tables for data that ops share.
-        numbers: The numbers of the program's values and ops; those of erased ones are added.
-    """
+    """Writes the log as JSON data; the erased values and ops are added to `numbers`."""
     erased, results = _write_removed(log, program, tables, numbers)
     tensors, before = Rows(), Rows()
     values, ops, sharding = numbers.values, numbers.ops, tables.sharding
@@ -97,16 +90,7 @@ def _write_erased(first: Op | Block, program: Program, tables: Writer, numbers: 
 
 
 def read_log(data: Any, tables: Reader, program: ProgramReader) -> list[Step]:
-    """The inverse of `write_log`.
-
-    Args:
-        data: JSON data of the file.
-        tables: The tables of the file.
-        program: The reader of its program; erased values and ops are added to its lists.
-
-    Raises:
-        StoreError: It is no log.
-    """
+    """The inverse of `write_log`, which adds erased values and ops to `program`; raises StoreError for any other data."""
     parts = members(data, MEMBERS)
     values, ops = program.values, program.ops
     for number, row in enumerate(items(parts["erased"])):

@@ -35,14 +35,7 @@ SEVERAL_RESULTS = frozenset(
 
 
 def check_ops(program: Program) -> None:
-    """Checks all ops of a program.
-
-    Args:
-        program: The program; the verifier has accepted it.
-
-    Raises:
-        StoreError: An op lacks what its name promises.
-    """
+    """Raises StoreError if an op of a program, which the verifier has accepted, lacks what its name promises."""
     parts, sizes = cut_in_any_way(program.meshes), LocalSizes(program.meshes)
     valid: set[tuple[object, ...]] = set()
     for op in program.walk():
@@ -260,14 +253,7 @@ def _fft(op: Op) -> None:
 
 
 def _indices(op: Op, operand: Value, indices: Value, names: Sequence[str]) -> tuple[list[list[int]], list[int]]:
-    """Dimensions of an operand and of indices, and the sizes of the batch dimensions of indices.
-
-    Args:
-        op: A gather or a scatter.
-        operand: The indexed value.
-        indices: The indices.
-        names: Attributes of collapsed dimensions, batch dimensions of the operand and of the indices, and the dimensions that are indexed.
-    """
+    """Dimensions of an operand and of indices, and the sizes of the batch dimensions of indices."""
     rank = operand.type.rank
     vector = _number(op, "index_vector_dim", 0, indices.type.rank + 1)
     shape = [n for d, n in enumerate(_shape(indices)) if d != vector]

@@ -36,12 +36,7 @@ class Numbers:
 
 
 def write_program(program: Program, tables: Writer) -> tuple[list[Any], Numbers]:
-    """The rows of a program, and the numbers that they give to its values and ops.
-
-    Args:
-        program: The program.
-        tables: The tables for data that its ops share.
-    """
+    """The rows of a program, and the numbers that they give to its values and ops."""
     rows: list[Any] = []
     numbers = Numbers()
     for function in program.functions:
@@ -84,36 +79,19 @@ def _write_block(block: Block, tables: Writer, numbers: Numbers, rows: list[Any]
 
 
 def write_op(op: Op, tables: Writer, numbers: Numbers, location: int | None) -> list[Any]:
-    """The row of an op without its regions.
-
-    Args:
-        op: The op; its operands have numbers.
-        tables: The tables for data that it shares with other ops.
-        numbers: The numbers of values.
-        location: The number of its location.
-    """
+    """The row of an op without its regions."""
     values, sharding = numbers.values, tables.sharding
     operands, results = [values[operand] for operand in op.operands], [sharding(result.sharding) for result in op.results]
     return [tables.kind(op), location, operands, results]
 
 
 def names_of(numbers: Numbers) -> list[Any]:
-    """`[number, name]` of each value that has a name.
-
-    Args:
-        numbers: The numbers of values.
-    """
+    """`[number, name]` of each value that has a name."""
     return [[number, value.name] for value, number in numbers.values.items() if isinstance(value, Value) and value.name is not None]
 
 
 class ProgramReader:
-    """Makes a program from its rows.
-
-    Attributes:
-        values: The values read so far, by number.
-        ops: The ops read so far, by number.
-        functions: The functions read so far.
-    """
+    """Makes a program from its rows."""
 
     def __init__(self, tables: Reader) -> None:
         self.tables = tables
@@ -125,16 +103,7 @@ class ProgramReader:
         self._regions: list[tuple[Op, list[Block], int]] = []
 
     def program(self, rows: Any, attributes: dict[str, Any] | None, mesh_attributes: dict[str, dict[str, Any]]) -> Program:
-        """The program.
-
-        Args:
-            rows: JSON data of the file.
-            attributes: The attributes of the program.
-            mesh_attributes: The attributes of its meshes.
-
-        Raises:
-            StoreError: It is no program, or one that breaks a rule of its ops.
-        """
+        """The program of rows; raises StoreError if they are not one, or if it breaks a rule of its ops."""
         for number, row in enumerate(items(rows)):
             try:
                 self._row(row)
@@ -238,16 +207,7 @@ class ProgramReader:
 
 
 def make_block(tables: Reader, types: Any, shardings: Any) -> Block:
-    """An empty block with its arguments.
-
-    Args:
-        tables: The tables of the file.
-        types: The numbers of the types of its arguments.
-        shardings: The numbers of their shardings.
-
-    Raises:
-        StoreError: They are no such numbers.
-    """
+    """An empty block with its arguments; raises StoreError for other data than their numbers."""
     block = Block([tables.type(t) for t in items(types)])
     for argument, sharding in zip(block.arguments, items(shardings, len(block.arguments))):
         argument.sharding = tables.sharding_of(sharding, argument.type.rank)
@@ -255,16 +215,7 @@ def make_block(tables: Reader, types: Any, shardings: Any) -> Block:
 
 
 def make_op(tables: Reader, row: Any, values: list[Any]) -> Op:
-    """An op that is not yet among the uses of its operands.
-
-    Args:
-        tables: The tables of the file.
-        row: Kind, location, operands and shardings of results.
-        values: The values read so far.
-
-    Raises:
-        StoreError: It is no op.
-    """
+    """An op that is not yet among the uses of its operands, from `[kind, location, operands, shardings]`; raises StoreError otherwise."""
     number, location, operands, shardings = items(row, 4)
     kind = entry(tables.kinds, number)
     op = Op(
@@ -284,15 +235,7 @@ def make_op(tables: Reader, row: Any, values: list[Any]) -> Op:
 
 
 def read_names(data: Any, values: list[Any]) -> None:
-    """Gives values their names.
-
-    Args:
-        data: JSON data of the file.
-        values: The values, by number.
-
-    Raises:
-        StoreError: They are no names.
-    """
+    """Gives values their names; raises StoreError for other data than names."""
     for pair in items(data):
         number, name = items(pair, 2)
         entry(values, number).name = text(name)

@@ -56,11 +56,7 @@ def write_search(search: Search) -> dict[str, Any]:
 
 
 def read_search(data: Any) -> Search:
-    """The inverse of `write_search`; without a pricer.
-
-    Raises:
-        StoreError: It is damaged.
-    """
+    """The inverse of `write_search`, without a pricer; raises StoreError for damaged data."""
     with at(SEARCH):
         parts = members(data, _MEMBERS)
         if parts["status"] not in STATUSES:

@@ -15,13 +15,7 @@ MEMBERS = ("meshes", *NAMES, "program", "program_attributes", "value_names")
 
 @dataclass(frozen=True)
 class SectionWriter:
-    """A section while it is written.
-
-    Attributes:
-        tables: Its tables, to which the rest of the file adds entries.
-        numbers: The numbers of its values and ops.
-        parts: Its members without those of `tables`, which follow.
-    """
+    """A section while it is written."""
 
     tables: Writer
     numbers: Numbers
@@ -33,11 +27,7 @@ class SectionWriter:
 
 
 def write_section(program: Program) -> SectionWriter:
-    """Writes a program as JSON data.
-
-    Args:
-        program: The program; kept alive until all is written, since tables go by identity.
-    """
+    """Writes a program as JSON data. It stays alive until all is written, since tables go by identity."""
     tables = Writer(program)
     rows, numbers = write_program(program, tables)
     mesh_attributes = program.mesh_attributes
@@ -53,13 +43,7 @@ def write_section(program: Program) -> SectionWriter:
 
 @dataclass(frozen=True)
 class Section:
-    """A section that was read.
-
-    Attributes:
-        tables: Its tables.
-        reader: The reader with the values and ops of the program, by number.
-        program: The program.
-    """
+    """A section that was read."""
 
     tables: Reader
     reader: ProgramReader
@@ -67,14 +51,7 @@ class Section:
 
 
 def read_section(data: dict[str, Any]) -> Section:
-    """The inverse of `write_section`.
-
-    Args:
-        data: An object that has at least `MEMBERS`.
-
-    Raises:
-        StoreError: It is no program.
-    """
+    """The inverse of `write_section`, of an object with at least `MEMBERS`; raises StoreError for any other data."""
     with at("meshes"):
         rows = [items(row, 3) for row in items(data["meshes"])]
         meshes = {text(name): read_mesh(mesh) for name, mesh, _ in rows}

@@ -18,15 +18,7 @@ DEEPEST = 100
 
 @dataclass(frozen=True)
 class Structure:
-    """The pytree structures of a stored plan.
-
-    Attributes:
-        inputs: The structure of `(args, kwargs)`.
-        outputs: The structure of the result.
-        names: Names of the positional arguments.
-        axis_types: The type of each mesh axis, by its name in `jax.sharding.AxisType`.
-        devices: The ids of the mesh's devices, in its order; none where they are 0, 1, 2, ... or it was planned without any.
-    """
+    """The pytree structures of a stored plan; `devices` is empty for 0, 1, 2, ... or a mesh without any."""
 
     inputs: Any
     outputs: Any
@@ -44,15 +36,7 @@ MEMBERS = ("inputs", "outputs", "names", "axis_types", "devices")
 
 
 def checked_tree(data: Any, leaves: int) -> Any:
-    """The data of a tree with so many leaves, checked.
-
-    Args:
-        data: JSON data of the file.
-        leaves: The number of leaves it must have.
-
-    Raises:
-        StoreError: It is no tree, or one of other leaves.
-    """
+    """The data of a tree with so many leaves; raises StoreError for any other data."""
     count = leaves_of(data)
     if count != leaves:
         raise StoreError(f"a tree of {count} leaves where there are {leaves} values")
@@ -60,28 +44,12 @@ def checked_tree(data: Any, leaves: int) -> Any:
 
 
 def leaves_of(data: Any) -> int:
-    """The number of leaves of a tree.
-
-    Args:
-        data: A tree.
-
-    Raises:
-        StoreError: It is no tree.
-    """
+    """The number of leaves of a tree; raises StoreError for any other data."""
     return sum(1 for _ in _walked(data))
 
 
 def checked_arguments(data: Any, leaves: int, names: int) -> Any:
-    """The data of `(args, kwargs)`, checked.
-
-    Args:
-        data: JSON data of the file.
-        leaves: The number of leaves it must have.
-        names: The number of positional arguments it must have.
-
-    Raises:
-        StoreError: It is something else.
-    """
+    """The data of `(args, kwargs)` with so many leaves and positional arguments; raises StoreError for any other data."""
     checked_tree(data, leaves)
     args, kwargs = items(children_of(data), 2)
     if data[0] != "tuple" or args[0] != "tuple" or kwargs[0] != "dict":
@@ -105,11 +73,7 @@ def _walked(data: Any) -> Iterator[None]:
 
 
 def children_of(node: Any) -> list[Any]:
-    """The children of a node that is no leaf.
-
-    Raises:
-        StoreError: It is no node.
-    """
+    """The children of a node that is not a leaf; raises StoreError for any other data."""
     kind = node[0] if type(node) is list and node else None
     if kind == "none":
         items(node, 1)

@@ -30,12 +30,7 @@ class Rows:
         self.numbers: dict[Hashable, int] = {}
 
     def number(self, key: Hashable, make: Callable[[], Any]) -> int:
-        """The number of an entry; a new entry is added.
-
-        Args:
-            key: Equal for equal entries.
-            make: Returns the entry as JSON.
-        """
+        """The number of an entry; a new entry is added."""
         number = self.numbers.get(key)
         if number is None:
             number = self.numbers[key] = len(self.rows)
@@ -99,12 +94,7 @@ class Writer:
         return number
 
     def attributes(self, members: dict[str, Any], constant: Type | None = None) -> int | None:
-        """The number of the attributes of an op; None where it has none.
-
-        Args:
-            members: The attributes.
-            constant: The type of a constant.
-        """
+        """The number of the attributes of an op; None where it has none."""
         if not members:
             return None
         key = (id(members), constant)
@@ -157,11 +147,7 @@ class KindOfOp:
 
 @dataclass(frozen=True)
 class Reader:
-    """The tables of a file.
-
-    Attributes:
-        meshes: The meshes of the program, by name.
-    """
+    """The tables of a file."""
 
     meshes: dict[str, Mesh]
     types: list[Type] = field(default_factory=list)
@@ -199,15 +185,7 @@ class Reader:
         return None if data is None else entry(self.attributes, data)
 
     def load(self, name: str, rows: Any) -> None:
-        """Reads one of the tables.
-
-        Args:
-            name: One of `NAMES`; the tables before it have been read.
-            rows: JSON data of the file.
-
-        Raises:
-            StoreError: It is no such table.
-        """
+        """Reads one of `NAMES`, after the tables before it; raises StoreError for any other data."""
         table, read = getattr(self, name), _READERS[name]
         with at(name):
             for number, row in enumerate(items(rows)):
@@ -216,11 +194,7 @@ class Reader:
 
 
 def read_mesh(data: Any) -> Mesh:
-    """A mesh from its SDY text.
-
-    Raises:
-        StoreError: It is no mesh.
-    """
+    """A mesh from its SDY text; raises StoreError for any other text."""
     mesh = Mesh.parse(text(data))
     if mesh.size > MOST_DEVICES:
         raise StoreError(f"a mesh of more than {MOST_DEVICES} devices")

@@ -35,12 +35,7 @@ SAME = frozenset(f"stablehlo.{name}" for name in ("broadcast_in_dim", "reshape",
 
 
 def folded(op: Op, operands: Sequence[Number | None]) -> Number | None:
-    """The number that all elements of an op's result equal; None where it is unknown.
-
-    Args:
-        op: Has one result.
-        operands: The numbers that all elements of each operand are; None where unknown.
-    """
+    """The number that all elements of an op's result equal; None where it is unknown."""
     dtype = op.result.type.dtype
     if op.name == "stablehlo.multiply" and _bits(dtype) and 0 in operands:
         return 0

@@ -56,13 +56,7 @@ _MOVING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The ops of bfloat16 that XLA for CPUs runs without conversions.
-
-    Attributes:
-        kept: Names of such ops.
-        multiplies: Whether its library has matrix products with bfloat16 operands and results.
-        updates: Whether slices are updated without conversions.
-    """
+    """The ops of bfloat16 that XLA for CPUs runs without conversions."""
 
     kept: frozenset[str]
     multiplies: bool
@@ -71,9 +65,6 @@ class Support:
 
 def support(version: tuple[int, ...]) -> Support:
     """The support in the XLA of a version of JAX.
-
-    Args:
-        version: JAX's.
 
     Example:
         >>> support((0, 10, 2)).multiplies, "stablehlo.slice" in support((0, 12, 0)).kept
@@ -93,11 +84,7 @@ def installed() -> Support:
 
 
 def rounds(op: Op) -> bool:
-    """Whether an op rounds to bfloat16, which is never duplicated, as most processors have no instruction for it.
-
-    Args:
-        op: Has one result.
-    """
+    """Whether an op rounds to bfloat16, which is never duplicated, as most processors have no instruction for it."""
     if op.result.type.dtype != NORMALIZED:
         return False
     if op.name == _CONVERT:
@@ -126,14 +113,7 @@ def _in_library(op: Op) -> bool:
 
 
 def widened(program: Program) -> tuple[Program, Mapping[Value, Value] | None]:
-    """A program in which ops that have no kernels for floats of two bytes run in float32.
-
-    Beside it stands the value of `program` that each of its values is, except those that are its values in float32; None where it is
-    `program` itself.
-
-    Args:
-        program: With explicit collectives; unchanged.
-    """
+    """A program in which ops without kernels for 2-byte floats run in float32, and the value of `program` (or None) that each value is."""
     if not any(_element(v) in PRODUCTS for op in program.walk() for v in (*op.operands, *op.results)):
         return program, None
     copy, copies = clone_program(program)
@@ -152,25 +132,14 @@ def _wide(kind: Type) -> Type:
 
 
 class _Widener:
-    """Changes blocks.
-
-    Args:
-        support: Ops that run without conversions.
-        originals: Value -> the value that it was before the change; values that take the place of others are added.
-    """
+    """Changes blocks."""
 
     def __init__(self, support: Support, originals: dict[Value, Value]) -> None:
         self.support = support
         self.originals = originals
 
     def block(self, block: Block, wide: Mapping[Value, Value], exact: Mapping[Value, Value]) -> None:
-        """Changes the ops of a block.
-
-        Args:
-            block: The block.
-            wide: Value from outside -> the same value in float32.
-            exact: Value rounded from float32 -> the value before rounding.
-        """
+        """Changes the ops of a block; `exact` maps values rounded from float32 to those before rounding."""
         wide, exact = dict(wide), dict(exact)
         out: list[Op] = []
         for op in block.ops:

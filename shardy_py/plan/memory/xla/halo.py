@@ -14,13 +14,6 @@ def extended(reader: XlaReader, op: Op, region: Region, value: int, windows: Seq
     """The first operand of an op extended by the halos of its windows.
 
     Whole pieces are sent directly, parts of pieces are sliced first; where a halo needs all pieces, they are gathered.
-
-    Args:
-        reader: The reader.
-        op: The op.
-        region: Where nodes go.
-        value: The operand's piece.
-        windows: The windows of the op.
     """
     shape = list(reader.local_shape(op.operands[0]))
     whole, result = op.operands[0].type.shape, reader.local_shape(op.result)

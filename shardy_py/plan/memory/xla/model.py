@@ -17,11 +17,7 @@ from shardy_py.plan.memory.xla.reader import XlaReader
 
 @dataclass(frozen=True, slots=True)
 class Xla:
-    """XLA's use of memory; see `plan.memory.models.MemoryModel`.
-
-    Attributes:
-        compiler: The policy of one of its compilers.
-    """
+    """XLA's use of memory; see `plan.memory.models.MemoryModel`."""
 
     compiler: Compiler
 

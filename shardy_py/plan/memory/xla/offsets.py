@@ -18,16 +18,7 @@ DEVICE = "partition_id"
 
 
 def offset(reader: XlaReader, op: Op, region: Region, axes: Any, size: int, which: str = "first") -> int:
-    """The offset of a device's piece along a dimension; a value of 4 bytes.
-
-    Args:
-        reader: Of the program.
-        op: The op that needs it.
-        region: Where nodes go.
-        axes: The axes along which the dimension is cut.
-        size: Elements of a piece.
-        which: The element of the piece: its first, or another that is computed likewise.
-    """
+    """The offset of a device's piece along a dimension; a value of 4 bytes."""
     device = reader.emit(op, region, Kind.WHOLE, [], 4, array_type=((), "uint32"))
     node = region.nodes[-1]
     node.key, node.label = DEVICE, DEVICE
@@ -37,12 +28,7 @@ def offset(reader: XlaReader, op: Op, region: Region, axes: Any, size: int, whic
 
 
 def cuts(reader: XlaReader, value: Value) -> Iterator[tuple[int, Any, int]]:
-    """The sharded dimensions of a value, with their axes and the elements of a piece.
-
-    Args:
-        reader: Of the program.
-        value: The value.
-    """
+    """The sharded dimensions of a value, with their axes and the elements of a piece."""
     sharding = get_sharding(value)
     if sharding is None:
         return

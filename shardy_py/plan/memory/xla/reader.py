@@ -28,14 +28,7 @@ Expansion = Callable[["XlaReader", Op, Region], None]
 
 
 class XlaReader(Reader):
-    """Reads a program with explicit collectives: constants are folded, and ops that XLA carries out in several steps are several nodes.
-
-    Args:
-        program: Its calls are inlined.
-        sums: The axes of its `stablehlo.all_reduce` ops, in order.
-        expansions: Op -> the function that appends its nodes, of ops that the compiler carries out in several steps.
-        widens: Whether the compiler computes with floats of two bytes in float32.
-    """
+    """Reads a program with explicit collectives: constants are folded, and ops that XLA carries out in several steps are several nodes."""
 
     def __init__(self, program: Program, sums: Sequence[tuple[str, ...]], expansions: Mapping[str, Expansion], widens: bool) -> None:
         super().__init__(program, sums)
@@ -125,17 +118,7 @@ class XlaReader(Reader):
         return Kind.LIBRARY if by_library and math.prod(self.local_shape(x)) >= LIBRARY_ELEMENTS else Kind.REDUCE
 
     def emit(self, op: Op, region: Region, kind: Kind, operands: Sequence[int], size: int, key: Any = "", array_type: Any = None) -> int:
-        """Appends a node for one step of an op, and returns its result.
-
-        Args:
-            op: The op.
-            region: Where nodes go.
-            kind: Of the node.
-            operands: Values that it reads.
-            size: Bytes of its result.
-            key: Tells the steps of an op apart; "" is the one that makes its result, up to the order of dimensions.
-            array_type: Of the result; by default that of the op's result where it has its size.
-        """
+        """Appends a node for one step of an op, and returns its result; `key` is "" for the step that makes the op's result."""
         result = self.graph.value(size)
         if array_type is None and len(op.results) == 1 and size == self.local_bytes(op.result):
             array_type = self.array_type(op.result)
@@ -148,15 +131,7 @@ class XlaReader(Reader):
         return result
 
     def emit_several(self, op: Op, region: Region, kind: Kind, operands: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        """As `emit`, with several results.
-
-        Args:
-            op: The op.
-            region: Where nodes go.
-            kind: Of the node.
-            operands: Values that it reads.
-            sizes: Bytes of its results.
-        """
+        """As `emit`, with several results."""
         results = [self.graph.value(size) for size in sizes]
         own = self.key(op, [])
         key = None if own is None else (own, tuple(sizes))

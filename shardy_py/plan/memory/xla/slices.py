@@ -16,13 +16,6 @@ Parcel = tuple[int, int, int, int]
 def parcels(piece: int, result: int, start: int, limit: int, stride: int) -> Iterator[Parcel]:
     """The parcels that devices receive for their pieces of a slice, by receiver.
 
-    Args:
-        piece: Elements of a piece of the sliced array.
-        result: Elements of a piece of the slice.
-        start: The first element of the slice.
-        limit: The one behind its last.
-        stride: The step between its elements.
-
     Example:
         >>> list(parcels(2, 1, 2, 4, 1))
         [(1, 0, 0, 1)]
@@ -38,9 +31,6 @@ def parcels(piece: int, result: int, start: int, limit: int, stride: int) -> Ite
 
 def rounds(sent: Iterator[Parcel]) -> list[list[Parcel]]:
     """Batches of parcels that are sent at once: at most one from each device, and at most one to each.
-
-    Args:
-        sent: All parcels.
 
     Example:
         >>> [len(r) for r in rounds(parcels(8, 2, 16, 32, 1))]
