@@ -79,11 +79,7 @@ class AxisLists(Protocol[L]):
 
 
 class Exact:
-    """Lists of parts of the axes of a mesh, as tuples.
-
-    Args:
-        mesh: The mesh.
-    """
+    """Lists of parts of the axes of a mesh, as tuples."""
 
     none: Axes = ()
 
@@ -162,16 +158,7 @@ def factor_axes(
     results: Sequence[Factors[L]],
     lists: AxisLists[L],
 ) -> tuple[list[L], int]:
-    """The axes of every factor, and the set of those over which results are added up.
-
-    Args:
-        name: The op.
-        rule: Its rule.
-        shapes: Global shapes of operands.
-        operands: Axes of the factors of each operand, as it lies.
-        results: Axes of the factors of each result, as it is wanted.
-        lists: Operations on the lists of axes.
-    """
+    """The axes of every factor, and the set of those over which results are added up."""
     if name in PRODUCTS:
         return _product_axes(rule, shapes, operands, results[0], lists)
     if name in INDEXED:

@@ -62,14 +62,7 @@ def local_shape(shape: Sequence[int], layout: Sequence[Axes], mesh: Mesh) -> tup
 
 
 def to_factors(mapping: Sequence[Sequence[int]], layout: Layout, sizes: Sequence[int], mesh: Mesh) -> dict[int, Axes]:
-    """Deals the axes of each dimension out to its factors, major to minor; an axis that does not fit ends the dealing.
-
-    Args:
-        mapping: Factors of each dimension.
-        layout: Axes of each dimension.
-        sizes: Size of each factor.
-        mesh: The mesh.
-    """
+    """Deals the axes of each dimension out to its factors, major to minor; an axis that does not fit ends the dealing."""
     dealt: dict[int, Axes] = {}
     for factors, axes in zip(mapping, layout):
         if len(factors) == 1:
@@ -89,14 +82,7 @@ def to_factors(mapping: Sequence[Sequence[int]], layout: Layout, sizes: Sequence
 
 
 def from_factors(mapping: Sequence[Sequence[int]], axes: Sequence[Axes], sizes: Sequence[int], mesh: Mesh) -> Layout:
-    """The layout of a tensor from the axes of its factors; a factor minor to one that is not cut to pieces of 1 cannot have any.
-
-    Args:
-        mapping: Factors of each dimension.
-        axes: Axes of each factor.
-        sizes: Size of each factor.
-        mesh: The mesh.
-    """
+    """The layout of a tensor from the axes of its factors; a factor minor to one that is not cut to pieces of 1 cannot have any."""
     return tuple(
         axes[factors[0]] if len(factors) == 1 else joined([axes[f] for f in factors], [sizes[f] for f in factors], mesh)
         for factors in mapping

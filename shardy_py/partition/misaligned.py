@@ -23,10 +23,6 @@ def is_misaligned_product(op: Op, meshes: Mapping[str, Mesh]) -> bool:
     layout of the result from the groups of the result (`GetDotGroupPartitionContractingOutputShardings`). If these list their devices in
     different orders, and a dimension has to be moved besides, parts of the result are exchanged. It takes three axes, or parts of them.
     On four axes XLA groups them several times over: there every product counts of which a dimension is moved to other axes.
-
-    Args:
-        op: A `stablehlo.dot_general` with final shardings.
-        meshes: The meshes of the program.
     """
     values = (*op.operands, op.result)
     mesh = mesh_of((v.sharding for v in values), meshes)

@@ -24,12 +24,7 @@ Parts = Callable[[Any], tuple[int, ...]]
 
 
 def is_mispartitioned(op: Operation, parts: Parts) -> bool:
-    """Whether XLA may get an op wrong.
-
-    Args:
-        op: The op.
-        parts: The number of parts of each dimension of its operands and results.
-    """
+    """Whether XLA may get an op wrong."""
     at_risk = AT_RISK.get(op.name)
     if at_risk is None or not all(v.type.size for v in op.results):
         return False
@@ -44,9 +39,6 @@ def is_mispartitioned_product(op: Op) -> bool:
 
     `is_misaligned_product` does not cover it: that compares the orders of three axes or more, and two suffice here, if their sizes differ.
     On a mesh with x=2 and y=4, batches cut by y and sums by x give a wrong result with batches cut by x and rows by y (jaxlib 0.10.2).
-
-    Args:
-        op: A `stablehlo.dot_general` with final shardings.
     """
     a, (lhs, rhs), result = op.attributes, op.operands, op.result
     of_lhs, of_rhs = a["lhs_batching_dimensions"], a["rhs_batching_dimensions"]
@@ -207,14 +199,7 @@ def _is_differentiable(value: Tensor) -> bool:
 
 
 class _Dims(NamedTuple):
-    """Dimensions of a gather or a scatter.
-
-    Attributes:
-        windows: Window dimensions of slices or updates.
-        collapsed: Dimensions of the operand that slices or updates lack.
-        batching: Batch dimensions of the operand.
-        vector: The dimension of the indices that holds index vectors.
-    """
+    """Dimensions of a gather or a scatter."""
 
     windows: Sequence[int]
     collapsed: Sequence[int]

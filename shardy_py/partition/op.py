@@ -19,13 +19,7 @@ CHEAP = CONSTANTS | {"stablehlo.iota"}
 
 
 class TensorSpec(NamedTuple):
-    """An operand or a result of a specification.
-
-    Attributes:
-        type: Shape and element type.
-        number: Its place among operands and results.
-        maker: The op that makes it where that is one of `CHEAP`; else empty.
-    """
+    """An operand or a result of a specification; `maker` is the op that makes it if that is one of `CHEAP`, else empty."""
 
     type: Type
     number: int
@@ -34,18 +28,7 @@ class TensorSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class OpSpec:
-    """An op without values and shardings; equal ones run alike under equal layouts.
-
-    Attributes:
-        name: As in `Op`.
-        primitive: As in `Op`.
-        rule: Its sharding rule; without one it runs on whole operands.
-        operands: The tensors that it reads.
-        results: The tensors that it makes.
-        attributes: As in `Op`; compared by `attribute_key`.
-        attribute_key: The attributes in a form that can be compared.
-        rotates: Whether it joins the end of an array and its beginning.
-    """
+    """An op without values and shardings; equal ones run alike under equal layouts. Without a rule it runs on whole operands."""
 
     name: str
     primitive: str | None
@@ -69,12 +52,7 @@ class OpSpec:
 
 
 def spec_of(op: Op, origin: Callable[[Value], Value] | None = None) -> OpSpec:
-    """The specification of an op.
-
-    Args:
-        op: The op.
-        origin: The value that a value forwards, as through a loop or a call; its maker counts.
-    """
+    """The specification of an op."""
 
     def maker(value: Value) -> str:
         producer = (value if origin is None else origin(value)).defining_op

@@ -25,11 +25,7 @@ def xla_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh], cache: StrategyCache,
     """As `strategy_of`, of an op of a program.
 
     Args:
-        op: With final shardings; none of `FORWARDING`.
-        mesh: Its mesh.
-        meshes: Where named meshes are looked up.
         cache: Filled with strategies; building an `OpSpec` of every op, to look it up, would cost more than most strategies.
-        manual: Whether it stands in a `shard_map`, where there are no workarounds.
     """
     instead = None if manual else workaround_of(op, mesh, meshes)
     if instead is not None:
@@ -44,13 +40,7 @@ def xla_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh], cache: StrategyCache,
 
 
 def strategy_of(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy:
-    """The strategy of an op: a forwarding op runs in the layout of its result, constants as they are, and at-risk ops by their workaround.
-
-    Args:
-        op: The op.
-        layouts: Of operands, then of results.
-        mesh: The mesh.
-    """
+    """The strategy of an op: forwarding ops run in the layout of their result, constants as they are, at-risk ops by workaround."""
     operands, results = tuple(layouts[: len(op.operands)]), tuple(layouts[len(op.operands) :])
     if op.name in FORWARDING:
         return Strategy(results, results)

@@ -29,12 +29,7 @@ from shardy_py.partition.routes import Move
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """One or more collectives.
-
-    Attributes:
-        seconds: One after the other.
-        received: Bytes that a device receives.
-    """
+    """One or more collectives."""
 
     seconds: float = 0.0
     received: int = 0
@@ -47,13 +42,7 @@ NO_COMMUNICATION = Communication()
 
 
 class Machine:
-    """A mesh on some hardware, which prices are of.
-
-    Args:
-        mesh: The mesh.
-        hardware: Of its devices.
-        links: The links that its axes lie on; see `lay_out`.
-    """
+    """A mesh on some hardware, which prices are of."""
 
     def __init__(self, mesh: Mesh, hardware: Hardware, links: Mapping[str, object] | None = None) -> None:
         self.mesh = mesh
@@ -64,12 +53,7 @@ class Machine:
         self._moves: dict[tuple[Type, Layout, Layout, Axes], Communication] = {}
 
     def collectives(self, steps: Sequence[Move], dtype: str) -> Communication:
-        """The cost of a sequence of collectives on a value.
-
-        Args:
-            steps: The collectives.
-            dtype: Element type of the value.
-        """
+        """The cost of a sequence of collectives on a value."""
         seconds, received, bits = 0.0, 0, element_bits(dtype)
         for step in steps:
             kind = "reduce_scatter" if step.scatters else step.kind
@@ -81,11 +65,7 @@ class Machine:
         return Communication(seconds, received)
 
     def levels(self, axes: Axes) -> tuple[Level, ...]:
-        """The links that devices along some axes exchange data over; along all where there are none.
-
-        Args:
-            axes: The axes, or parts of them.
-        """
+        """The links that devices along some axes exchange data over; along all where there are none."""
         levels = self._levels.get(axes)
         if levels is None:
             sizes = {axis: size for axis, size in self.sizes.items() if size > 1}
@@ -96,24 +76,11 @@ class Machine:
         return levels
 
     def reshard(self, type_: Type, source: Layout, target: Layout) -> Communication:
-        """The cost of bringing a value from one layout to another.
-
-        Args:
-            type_: Its type.
-            source: The layout before.
-            target: The layout afterwards.
-        """
+        """The cost of bringing a value from one layout to another."""
         return self.settle(type_, source, target, ())
 
     def settle(self, type_: Type, source: Layout, target: Layout, summed: Axes) -> Communication:
-        """The cost of bringing partial sums in one layout to a value in another.
-
-        Args:
-            type_: Type of the value.
-            source: The layout of the partial sums.
-            target: The layout afterwards.
-            summed: The axes that they are added up over.
-        """
+        """The cost of bringing partial sums in one layout to a value in another."""
         if source == target and not summed:
             return NO_COMMUNICATION
         key = (type_, source, target, summed)
@@ -132,10 +99,6 @@ class Price:
 
     Attributes:
         seconds: Of computing, and of collectives inside the op and of its results; operands are separate.
-        work: Operations of a device.
-        traffic: Bytes to and from its memory.
-        received: Bytes that it receives for results and inside of the op.
-        reads: The layout in which each operand is read.
         makes: The layout in which each result is made; readers can use it in this one, too.
         moves: The cost of bringing each operand there; nothing for constants, which are made where they are read.
     """
@@ -150,14 +113,7 @@ class Price:
 
 
 def price(op: OpSpec, layouts: Sequence[Layout], machine: Machine, memory: Sequence[Access]) -> Price:
-    """The cost of one op under a joint layout.
-
-    Args:
-        op: The op; it has no regions.
-        layouts: Of operands, then of results.
-        machine: The machine.
-        memory: Its reads and writes; see `Fusion.accesses`.
-    """
+    """The cost of one op under a joint layout."""
     mesh, count, types = machine.mesh, len(op.operands), op.types
     run = strategy_of(op, layouts, mesh)
     operand_moves = tuple(
@@ -180,10 +136,5 @@ def price(op: OpSpec, layouts: Sequence[Layout], machine: Machine, memory: Seque
 
 
 def piece_bytes(type_: Type, elements: int) -> int:
-    """The bytes of a piece from its number of elements.
-
-    Args:
-        type_: Type of the value.
-        elements: Elements of the piece, or an array of them.
-    """
+    """The bytes of a piece from its number of elements."""
     return -(-elements * element_bits(type_.dtype) // 8)

@@ -18,15 +18,7 @@ from shardy_py.partition.routes import Move
 
 
 def region_moves(type_: Type, source: Layout, target: Layout, summed: Axes, mesh: Mesh) -> tuple[Move, ...]:
-    """The collectives of a region from partial sums in one layout to a value in another, as `reshard_steps` has them.
-
-    Args:
-        type_: Type of the value.
-        source: The layout before.
-        target: The layout afterwards.
-        summed: The axes that partial sums are added up over; none of a value.
-        mesh: The mesh.
-    """
+    """The collectives of a region from partial sums in one layout to a value in another, as `reshard_steps` has them."""
     axes = _RegionAxes.of(mesh)
     before = region.partial(axes.layout(source), [axes.names[axis] for axis in summed])
     steps = reshard_steps(before, axes.layout(target), type_.shape, axes.mesh)
@@ -57,11 +49,7 @@ def scattered_by_axis(moves: Sequence[Move], mesh: Mesh) -> tuple[Move, ...]:
 
 
 class _RegionAxes:
-    """The mesh of a region: its axes are the prime parts of the axes of another mesh.
-
-    Args:
-        mesh: The other.
-    """
+    """The mesh of a region: its axes are the prime parts of the axes of another mesh."""
 
     def __init__(self, mesh: Mesh) -> None:
         every = [part for axis in mesh.axes for part in parts(AxisRef(axis.name), mesh)]

@@ -14,13 +14,7 @@ from shardy_py.partition.xla_moves import replicates
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One collective of a route between layouts, of a value of any shape.
-
-    Attributes:
-        kind: `all_gather`, `all_to_all` or `collective_permute`.
-        axes: The axes it is over; none of a `collective_permute`, which is over all.
-        before: The layout of its operand.
-    """
+    """One collective of a route between layouts, of a value of any shape; a `collective_permute` is over all axes and names none."""
 
     kind: str
     axes: Axes
@@ -29,14 +23,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One collective.
-
-    Attributes:
-        kind: `all_gather`, `all_reduce`, `all_to_all` or `collective_permute`.
-        axes: The axes it is over; none of a `collective_permute`, which is over all.
-        shape: Shape of the operand on one device.
-        scatters: Of an all_reduce whether each device keeps a piece of its own afterwards, so that a reduce-scatter would do.
-    """
+    """One collective; `scatters` of an all_reduce whose devices keep a piece each, so that a reduce-scatter would do."""
 
     kind: str
     axes: Axes
@@ -55,15 +42,7 @@ def moves(shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh) ->
 
 
 def settled(shape: tuple[int, ...], source: Layout, target: Layout, summed: Axes, mesh: Mesh) -> tuple[Move, ...]:
-    """The collectives from partial sums in one layout to a value in another.
-
-    Args:
-        shape: The global shape.
-        source: The layout of the partial sums.
-        target: The layout afterwards.
-        summed: The axes that they are added up over.
-        mesh: The mesh.
-    """
+    """The collectives from partial sums in one layout to a value in another."""
     after = moves(shape, source, target, mesh)
     if not summed:
         return after

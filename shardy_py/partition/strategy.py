@@ -32,8 +32,6 @@ class Strategy:
     """The layouts that an op runs in, whatever it costs to bring values there and back.
 
     Attributes:
-        reads: The layout in which each operand is read.
-        makes: The layout in which each result is made.
         summed: Axes over which results are added up.
         inside: The collectives of the op itself, which fetch parts of its pieces from neighbours.
     """
@@ -47,16 +45,7 @@ class Strategy:
 def strategy(
     name: str, rule: OpShardingRule | None, shapes: Sequence[Shape], layouts: Sequence[Layout], count: int, mesh: Mesh
 ) -> Strategy:
-    """The layouts in which an op reads and makes values.
-
-    Args:
-        name: The op.
-        rule: Its rule; without one it runs on whole operands.
-        shapes: Global shapes of operands, then of results.
-        layouts: Their layouts.
-        count: Number of operands.
-        mesh: The mesh.
-    """
+    """The layouts in which an op reads and makes values; without a rule it runs on whole operands."""
     if rule is None or name in WHOLE:
         whole = tuple(((),) * len(shape) for shape in shapes)
         return Strategy(whole[:count], whole[count:])
@@ -81,15 +70,7 @@ def axes_of_factors(
 
 
 def shifts(shapes: Sequence[Shape], result: Shape, reads: Sequence[Layout], makes: Layout, mesh: Mesh) -> tuple[Move, ...]:
-    """The collectives of an op of `SHIFTS`: at most an operand's piece, and at most the result's, comes from a neighbour.
-
-    Args:
-        shapes: Global shapes of operands.
-        result: Global shape of the result.
-        reads: Layouts in which operands are read.
-        makes: The layout in which the result is made.
-        mesh: The mesh.
-    """
+    """The collectives of an op of `SHIFTS`: at most an operand's piece, and at most the result's, comes from a neighbour."""
     piece = local_shape(result, makes, mesh)
     pieces = (local_shape(shape, read, mesh) for shape, read in zip(shapes, reads) if shape)
     return tuple(Move("collective_permute", (), min(own, piece, key=math.prod)) for own in pieces)

@@ -40,12 +40,7 @@ Array = Any
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Joint layouts of the operands and results of an op.
-
-    Attributes:
-        domains: Per value, the layouts that it may have: of operands, then of results.
-        index: Per value and joint layout, the number of the value's layout in its domain.
-    """
+    """Joint layouts of an op's operands and results: each value's domain, and per joint layout its number there."""
 
     domains: tuple[tuple[Layout, ...], ...]
     index: Array
@@ -56,15 +51,9 @@ class PriceTable:
     """Prices of one op under joint layouts.
 
     Attributes:
-        seconds: Per joint layout, `Price.seconds`.
-        communication_seconds: The part of them that the collectives of the op and of its results take.
         reduction_seconds: The part of these that grows with the size of the partial sums that are reduced and brought into place: all but
             what the reduction of a single element takes.
-        received: Per joint layout, `Price.received`.
         reads: Per operand and joint layout, the number in `read_layouts` of the layout in which the operand is read.
-        read_layouts: Per operand, the layouts in which it is read.
-        makes: Per result and joint layout, the number in `make_layouts` of the layout in which the result is made.
-        make_layouts: Per result, the layouts in which it is made.
         move_seconds: Per operand, seconds by the number of the layout in which it lies and of that in which it is read; NaN where no
             joint layout has both.
         move_received: The same in bytes that a device receives; -1 where no joint layout has both.
@@ -83,14 +72,7 @@ class PriceTable:
 
 
 def price_table(op: OpSpec, candidates: Candidates, machine: Machine, memory: Sequence[Access]) -> PriceTable:
-    """The prices of one op under joint layouts; each equals that of `price`.
-
-    Args:
-        op: The op; it has no regions.
-        candidates: The joint layouts.
-        machine: The machine.
-        memory: Its reads and writes; see `Fusion.accesses`.
-    """
+    """The prices of one op under joint layouts; each equals that of `price`."""
     index, domains, mesh = np.asarray(candidates.index, np.int64), candidates.domains, machine.mesh
     types, count = op.types, len(op.operands)
     if len(domains) != len(types) or len(index) != len(types):
@@ -144,11 +126,7 @@ def price_table(op: OpSpec, candidates: Candidates, machine: Machine, memory: Se
 
 
 class _Rows:
-    """The distinct rows of some columns of non-negative numbers.
-
-    Args:
-        *columns: Arrays of one length.
-    """
+    """The distinct rows of some columns of non-negative numbers."""
 
     def __init__(self, *columns: Array) -> None:
         self.columns = columns
@@ -181,11 +159,7 @@ class _Rows:
 
 
 class _Numbered(Generic[T]):
-    """Numbers items in the order of their arrival.
-
-    Args:
-        *items: The first items.
-    """
+    """Numbers items in the order of their arrival."""
 
     def __init__(self, *items: T) -> None:
         self.items = list(items)
@@ -200,11 +174,7 @@ class _Numbered(Generic[T]):
 
 
 class _Lists:
-    """Numbers of lists of parts of axes, as `AxisLists`.
-
-    Args:
-        mesh: The mesh.
-    """
+    """Numbers of lists of parts of axes, as `AxisLists`."""
 
     none = 0
 
@@ -276,13 +246,7 @@ def _lists(mesh: Mesh) -> _Lists:
 
 @dataclass(slots=True, eq=False)
 class _Runs:
-    """The strategies of one op under joint layouts, with layouts and collectives as numbers.
-
-    Attributes:
-        numbers: Of each operand and result, by joint layout, the number of the layout in which it is read or made.
-        summed: By joint layout, the set of axes over which results are added up.
-        inside: By joint layout, the number of the collectives of the op itself.
-    """
+    """The strategies of one op under joint layouts, with layouts and collectives as numbers."""
 
     numbers: Array
     summed: Array
@@ -298,17 +262,7 @@ class _Runs:
 
 
 class _Decider:
-    """Decides the strategies of one op under joint layouts.
-
-    Args:
-        op: The op.
-        domains: Of operands and results, as those of `Candidates`.
-        mesh: The mesh.
-
-    Attributes:
-        layouts: Of each operand and result, the layouts in which it is read or made, by number.
-        inside: The collectives of the op itself, by number.
-    """
+    """Decides the strategies of one op under joint layouts."""
 
     def __init__(self, op: OpSpec, domains: Sequence[Sequence[Layout]], mesh: Mesh) -> None:
         self.op = op

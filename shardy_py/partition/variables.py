@@ -11,9 +11,6 @@ def variable_of(value: Value) -> Value:
     """The value that stands for the variable of a value.
 
     A constant is one op per use, the last of which is the variable's.
-
-    Args:
-        value: Of a program after all passes.
     """
     op = value.defining_op
     if op is None or op.name not in CONSTANTS or op.block is None:
@@ -28,9 +25,5 @@ def variable_of(value: Value) -> Value:
 
 
 def variable_sharding(value: Value) -> TensorSharding | None:
-    """The sharding that a plan has for the variable that a value is of, which a constraint on the variable has.
-
-    Args:
-        value: Of a program with final shardings.
-    """
+    """The sharding that a plan has for the variable that a value is of, which a constraint on the variable has."""
     return variable_of(value).sharding

@@ -10,17 +10,7 @@ from shardy_py.ir.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window along one dimension.
-
-    Attributes:
-        dim: The dimension of the operand.
-        to: The dimension of the result.
-        size: Positions of the window.
-        stride: Of the window.
-        low: Padding in front.
-        base: Dilation of the operand.
-        spread: Dilation of the window.
-    """
+    """A window along one dimension."""
 
     dim: int
     to: int
@@ -33,13 +23,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """Elements from neighbours that extend a piece.
-
-    Attributes:
-        left: Elements that come from pieces in front.
-        right: Elements that come from pieces behind.
-        extent: Elements of the extended piece.
-    """
+    """The numbers of elements from the pieces in front (`left`) and behind (`right`) that extend a piece."""
 
     left: int
     right: int
@@ -48,12 +32,6 @@ class Halo:
 
 def halo(window: Window, piece: int, result_piece: int, pieces: int) -> Halo:
     """The halo of the pieces of an operand.
-
-    Args:
-        window: The window.
-        piece: Elements of a piece of the operand.
-        result_piece: Elements of a piece of the result.
-        pieces: The number of pieces.
 
     Example:
         >>> halo(Window(0, 0, 3, low=1), 2, 2, 4)

@@ -27,13 +27,7 @@ L = TypeVar("L")
 
 
 def workaround_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Strategy | None:
-    """The workaround for an op of a program; see `workaround`.
-
-    Args:
-        op: With final shardings.
-        mesh: Its mesh.
-        meshes: The meshes of the program.
-    """
+    """The workaround for an op of a program; see `workaround`."""
     if op.name not in WORKAROUNDS:
         return None
     if op.name in AT_RISK and op.name not in HANDLERS and not is_mispartitioned(op, as_sharded(meshes)):
@@ -44,13 +38,7 @@ def workaround_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Strategy | 
 
 
 def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy | None:
-    """The strategy of an op that runs in a region, or that XLA has a handler for; None of others.
-
-    Args:
-        op: The op.
-        layouts: Of operands, then of results.
-        mesh: The mesh.
-    """
+    """The strategy of an op that runs in a region, or that XLA has a handler for; None of others."""
     if op.name not in WORKAROUNDS:
         return None
     cuts = [tuple(num_shards(dim, mesh) for dim in layout) for layout in layouts]
@@ -61,14 +49,7 @@ def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy | 
 
 
 def with_halos(op: OpSpec, rule: OpShardingRule, layouts: Sequence[Layout], mesh: Mesh) -> Strategy:
-    """The strategy of an op in a region, along windows and shifts too, that moves the fewest bytes.
-
-    Args:
-        op: The op.
-        rule: Its rule.
-        layouts: Of operands, then of results.
-        mesh: The mesh.
-    """
+    """The strategy of an op in a region, along windows and shifts too, that moves the fewest bytes."""
     count, shapes = len(op.operands), [type_.shape for type_ in op.types]
     own = [to_factors(m, layout, rule.factor_sizes, mesh) for m, layout in zip(rule.mappings, layouts, strict=True)]
     strategies: list[Strategy] = []
@@ -85,12 +66,7 @@ def with_halos(op: OpSpec, rule: OpShardingRule, layouts: Sequence[Layout], mesh
 
 
 def is_at_risk(op: OpSpec, cuts: Sequence[tuple[int, ...]]) -> bool:
-    """Whether XLA may get an op wrong.
-
-    Args:
-        op: The op.
-        cuts: Of operands, then of results, the parts into which each dimension is cut.
-    """
+    """Whether XLA may get an op wrong."""
     return op.name in AT_RISK and is_mispartitioned(op, lambda tensor: cuts[tensor.number])  # pyright: ignore[reportUnknownLambdaType]
 
 
@@ -148,14 +124,7 @@ WORKAROUNDS = frozenset((*AT_RISK, *HANDLERS))
 
 
 def proposed_axes(op: OpSpec, rule: OpShardingRule, tensors: Sequence[Factors[L]], lists: AxisLists[L]) -> Iterator[list[L]]:
-    """Proposals of axes for every factor: those of one tensor, completed by free ones of the others; with sums over devices and without.
-
-    Args:
-        op: The op.
-        rule: Its rule.
-        tensors: Axes of the factors of each operand, then of each result.
-        lists: Of which kind the axes are.
-    """
+    """Proposals of axes for every factor: those of one tensor, completed by free ones of the others; with sums over devices and without."""
     count = len(op.operands)
     ordered = [*tensors[count:], *tensors[:count]]
     # Each device writes its own part of a window, wherever the window begins.
@@ -188,14 +157,7 @@ def _strategy(op: OpSpec, rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh
 
 
 def borders(op: OpSpec, operand: Layout, result: Layout, mesh: Mesh) -> Iterator[Move]:
-    """The collectives that fetch halos of windows from the neighbours of the first operand's pieces.
-
-    Args:
-        op: The op.
-        operand: The layout in which the first operand is read.
-        result: The layout in which the first result is made.
-        mesh: The mesh.
-    """
+    """The collectives that fetch halos of windows from the neighbours of the first operand's pieces."""
     shape = local_shape(op.operands[0].type.shape, operand, mesh)
     if not math.prod(shape):
         return

@@ -16,16 +16,6 @@ def runnable(rule: OpShardingRule, axes: Sequence[Axes], mesh: Mesh, uneven: fro
     it is part of. Of a dimension with several factors a device has contiguous elements: a factor is cut only where all factors before it
     are cut into single elements, and no factor is cut unevenly.
 
-    Args:
-        rule: The rule of the equation.
-        axes: The axes of each factor.
-        mesh: The region's mesh.
-        uneven: See `LocalRule`.
-        exchanges: Whether the local rule exchanges data along permutation factors.
-
-    Returns:
-        For each factor a prefix of its axes; the axes themselves if the equation can run under them.
-
     Example:
         >>> from shardy_py.dialect import AxisRef
         >>> reshape = OpShardingRule((16, 8), (((0, 1),),), (((0,), (1,)),))

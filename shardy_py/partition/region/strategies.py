@@ -23,11 +23,8 @@ class TensorLayouts(NamedTuple):
     """The layouts of an operand or result that strategies depend on.
 
     Attributes:
-        shape: Its global shape.
-        bits: Bits of an element.
         layouts: Of an operand, those of its copies, or `ANY_LAYOUT`. Of a result, the wanted ones; `ANY_LAYOUT` where any will do, none
             for an unused result.
-        keeps_partial: Of an operand, whether its partial sums may pass through the equation.
         moves_per_trip: Reshards per execution of the equation; below one for an operand that is invariant in the loop around it, and for a
             result that is summed behind it.
     """
@@ -43,10 +40,6 @@ class Strategy(NamedTuple):
     """The axes of an equation's factors, and the layouts and costs that follow.
 
     Attributes:
-        axes: The axes of each factor.
-        operands: The layouts that operands are read in.
-        results: The layouts of results.
-        reduced: Axes over which results are combined at once, for reductions other than sums.
         inside: Bytes received in the equation and to combine its results, with `COLLECTIVE_LAUNCH_BYTES` for each collective.
         work: Cost of computing, in bytes that could be sent meanwhile.
         cost: Bytes received until results are in their wanted layouts, `COLLECTIVE_LAUNCH_BYTES` for each collective, and the work.
@@ -79,12 +72,6 @@ class EquationSpec(NamedTuple):
     """An equation between layouts: everything that decides its strategies.
 
     Attributes:
-        rule: The sharding rule of its `LocalRule`.
-        operands: The layouts of its operands.
-        results: The layouts of its results.
-        mesh: The region's mesh.
-        combine: As in `LocalRule`, like all fields below.
-        uneven: Factors that may be cut unevenly.
         linear: Groups of operands through which partial sums may pass.
         bytes_inside: Bytes that a device receives inside of the equation; None where its local rule exchanges none.
         weight: Cost of one point of the iteration space.
@@ -243,12 +230,7 @@ def strategies(equation: EquationSpec) -> tuple[Strategy, ...]:
 
 
 def strategy_along(equation: EquationSpec, axes: Sequence[Axes]) -> Strategy:
-    """The strategy along given axes, as far as the equation can run along them; sums are deferred if that is cheaper.
-
-    Args:
-        equation: The equation.
-        axes: The axes of each factor.
-    """
+    """The strategy along given axes, as far as the equation can run along them; sums are deferred if that is cheaper."""
     rated = [
         equation.rate(equation.runnable([_before_deferred(deferred, each) for each in axes] if deferred else axes), deferred, group)
         for deferred, group in equation.deferrals()
@@ -277,14 +259,7 @@ def _before_deferred(deferred: Axes, axes: Axes) -> Axes:
 
 
 def _use_cost(source: Layout, reduced: Layout, result: TensorLayouts, mesh: Mesh) -> int:
-    """Cost of bringing a result to its wanted layouts in turn, each from the cheapest copy by then.
-
-    Args:
-        source: The layout it is computed in.
-        reduced: The same without partial sums.
-        result: The result.
-        mesh: The region's mesh.
-    """
+    """Cost of bringing a result to its wanted layouts in turn, each from the cheapest copy by then."""
     if result.layouts is None:
         return _reshard_cost(source, reduced, result, mesh)
     copies = [source]
