@@ -30,22 +30,14 @@ class CallbackErrors:
         self._calls: list[list[Exception]] = []
 
     def record(self, error: Exception) -> bool:
-        """Keeps an exception for every call that is running, since a callback does not know its own.
-
-        Returns:
-            Whether a call is running that will raise it.
-        """
+        """Keeps an exception for every call that is running, as a callback does not know its own; returns whether one is running."""
         with self._lock:
             for errors in self._calls:
                 errors.append(error)
             return bool(self._calls)
 
     def run(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Runs a call to its end.
-
-        Raises:
-            Exception: The first one that a callback raised.
-        """
+        """Runs a call to its end; raises the first exception that a callback raised."""
         errors: list[Exception] = []
         with self._lock:
             self._calls.append(errors)
@@ -78,11 +70,7 @@ class _Watched:
 
 
 def watched(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, CallbackErrors | None]:
-    """Records the exceptions of all callbacks with results.
-
-    Returns:
-        The function with watched callbacks, and where their exceptions go; the function itself and None where there are none.
-    """
+    """The function with callbacks whose exceptions are recorded, and where; the function itself and None if no callback has results."""
     errors = CallbackErrors()
     jaxpr = _watched(closed.jaxpr, errors, {})
     return (closed, None) if jaxpr is closed.jaxpr else (ClosedJaxpr(jaxpr, closed.consts), errors)

@@ -41,18 +41,9 @@ class Comparison:
     """One array of two runs.
 
     Attributes:
-        path: Its name: `result[0]['w']`.
-        shape: Its shape.
-        dtype: Its element type in JAX's spelling.
         agrees: Whether all elements agree; integers and booleans must be equal, NaN equals NaN.
-        max_abs: The largest difference.
         max_rel: The largest difference relative to the expected element, elements within the noise floor left out.
-        differing: Number of elements that differ by more than is allowed.
-        rtol: The relative tolerance; 0 for exact types.
         atol: The absolute tolerance: the noise floor, unless one was given.
-        samples: The elements that differ most.
-        factor: The number by which the expected array is to be multiplied to give the result, where there is one.
-        problem: Why it could not be compared, such as a result of the wrong size.
         rounding: Where the array differs and rounding explains it: how much it changes when the arguments change by their last digit.
     """
 
@@ -142,16 +133,7 @@ def compare(
     atol: float | None = None,
     allowance: np.ndarray | float = 0.0,
 ) -> Comparison:
-    """Compares an array with its expected value.
-
-    Args:
-        path: Its name.
-        expected: A result of `fetch`.
-        got: A result of `fetch`, or the exception that it raised.
-        rtol: The relative tolerance; by default that of the element type. Integers are compared exactly in any case.
-        atol: The absolute tolerance; by default the noise floor, a part of `rtol` times the largest element.
-        allowance: A further difference that each element may have.
-    """
+    """Compares an array with its expected value, by `atol` (default: a part of `rtol` times the largest element) and `allowance`."""
     shape, dtype = tuple(expected.shape), str(expected.dtype)
     if isinstance(got, Exception):
         return Comparison(path, shape, dtype, False, math.inf, math.inf, problem=f"cannot be read: {first_line(got)}")

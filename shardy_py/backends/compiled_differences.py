@@ -16,19 +16,7 @@ _PACKED = ("int4", "uint4", "int2", "uint2")
 
 
 def differences(predicted: Iterable[Collective], compiled: Iterable[CompiledCollective], *, platform: str = "cpu") -> list[str]:
-    """Compares planned with compiled collectives; no lines where both are the same.
-
-    Both are taken as multisets of kind, devices per group, bytes of the operand and trips. An op that XLA makes of several all-reduces
-    counts as one per operand. Collectives within one device move nothing and are left out.
-
-    Args:
-        predicted: Those of a plan.
-        compiled: Those of the program, from `collectives_in`.
-        platform: Where it was compiled for: on `"cpu"` XLA moves narrow element types as wider ones, see `wire_bytes`.
-
-    Returns:
-        One line per difference, largest first.
-    """
+    """Differences of planned and compiled collectives, a line each, largest first; on `"cpu"` XLA moves narrow types as wider ones."""
     planned: dict[_Key, list[str]] = {}
     for c in predicted:
         if c.group_size > 1:

@@ -22,16 +22,12 @@ _INNER = re.compile(r"\{([^}]*)\}")
 
 
 def groups_in(attributes: str, partitions: int) -> Groups:
-    """The groups of devices that exchange data with each other.
+    """The groups of devices that exchange data with each other. Raises ValueError if groups are written in another way.
 
     Args:
         attributes: Those of the op: `replica_groups={{0,1},{2,3}}`, `replica_groups=[2,4]<=[4,2]T(1,0)` or
             `replica_groups=mesh['x'=2,'y'=4] {'y'}`, the mesh with `, device_ids=([4,2]T(1,0))` where its devices are in another order,
             and an axis with `:(2)2` where it is a part of one.
-        partitions: Devices that the program is for: all of them make one group where none is written.
-
-    Raises:
-        ValueError: Groups are written in another way.
 
     Example:
         >>> groups_in("replica_groups=mesh['x'=2,'y'=4] {'y'}", 8)

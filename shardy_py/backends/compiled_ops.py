@@ -21,16 +21,7 @@ _CALLED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class CompiledOp:
-    """One op of a computation, `%name = type opcode(operands), attributes`.
-
-    Attributes:
-        name: Without the percent sign.
-        type: As text.
-        opcode: XLA's.
-        operands: The text between the parentheses.
-        attributes: The text behind them.
-        is_root: Whether its value is that of the computation.
-    """
+    """One op of a computation, `%name = type opcode(operands), attributes`."""
 
     name: str
     type: str

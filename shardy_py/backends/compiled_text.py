@@ -21,14 +21,10 @@ class CompiledCollective:
     """One collective op of a compiled program.
 
     Attributes:
-        kind: As in `Collective`.
         groups: The devices that exchange data with each other, by position in the mesh; of a `collective_permute` the pairs of source and
             target.
         operands: One per tensor that moves. XLA makes one op of several all-reduces; the pieces of an `all_to_all`, one per device of
             the group, are put together again.
-        trips: Number of times it runs; see `Collective`.
-        op_name: Where it comes from, in JAX's words: `jit(step)/shard_map/psum`. Of several all-reduces in one, that of one of them.
-        location: `file:line` of that; empty where unknown.
     """
 
     kind: str
@@ -68,16 +64,7 @@ def collectives_in(hlo_text: str) -> list[CompiledCollective]:
     """The collectives of a compiled program, bodies of loops, branches and other computations included.
 
     Ops are known by opcode, not by name. An op in a computation that is called from several places is listed for each of them. The
-    condition of a loop runs once more than its body.
-
-    Args:
-        hlo_text: `compiled.as_text()`.
-
-    Returns:
-        In the order of the text within each computation; what is called stands where it is called.
-
-    Raises:
-        ValueError: The text is not that of a whole HLO module.
+    condition of a loop runs once more than its body. Raises ValueError if the text is not that of a whole HLO module.
     """
     module = _Module(hlo_text)
     if module.entry is None:
@@ -130,13 +117,7 @@ class _Module:
         self.chains = _started_chains(self.lines.values())
 
     def collectives(self, name: str, constants: Constants, fused: bool = False) -> tuple[CompiledCollective, ...]:
-        """The collectives of a computation and of all it calls, with their trips in one run of it.
-
-        Args:
-            name: The computation.
-            constants: The elements that its parameter has in every trip, if it is the body of a loop.
-            fused: Whether it is that of a fusion.
-        """
+        """The collectives of a computation and of all it calls, with their trips in one run of it."""
         key = (name, fused, *sorted(constants.items()))
         if key not in self._collectives:
             self._collectives[key] = tuple(self._read(self.ops(name), constants, fused))

@@ -26,26 +26,14 @@ _DEEPEST = 64
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """An integer in terms of what a loop carries.
-
-    Attributes:
-        element: The element of the carried tuple that it is relative to; None for a constant.
-        offset: The number that is added.
-    """
+    """An integer in terms of what a loop carries."""
 
     element: int | None
     offset: int
 
 
 class _Values:
-    """Integers in one computation.
-
-    Args:
-        computation: Its ops.
-        find: Gives the ops of a computation that is called.
-        constants: Elements of its only parameter, a tuple.
-        parameters: Values of its parameters, for one that is called with these.
-    """
+    """Integers in one computation."""
 
     def __init__(
         self,
@@ -121,14 +109,7 @@ def _sum(a: Carried | None, b: Carried | None) -> Carried | None:
 
 
 def loop_constants(loop: CompiledOp, around: Computation, find: Callable[[str], Computation], constants: Constants) -> dict[int, int]:
-    """The integers that a loop carries unchanged.
-
-    Args:
-        loop: A `while` op.
-        around: The computation in which it stands.
-        find: Gives the ops of a computation.
-        constants: Those of that computation, if it is the body of a loop.
-    """
+    """The integers that a loop carries unchanged."""
     first = _carried_tuple(loop, around)
     body = find(dict(loop.called).get("body", ""))
     values, last = _Values(around, find, constants), next((op for op in body if op.is_root), None)
@@ -148,14 +129,7 @@ def _carried_tuple(loop: CompiledOp, around: Computation) -> list[str] | None:
 
 
 def trips_of(loop: CompiledOp, around: Computation, find: Callable[[str], Computation], constants: Constants) -> int | None:
-    """Trip count of a loop; None if it depends on data, or cannot be derived from the text.
-
-    Args:
-        loop: A `while` op.
-        around: The computation in which it stands.
-        find: Gives the ops of a computation.
-        constants: The unchanged elements of that computation's parameter, see `loop_constants`.
-    """
+    """Trip count of a loop; None if it depends on data, or cannot be derived from the text."""
     roles, first = dict(loop.called), _carried_tuple(loop, around)
     condition, body = find(roles.get("condition", "")), find(roles.get("body", ""))
     test = next((op for op in condition if op.is_root), None)

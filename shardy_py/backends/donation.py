@@ -31,14 +31,7 @@ class Errors(Protocol):
 
 
 class Guard:
-    """Checks the arguments of calls.
-
-    Args:
-        donates: Whether buffers are donated.
-
-    Attributes:
-        apart: Whether the last look at the memory of the arguments found nothing shared; None before the first.
-    """
+    """Checks the arguments of calls; `apart` says whether the last look at their memory found nothing shared, None before the first."""
 
     __slots__ = ("_array_deleted", "_deleted", "_donates", "apart")
 

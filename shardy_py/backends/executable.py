@@ -24,15 +24,7 @@ class SignatureChanged(Exception):
 
 @dataclass(frozen=True)
 class Signature:
-    """The signature that an executable was compiled for.
-
-    Attributes:
-        in_tree: Structure of `(args, kwargs)` without static arguments.
-        outlines: Structure of each of the dynamic slots.
-        types: Shape, element type and weak type of each leaf.
-        statics: The static arguments.
-        configuration: Settings of JAX.
-    """
+    """The signature that an executable was compiled for."""
 
     in_tree: Any
     outlines: tuple[Outline, ...]
@@ -68,23 +60,6 @@ def executable(
 
     JAX's own dispatch finds the compiled program; only where it finds none does the body run, and raises `SignatureChanged` unless the
     call is of the signature it was made for. So repeated calls cost what they cost with `jax.jit`.
-
-    Args:
-        name: The function's name, for profiles.
-        labels: The names of the slots, for messages of JAX and names of parameters in compiled programs.
-        replay: The function to run, from leaves to leaves.
-        eagerly: The user's function, op by op, from leaves to leaves.
-        out_outline: Structure of the result.
-        signature: The signature that the jaxpr was traced for.
-        mesh: The mesh with its devices, or an abstract one to lower for other platforms.
-        explicit: Whether the mesh has Explicit axes, so that arguments and results carry their shardings in their types.
-        in_shardings: Of the leaves of the dynamic slots.
-        out_shardings: Of the leaves of the result.
-        static_slots: Slots of static arguments.
-        arrangement: The donated arguments, and the order of the results that pairs them as planned.
-        configuration: Gives the settings of JAX at the time of a call.
-        gate: An identity that results pass, so that something happens before the program runs, in other programs too; None for none.
-        keywords: Further ones for `jax.jit`.
     """
     run: Callable[..., Any] = replay
     if explicit:

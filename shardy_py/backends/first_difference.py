@@ -47,12 +47,6 @@ class FirstDifference:
     """An op whose result differs.
 
     Attributes:
-        op: The JAX primitive.
-        location: `file:line` of the user's code.
-        result: Its result beside what it should be.
-        type: Type and planned sharding of that result.
-        operands: The same of its operands.
-        trail: The loops and branches it stands in, with the trip.
         alone: Whether it is wrong on the operands that it had; otherwise the operands differed within tolerance, and so it is the
             first op by which rounding has grown beyond it.
     """
@@ -96,16 +90,7 @@ def tolerances(flat: Flat) -> list[float]:
 
 
 class Search:
-    """Looks for the first op that differs.
-
-    Args:
-        reference: Runs ops on one device.
-        run: Compiles the sharded program.
-        rtol: A tolerance wider than those of the element types.
-
-    Attributes:
-        checked: Number of ops compared.
-    """
+    """Looks for the first op that differs."""
 
     def __init__(self, reference: Reference, run: Run, rtol: float | None = None) -> None:
         self.reference = reference

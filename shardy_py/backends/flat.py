@@ -18,15 +18,7 @@ from shardy_py.ir.jax_calls import CALLS
 
 @dataclass(frozen=True)
 class Flat:
-    """A jaxpr whose calls are inlined.
-
-    Attributes:
-        closed: The jaxpr; inputs and outputs are those of the original.
-        scope: The planned values of its variables.
-        locations: `file:line` of each equation.
-        in_shardings: Of its inputs.
-        out_shardings: Of its outputs.
-    """
+    """A jaxpr whose calls are inlined."""
 
     closed: ClosedJaxpr
     scope: Scope
@@ -66,15 +58,7 @@ def flatten(
     out_shardings: Sequence[TensorSharding | None],
     location: str = "",
 ) -> Flat:
-    """Puts the bodies of calls in their places, under variables of their own.
-
-    Args:
-        closed: The jaxpr.
-        scope: Its planned values.
-        in_shardings: Of its inputs.
-        out_shardings: Of its outputs.
-        location: Where the jaxpr itself stands; for equations that no line of the user's is known of.
-    """
+    """Puts the bodies of calls in their places, under variables of their own."""
     row = _Row()
     outs = row.walk(closed.jaxpr, closed.consts, closed.jaxpr.invars, scope, location)
     jaxpr = with_variables(closed.jaxpr, closed.jaxpr.invars, outs, constvars=row.constvars, eqns=row.eqns)

@@ -44,11 +44,7 @@ def too_few(devices: int) -> bool:
 
 
 def must_wait(devices: Sequence[Any]) -> bool:
-    """Whether calls on these devices have to wait for their results, for want of threads.
-
-    Args:
-        devices: The devices of a mesh that belong to this process.
-    """
+    """Whether calls on these devices have to wait for their results, for want of threads."""
     return len(devices) > 1 and devices[0].platform == "cpu" and too_few(len(devices))
 
 

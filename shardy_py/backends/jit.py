@@ -36,13 +36,7 @@ PER_REGION = (1, 1, 2, 4, 16, None, None)
 
 @dataclass(frozen=True)
 class Pinned:
-    """A jaxpr that runs as planned.
-
-    Attributes:
-        jaxpr: The copy, with its constants.
-        constraints: Number of values that had to be constrained, besides those that the user annotated.
-        exact: Whether propagation of the copy gives the plan; not where conflicts are left to XLA.
-    """
+    """A jaxpr that runs as planned, with `constraints` added ones; `exact` if its propagation gives the plan, conflicts included."""
 
     jaxpr: ClosedJaxpr
     constraints: int
@@ -58,17 +52,7 @@ def pinned(
     partition: Partition,
     only_grows: bool = False,
 ) -> Pinned:
-    """The copy of a traced jaxpr that pins a plan.
-
-    Args:
-        closed: The jaxpr that was planned.
-        planned: Its program after propagation.
-        auto_mesh: The mesh, all axes Auto.
-        propagate: Propagates a copy whose inputs and outputs are as planned.
-        platform: The platform that is compiled for.
-        partition: Partitions equations that XLA may get wrong.
-        only_grows: Whether the propagation of the plan only added axes (`passes.propagation.log.only_grows`).
-    """
+    """The copy of a traced jaxpr that pins a plan."""
     target = Target(NamedShardings(auto_mesh), planned.program.meshes, platform, partition, keeps_plan=True)
     annotations: set[str] = set()
 
@@ -95,15 +79,7 @@ def pinned(
 
 
 def left_to_xla(closed: ClosedJaxpr, planned: Imported, auto_mesh: AbstractMesh, platform: str, partition: Partition) -> Pinned:
-    """The copy of a traced jaxpr that holds only what the user annotated to the plan, and ops that XLA may partition wrongly.
-
-    Args:
-        closed: The jaxpr that was planned.
-        planned: Its program after propagation.
-        auto_mesh: The mesh, all axes Auto.
-        platform: The platform that is compiled for.
-        partition: Partitions equations that XLA may get wrong.
-    """
+    """The copy of a traced jaxpr that holds only what the user annotated to the plan, and ops that XLA may partition wrongly."""
     target = Target(NamedShardings(auto_mesh), planned.program.meshes, platform, partition, keeps_plan=False)
     copier = Copier(target.named, lambda eqn, scope: _annotation(eqn, scope, target, _ANNOTATIONS_ALONE) or workaround(eqn, scope, target))
     pins = Pins()
@@ -119,21 +95,7 @@ def _copied(copier: Copier, closed: ClosedJaxpr, pins: Pins, planned: Imported, 
 def _pin_differences(
     plan: Scope, run: Scope, copied: Copied, pins: Pins, per_region: int | None, free: frozenset[Var] = frozenset()
 ) -> bool:
-    """Pins variables whose sharding differs: the first few of each region of values that differ together.
-
-    A value that comes out otherwise than planned drags its neighbours along, so pinning one usually settles the region.
-
-    Args:
-        plan: The scope of the plan.
-        run: The scope of the copy's propagation.
-        copied: The copy.
-        pins: Where pins are added.
-        per_region: Number of values to pin in each region; None for all.
-        free: Variables that may not be pinned.
-
-    Returns:
-        Whether any variable differs.
-    """
+    """Pins the first few values of each region (None: all) whose shardings differ together; returns whether any differs."""
     regions: dict[Var, list[Var]] = {}
     differs = False
     first = [v for v in (*plan.jaxpr.constvars, *plan.jaxpr.invars) if v not in free and _differs(v, plan, run, pins)]

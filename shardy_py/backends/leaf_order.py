@@ -31,13 +31,7 @@ def inverse(order: Sequence[int]) -> list[int]:
 
 
 class Inputs(abc.ABC):
-    """The arguments of a jitted function, made of the leaves of the user's.
-
-    Args:
-        tree: Structure of the tuple of arguments that are not static.
-        static_slots: Positions of static arguments.
-        changed: Raised where a call has another structure.
-    """
+    """The arguments of a jitted function, made of the leaves of the user's."""
 
     def __init__(self, tree: Any, static_slots: Sequence[int], changed: type[Exception]) -> None:
         self.tree = tree
@@ -73,13 +67,7 @@ class Inputs(abc.ABC):
 
 
 class BySlot(Inputs):
-    """One argument per argument of the user's function, as `Leaves`.
-
-    Args:
-        outlines: The structure of each argument that is not static.
-        static_slots: Positions of static arguments.
-        changed: Raised where a call has another structure.
-    """
+    """One argument per argument of the user's function, as `Leaves`."""
 
     def __init__(self, outlines: Sequence[Outline], static_slots: Sequence[int], changed: type[Exception]) -> None:
         super().__init__(treedef_tuple([outline.tree for outline in outlines]), static_slots, changed)
@@ -104,14 +92,7 @@ class BySlot(Inputs):
 
 
 class ByLeaf(Inputs):
-    """`(donated leaves, other leaves, *static arguments)`, so that some leaves of an argument are donated and others are not.
-
-    Args:
-        tree: Structure of the tuple of arguments that are not static.
-        donated: Numbers of the donated leaves, in the order in which they are passed.
-        static_slots: Positions of static arguments.
-        changed: Raised where a call has another structure.
-    """
+    """`(donated leaves, other leaves, *static arguments)`, so that some leaves of an argument are donated and others are not."""
 
     def __init__(self, tree: Any, donated: Sequence[int], static_slots: Sequence[int], changed: type[Exception]) -> None:
         super().__init__(tree, static_slots, changed)
@@ -135,12 +116,7 @@ class ByLeaf(Inputs):
 
 
 class Outputs:
-    """Leaves of a result, in an order of their own.
-
-    Args:
-        outline: Structure of the result.
-        order: For each place the number of the leaf that stands there; None leaves them as they are.
-    """
+    """Leaves of a result; `order` has for each place the number of its leaf, or is None where they stay as they are."""
 
     def __init__(self, outline: Outline, order: Sequence[int] | None) -> None:
         self.tree = outline.tree
@@ -170,12 +146,6 @@ class Rearranged:
 
     A call costs a flattening of the arguments and an unflattening of the result, in Python; `jax.jit` has the less to flatten. (A node of
     pytrees that unflattens to the user's result would not do: the fast path of `jax.jit` takes the structure from the first result.)
-
-    Args:
-        jitted: Takes what `inputs` makes of the arguments, and gives what `outputs` makes of the results.
-        inputs: The arguments.
-        outputs: The results.
-        in_tree: Structure of the user's `(args, kwargs)` without static arguments.
     """
 
     def __init__(self, jitted: Any, inputs: Inputs, outputs: Outputs, in_tree: Any) -> None:
@@ -185,12 +155,7 @@ class Rearranged:
         self._in_tree = in_tree
 
     def run(self, leaves: Sequence[Any], statics: Sequence[Any]) -> Any:
-        """Calls the function.
-
-        Args:
-            leaves: The leaves of the arguments that are not static.
-            statics: The static arguments.
-        """
+        """Calls the function."""
         return self._outputs.restored(self._jitted(*self.inputs.arguments(leaves, statics)))
 
     def __call__(self, *slots: Any) -> Any:

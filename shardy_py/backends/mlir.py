@@ -23,20 +23,12 @@ def to_mlir(program: Program, *, locations: bool = False, pretty: bool = True, c
     """The text of a program, which jaxlib reads as a module.
 
     Ops that a `Program` has no form for are written as they were read, so a program from MLIR must have been read with
-    `from_mlir(module, keep=True)`.
+    `from_mlir(module, keep=True)`. Raises ShardyError if jaxlib finds the module invalid, as where the program does not hold all that
+    StableHLO asks for.
 
     Args:
-        program: The program.
-        locations: Whether ops say where they come from, as far as they were read from MLIR.
         pretty: Whether jaxlib reads the text, verifies it and prints it as `sdy_opt` does; else ops stand in their generic form
             and nothing checks them.
-        context: Of the module the program was read from, to save making one.
-
-    Returns:
-        The text of the module; with `pretty` what jaxlib prints.
-
-    Raises:
-        ShardyError: If jaxlib finds the module invalid, as where the program does not hold all that StableHLO asks for.
 
     Example:
         >>> from shardy_py.frontends.mlir import from_mlir

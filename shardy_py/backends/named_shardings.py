@@ -19,12 +19,7 @@ AnyMesh = Mesh | AbstractMesh
 
 
 class NamedShardings:
-    """Turns shardings of one mesh into `NamedSharding`s, each distinct one once.
-
-    Args:
-        mesh: The mesh whose axes the shardings name.
-        open_dims: Write an open dimension without axes as `P.UNCONSTRAINED` instead of leaving it unsharded.
-    """
+    """Turns shardings of one mesh into `NamedSharding`s, each distinct one once."""
 
     def __init__(self, mesh: AnyMesh, *, open_dims: bool = False) -> None:
         self.mesh = mesh
@@ -90,7 +85,6 @@ def refine(mesh: AnyMesh, cuts: dict[str, tuple[int, ...]]) -> tuple[AnyMesh, di
     """Splits axes of a mesh at the given products, over the same devices in the same order.
 
     Args:
-        mesh: A mesh with or without devices.
         cuts: Axis name to the products of sizes, major to minor, at which it is cut.
 
     Returns:

@@ -15,12 +15,7 @@ Array = Any
 
 
 def as_ordered(x: Array, largest: bool) -> Array:
-    """Integers of the size of floats, in their order, -0 before 0; small floats of one byte become four.
-
-    Args:
-        x: Floats.
-        largest: Whether NaN comes last; otherwise first. So it wins.
-    """
+    """Integers of the size of floats, in their order, -0 before 0; small floats of one byte become four."""
     wide = x if x.dtype.itemsize > 1 else lax.convert_element_type(x, jnp.float32)
     limits = jnp.iinfo(f"int{8 * wide.dtype.itemsize}")
     bits = lax.bitcast_convert_type(wide, limits.dtype)

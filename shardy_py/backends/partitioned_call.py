@@ -44,12 +44,7 @@ T = TypeVar("T")
 
 
 class Partition(Hashable, Protocol):
-    """Makes a program of local arrays of a jaxpr of global ones.
-
-    Attributes:
-        devices: The mesh that programs run on; None where they run wherever their arguments are, or the mesh is abstract.
-        memory: Results for calls under it, see `_once`.
-    """
+    """Makes a program of local arrays of a jaxpr of global ones; `devices` is None where programs run wherever their arguments are."""
 
     @property
     def devices(self) -> Mesh | None: ...  # noqa: D102
@@ -58,13 +53,7 @@ class Partition(Hashable, Protocol):
     def memory(self) -> dict[Hashable, Any]: ...  # noqa: D102
 
     def __call__(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> ClosedJaxpr:
-        """A jaxpr of the same inputs and results, which runs on the devices.
-
-        Args:
-            jaxpr: Without constants.
-            in_shardings: The sharding of each input as far as it is decided; None where nothing is.
-            out_shardings: The same for results.
-        """
+        """A jaxpr of the same inputs and results, which runs on the devices."""
         ...
 
     def planned(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> tuple[Shardings, Shardings]:
@@ -84,19 +73,7 @@ partitioned_call_p.multiple_results = True
 def partitioned_call(
     jaxpr: ClosedJaxpr, leaves: Sequence[Any], partition: Partition, in_shardings: Shardings, out_shardings: Shardings, name: str
 ) -> list[Any]:
-    """Calls a jaxpr on global arrays, partitioned; can be transformed as if `jax.jit` had been called.
-
-    Args:
-        jaxpr: The jaxpr to call. Its constants become inputs without a sharding; they may be tracers.
-        leaves: The arguments.
-        partition: Partitions it. Equal partitions must behave the same.
-        in_shardings: One for each argument.
-        out_shardings: One for each result.
-        name: For profiles.
-
-    Returns:
-        The results.
-    """
+    """Calls a jaxpr on global arrays, partitioned (equal partitions behave the same), as if `jax.jit` had been called."""
     _register_sparse()
     return _bind(leaves, jaxpr, in_shardings, out_shardings, partition=partition, name=name, devices=_naming(partition.devices))
 
@@ -186,13 +163,7 @@ def _planned(jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seed
 
 
 def with_mapped_dim(sharding: TensorSharding | None, dim: int, axes: Sequence[str] = ()) -> TensorSharding | None:
-    """The sharding of an array with a mapped dimension, as `jax.vmap` makes it, from the sharding of a slice.
-
-    Args:
-        sharding: Of a slice; None gives None.
-        dim: Where the mapped dimension is inserted.
-        axes: The axes that cut it, as by `spmd_axis_name`; where there are none it is open.
-    """
+    """The sharding of an array with a mapped dimension, as `jax.vmap` makes it, from the sharding of a slice."""
     if sharding is None:
         return None
     return sharding.with_dims([*sharding.dims[:dim], DimensionSharding(axes, bool(axes)), *sharding.dims[dim:]])
@@ -206,13 +177,7 @@ REMEMBERED = 256
 
 
 def _once(make: Callable[..., T], partition: Partition, *key: Hashable) -> T:
-    """A result for a call, cached with its partition, which lives as long as calls under it do.
-
-    Args:
-        make: Computes it from the partition and the key.
-        partition: The call's.
-        *key: All else that the result depends on.
-    """
+    """A result for a call, cached with its partition, which lives as long as calls under it do."""
     memory = partition.memory
     result = memory.get((make, *key))
     if result is None:

@@ -28,14 +28,7 @@ Shape = tuple[int, ...]
 def in_region(
     eqn: JaxprEqn, sharding_of: Callable[[Any], TensorSharding | None], named: NamedShardings, partition: Partition
 ) -> Replacement | None:
-    """The equation as a call that is partitioned here, from and to the planned shardings; None where keys would have to be padded.
-
-    Args:
-        eqn: The equation, without effects.
-        sharding_of: Gives the planned sharding of a variable.
-        named: Gives those of constraints.
-        partition: Partitions the call.
-    """
+    """The equation as a call that is partitioned here, from and to the planned shardings; None where keys would have to be padded."""
     operands = [v for v in eqn.invars if _is_passed(v)]
     avals: list[Any] = [v.aval for v in (*operands, *eqn.outvars)]
     shardings = [_closed(sharding_of(v), aval.ndim) for v, aval in zip((*operands, *eqn.outvars), avals, strict=True)]

@@ -19,12 +19,7 @@ from shardy_py.frontends.loops import scan_counts
 
 
 class Recomputed(NamedTuple):
-    """A jaxpr that keeps no residuals of scans.
-
-    Attributes:
-        jaxpr: The jaxpr.
-        places: `file:line` of the scans whose bodies it runs once more.
-    """
+    """A jaxpr that keeps no residuals of scans."""
 
     jaxpr: ClosedJaxpr
     places: tuple[str, ...]
@@ -34,9 +29,6 @@ def recomputed(closed: ClosedJaxpr) -> Recomputed | None:
     """A jaxpr whose scans keep what they carry, in place of the residuals that another scan reads; None where none does.
 
     The derivative of a `jit` is a call for each pass, so that calls are put in their places where no pair of scans stands together.
-
-    Args:
-        closed: A jaxpr that computes values and their derivatives.
     """
     return _recomputed(closed) or _recomputed(without_calls(closed))
 

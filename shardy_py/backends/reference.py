@@ -40,9 +40,6 @@ class Reference:
     """Runs jaxprs unsharded.
 
     A program that holds a `jax.shard_map` needs its mesh; it runs on all devices, everything replicated but those regions.
-
-    Args:
-        mesh: The mesh that the program was planned for, all axes Auto.
     """
 
     def __init__(self, mesh: Mesh) -> None:

@@ -26,15 +26,6 @@ def region(
 
     Under `jax.shard_map` the types of all values name the mesh, which has to be looked at for each equation and says nothing where all of
     its axes are manual. So the function is traced as one of plain arrays, and the equation is made around what comes of it.
-
-    Args:
-        local: From arrays of one device to such; all its collectives are over `axes`.
-        mesh: The mesh, as it is where the region stands.
-        axes: Its axes that become manual.
-        inputs: Types of the whole arguments.
-        outputs: Types of the whole results.
-        in_specs: Specs of the arguments; the sizes of axes divide those of dimensions.
-        out_specs: Specs of the results.
     """
     sizes = {name: mesh.shape[name] for name in axes}
     own = AbstractMesh(tuple(sizes.values()), tuple(sizes))  # without axes that are manual already, where the region stands in another

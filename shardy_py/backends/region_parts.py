@@ -30,12 +30,7 @@ asked for anew for each is no more than what a further region costs."""
 
 
 def in_parts(closed: ClosedJaxpr, most: int = MOST) -> ClosedJaxpr:
-    """A jaxpr whose regions have few arguments and results.
-
-    Args:
-        closed: The jaxpr, each `shard_map` equation of which is of plain local arrays, as `region` makes them.
-        most: Limit of a region's arguments and results; one that has a single equation with more of them stays.
-    """
+    """A jaxpr whose regions have few arguments and results."""
     eqns: list[JaxprEqn] = []
     for eqn in closed.jaxpr.eqns:
         large = eqn.primitive.name == "shard_map" and len(eqn.invars) + len(eqn.outvars) > most
@@ -45,13 +40,7 @@ def in_parts(closed: ClosedJaxpr, most: int = MOST) -> ClosedJaxpr:
 
 @dataclass(frozen=True)
 class _Global:
-    """The global array that holds a local value between two regions.
-
-    Attributes:
-        var: The global array.
-        spec: Its spec.
-        stacked: Whether it has a dimension in front, along which the parts of the devices follow one another.
-    """
+    """The global array that holds a local value between two regions; `stacked` along a dimension in front, one part per device."""
 
     var: Any
     spec: PartitionSpec
@@ -113,10 +102,6 @@ def _by_demand(body: Jaxpr, ordered: bool) -> list[JaxprEqn]:
     """The equations of a jaxpr in the order of demand: each right before its first reader.
 
     A training step updates all first moments, then all second ones, then all parameters; cut there, everything would cross.
-
-    Args:
-        body: The jaxpr.
-        ordered: Whether equations with effects have to stay in their order.
     """
     maker = {v: i for i, eqn in enumerate(body.eqns) for v in eqn.outvars}
     needs = [[maker[v] for v in _reads(eqn) if v in maker] for eqn in body.eqns]

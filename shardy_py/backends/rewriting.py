@@ -35,10 +35,8 @@ class Pins:
     """Variables to constrain, per jaxpr at one call site.
 
     Attributes:
-        variables: The sharding that each is constrained to.
         operands: The sharding that an operand of an equation is constrained to for it and all later ones, by `(equation index, operand
             number)`; what the jaxpr returns is the operands of one more equation.
-        children: The same for the bodies that equations hold, by `(equation index, body number)`.
     """
 
     variables: dict[Var, TensorSharding] = field(default_factory=dict)
@@ -56,13 +54,7 @@ class Pins:
 
 @dataclass
 class Copied:
-    """A copied jaxpr and where its parts came from.
-
-    Attributes:
-        jaxpr: The copy.
-        position: Equation index in the original -> index in the copy.
-        children: `(equation index in the original, body number)` -> the copied body.
-    """
+    """A copied jaxpr and where its parts came from."""
 
     jaxpr: Jaxpr
     position: dict[int, int]
@@ -104,12 +96,7 @@ _OPS_OF_ONE = 8
 
 
 class Copier:
-    """Copies jaxprs.
-
-    Args:
-        named: Gives the `NamedSharding` of a constraint.
-        replace: Gives a replacement for an equation, or None to keep it.
-    """
+    """Copies jaxprs."""
 
     def __init__(self, named: NamedShardings, replace: Callable[[JaxprEqn, Scope | None], Replacement | None]) -> None:
         self.named = named

@@ -39,16 +39,7 @@ from shardy_py.plan.findings import Finding
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A jaxpr on global arrays that consists of one region on local arrays.
-
-    Attributes:
-        jaxpr: The jaxpr, with the constants of the planned one.
-        mesh: The region's mesh: the plan's, with axes cut where the plan uses parts of them.
-        spelling: Texts of parts of axes in terms of the plan's mesh.
-        platform: The platform that is compiled for.
-        findings: Remarks on ops that run whole.
-        moved: The planned values that its collectives move.
-    """
+    """A jaxpr on global arrays that consists of one region on local arrays, over the plan's mesh with its used axis parts as axes."""
 
     jaxpr: ClosedJaxpr
     mesh: AbstractMesh
@@ -64,21 +55,13 @@ class Partitioned:
         return eqn.params["jaxpr"]
 
     def collectives(self, name: Callable[[Value], str]) -> tuple[Collective, ...]:
-        """The collectives.
-
-        Args:
-            name: The name of a planned value.
-        """
+        """The collectives."""
         with no_collection():
             merged = _within(self.jaxpr, lambda body: merged_as_by_xla(body, self.platform))
             return read_collectives(merged.jaxpr, self.mesh.shape, self.spelling, self.moved, name)
 
     def as_call(self, used: Sequence[bool]) -> ClosedJaxpr:
-        """The region as a function of constants and arguments of the planned jaxpr.
-
-        Args:
-            used: Which of them to take; the region reads no other.
-        """
+        """The region as a function of constants and arguments of the planned jaxpr."""
         jaxpr, own = self.jaxpr.jaxpr, len(self.jaxpr.consts) + len(self.jaxpr.jaxpr.invars) - len(used)
         invars = list(itertools.compress((*jaxpr.constvars[own:], *jaxpr.invars), used))
         constvars, consts = jaxpr.constvars[:own], self.jaxpr.consts[:own]  # those of the region stand before those of the planned jaxpr
@@ -93,13 +76,7 @@ class Partitioned:
 
 
 class Layouts:
-    """Planned shardings as layouts of a region.
-
-    Args:
-        auto_mesh: The plan's mesh, all axes Auto.
-        shardings: All shardings of the plan.
-        manual: Axes that are manual already where the region stands.
-    """
+    """Planned shardings as layouts of a region."""
 
     def __init__(self, auto_mesh: AbstractMesh, shardings: Sequence[TensorSharding], manual: Collection[str] = ()) -> None:
         cuts = cuts_of(axis for sharding in shardings for dim in sharding.dims for axis in dim.axes)
@@ -150,20 +127,7 @@ def partitioned(
     used: Sequence[bool] | None = None,
     by_planner: bool = False,
 ) -> Partitioned:
-    """The traced jaxpr as one region over all axes of the mesh.
-
-    Args:
-        closed: The planned jaxpr.
-        planned: Its program after propagation.
-        auto_mesh: The mesh, all axes Auto.
-        inputs: The planned shardings of the arguments.
-        outputs: The planned shardings of the results.
-        platform: The platform that is compiled for.
-        mesh: The mesh of shardings that users see; by default the auto mesh.
-        context: The mesh as the `shard_map` around has it, some axes of which are manual; None outside of any. See `fits_inside`.
-        used: Which constants and arguments a result or an effect depends on; the region reads no other. None is all.
-        by_planner: Whether equations run along the axes that a planner's model runs them along, and not by the fewest bytes.
-    """
+    """The traced jaxpr as one region over all axes of the mesh."""
     manual = () if context is None else context.manual_axes
     layouts = Layouts(auto_mesh, [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)], manual)
     sharding_handler = inspect_sharding(NamedShardings(auto_mesh if mesh is None else mesh))
@@ -213,13 +177,6 @@ class LocalRun:
     """A run of the planned jaxpr on the arrays of one device, dry or to be traced.
 
     Attributes:
-        jaxpr: The planned jaxpr.
-        scope: Its planned values.
-        dtypes: The element types of these, which have to be enabled where it runs.
-        constants: The layouts of its constants.
-        inputs: The layouts of its arguments.
-        outputs: The layouts of its results.
-        reads: Of each constant and argument, whether the run reads it.
         sources: The equation that each variable comes from.
     """
 
@@ -260,12 +217,7 @@ class LocalRun:
         return (*self.jaxpr.constvars, *self.jaxpr.invars)
 
     def __call__(self, interpreter: Interpreter, parts: Sequence[Any]) -> list[Any]:
-        """The local results, in their layouts.
-
-        Args:
-            interpreter: Runs the equations.
-            parts: The local arrays of `variables`; None for each in a dry run.
-        """
+        """The local results, in their layouts."""
         with types_enabled(self.dtypes):
             operands = [
                 interpreter.new_value(x, at, tuple(v.aval.shape), v.aval.dtype, uses=1)
@@ -341,14 +293,7 @@ def _prime_cuts(mesh: AbstractMesh, cuts: Mapping[str, tuple[int, ...]]) -> dict
 
 @dataclass(frozen=True)
 class Choice:
-    """The start of a walk, and its exceptions.
-
-    Attributes:
-        before: The walk before, which has the layouts wanted of each value.
-        start: The hints of the first walk.
-        ranks: Equations that do not run by their cheapest strategy.
-        last: A dry walk of that kind.
-    """
+    """The start of a walk, and its exceptions."""
 
     before: Interpreter | None
     start: LayoutHint

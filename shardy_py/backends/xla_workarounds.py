@@ -53,15 +53,7 @@ ShardingOf = Callable[[Any], TensorSharding | None]
 
 @dataclass(frozen=True)
 class Target:
-    """The platform and shardings for which equations are rewritten.
-
-    Attributes:
-        named: Gives the `NamedSharding` of a constraint.
-        meshes: The meshes of the plan.
-        platform: The platform that is compiled for.
-        partition: Partitions what is not left to XLA.
-        keeps_plan: Whether all values lie as planned; otherwise only those around ops that `is_mispartitioned` may hold of.
-    """
+    """The platform and shardings for which equations are rewritten: `keeps_plan` for all values, else around ops XLA may get wrong."""
 
     named: NamedShardings
     meshes: Mapping[str, Mesh]
@@ -71,13 +63,7 @@ class Target:
 
 
 def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacement | None:
-    """The replacement of an equation, or None if XLA handles it correctly.
-
-    Args:
-        eqn: The equation.
-        scope: Where it stands in the plan; None where that is not known.
-        target: The program that it is emitted for.
-    """
+    """The replacement of an equation, or None if XLA handles it correctly."""
     name = eqn.primitive.name
 
     op = op_of(eqn, scope, OPS[name]) if scope is not None and name in OPS else None

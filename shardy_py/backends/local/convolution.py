@@ -15,17 +15,7 @@ Array = Any
 
 @dataclass(frozen=True, slots=True)
 class _Spatial:
-    """One spatial dimension of a convolution.
-
-    Attributes:
-        size: Of the operand.
-        kernel: Of the kernel.
-        count: Of the result.
-        stride: Between windows.
-        base_dilation: Distance of the operand's elements.
-        kernel_dilation: Distance of the kernel's elements.
-        padding: Of the operand, before and behind.
-    """
+    """One spatial dimension of a convolution."""
 
     size: int
     kernel: int
@@ -57,19 +47,8 @@ class _Spatial:
 class _ConvolutionFactors(Factors):
     """The factors of a convolution.
 
-    Args:
-        equation: The equation.
-
     Attributes:
-        sizes: Size of each.
-        group: The factor of groups; None without any.
         inner: The factor of input features in a group.
-        lhs: Factors of each dimension of the operand.
-        rhs: The same of the kernel.
-        out: The same of the result.
-        windows: Dimension of the operand -> the window that slides along it.
-        whole: Factors that are not cut.
-        slid: Factors along which windows of the operand slide.
         summed: Dimensions of the kernel that are summed over in parts, with their factors.
     """
 

@@ -114,13 +114,8 @@ def write_window(
     """Writes a window of the global operand to this device's part, as far as the window reaches into it.
 
     Args:
-        local: The equation.
-        x: The part.
-        new: The window, whole along dimensions that are cut.
         at: Start of the window in each dimension, clamped to lie within the operand.
-        cut: The dimensions that are cut, at least one, each with its factor.
         combine: Computes the written elements from old and new ones; None writes the new ones.
-        valid: Whether anything is written; None for always.
     """
     begins, lengths = list(at), list(new.shape)
     shifts: dict[int, Array] = {}

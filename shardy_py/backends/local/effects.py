@@ -83,11 +83,7 @@ def _from_bits(bits: Array, dtype: Any) -> Array:
 
 
 def inspect_sharding(named: Callable[[Any, int], Any]) -> Handler:
-    """Shows planned shardings when the region is made.
-
-    Args:
-        named: Gives the `NamedSharding` of a planned sharding, for a value of a rank.
-    """
+    """Shows planned shardings when the region is made."""
 
     @runs_dry
     def inspect(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:

@@ -43,13 +43,7 @@ Frame = tuple[int, int]
 
 
 def framed(scope: Scope, cuts: Cuts, vectors: Mapping[Any, list[int]] | None = None) -> Scope:
-    """The scope of a jaxpr that computes the same, in frames; the same scope where nothing moves between blocks.
-
-    Args:
-        scope: The jaxpr and its planned values.
-        cuts: Gives the parts of planned values.
-        vectors: The elements of arguments that are known, such as where a window begins.
-    """
+    """The scope of a jaxpr that computes the same, in frames; the same scope where nothing moves between blocks."""
     return (_Framing(_flat(scope), cuts, vectors or {}).run() or scope) if _is_windowed(scope, cuts) else scope
 
 
@@ -103,15 +97,7 @@ def _slices(eqn: JaxprEqn) -> list[JaxprEqn]:
 
 @dataclass(frozen=True, eq=False)
 class _View:
-    """A value as runs of elements of an array, in each dimension.
-
-    Attributes:
-        base: The array.
-        runs: The runs.
-        like: The equation that makes the value.
-        fill: The scalar between them; None where there is none.
-        is_framed: Whether the equation computes the base, of which the value is a part.
-    """
+    """A value as runs of elements of an array, in each dimension; `is_framed` if the equation computes the base, of which it is a part."""
 
     base: Any
     runs: tuple[Runs, ...]

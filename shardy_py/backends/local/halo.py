@@ -29,15 +29,7 @@ Array = Any
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """A contiguous range of positions that a device has.
-
-    Attributes:
-        base: The position that the first element of its array would have.
-        start: The first position of the run.
-        stop: The position behind its last.
-        device: Which device.
-        run: Which of the runs of that device, where they have several.
-    """
+    """A contiguous range of positions of a device; `base` is where its array would begin, `run` which of the device's runs it is."""
 
     base: int
     start: int
@@ -48,14 +40,7 @@ class Have:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A contiguous range of positions that one device sends to another.
-
-    Attributes:
-        have: Who has it.
-        target: Who wants it.
-        start: Its first position.
-        stop: The position behind its last.
-    """
+    """A contiguous range of positions that one device sends to another."""
 
     have: Have
     target: int
@@ -80,13 +65,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The pieces that one `ppermute` sends: at most one from each device, at most one to each.
-
-    Attributes:
-        length: Elements that are sent: the length of the longest piece.
-        pieces: The pieces.
-        is_own: Whether every device is its own source, so that nothing is sent.
-    """
+    """The pieces that one `ppermute` sends, at most one from and to each device, all as long as the longest; `is_own` sends nothing."""
 
     length: int
     pieces: tuple[Piece, ...]
@@ -98,13 +77,7 @@ class Exchange:
     """The exchange that brings every device the range it needs.
 
     Attributes:
-        have: Who has what.
-        starts: Where the range begins that each wants.
-        length: Its length.
         block: Elements along the dimension in each device's array.
-        slots: The ranges that are sent.
-        is_gathered: Whether the dimension is gathered instead.
-        received: Elements along the dimension that a device receives.
     """
 
     have: tuple[Have, ...]
@@ -116,11 +89,7 @@ class Exchange:
     received: int
 
     def cost(self, row: int) -> int:
-        """Bytes that a device receives, and `COLLECTIVE_LAUNCH_BYTES` for each collective.
-
-        Args:
-            row: Bytes of all that a device has at a position.
-        """
+        """Bytes that a device receives, and `COLLECTIVE_LAUNCH_BYTES` for each collective."""
         sends = 1 if self.is_gathered else sum(not slot.is_own for slot in self.slots)
         return self.received * row + COLLECTIVE_LAUNCH_BYTES * sends
 
@@ -139,12 +108,6 @@ def blocks(size: int, count: int) -> tuple[Have, ...]:
 @functools.lru_cache(maxsize=4096)
 def exchange(have: tuple[Have, ...], starts: tuple[int, ...], length: int, block: int) -> Exchange:
     """The cheapest exchange that supplies every device's range.
-
-    Args:
-        have: The ranges that devices have; together one range without gaps, every position once.
-        starts: Where the range begins that each wants; it may lie outside in part or all.
-        length: Its length.
-        block: Elements along the dimension in each device's array.
 
     Example:
         >>> halo = exchange(blocks(12, 3), (-1, 3, 7), 6, 4)
@@ -196,16 +159,7 @@ def _slot(pieces: Sequence[Piece]) -> Slot:
 
 
 def run(x: Array, dim: int, names: tuple[str, ...], local: LocalContext, plan: Exchange, fill: Any = None) -> Array:
-    """Runs an exchange: this device's range of a dimension.
-
-    Args:
-        x: This device's array.
-        dim: The dimension.
-        names: The mesh axes it is cut over, major to minor; () where it is whole.
-        local: For which equation.
-        plan: The ranges that devices have and want.
-        fill: The value at positions that nobody has; anything where None.
-    """
+    """Runs an exchange: this device's range of a dimension, with `fill` at positions that nobody has; anything if that is None."""
     index = block_index(names)
     if plan.is_gathered:
         return _masked(_from_all(all_gather_bits(x, names, dim, local.platform), dim, plan, index), dim, plan, index, fill)

@@ -107,17 +107,7 @@ def _hoist_scan(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
 
 
 def _in_place(eqn: JaxprEqn, n_consts: int, before: Jaxpr, rest: Jaxpr) -> Rewritten | None:
-    """Reuses the scan's const slots that only the hoisted code read, so that the rest of the body need not be traced again.
-
-    Args:
-        eqn: The scan.
-        n_consts: Number of its constants.
-        before: The hoisted part of its body.
-        rest: The rest of its body, as of `_split`.
-
-    Returns:
-        The replacement of the scan; None where constants would have to be added and cannot be.
-    """
+    """The scan with hoisted code in const slots that only it read; None where constants would have to be added and cannot be."""
     values: list[Any] = rest.invars[: len(before.outvars)]
     arguments: list[Any] = rest.invars[len(values) :]
     used = _uses(rest)
@@ -136,14 +126,7 @@ def _in_place(eqn: JaxprEqn, n_consts: int, before: Jaxpr, rest: Jaxpr) -> Rewri
 
 
 def scan(eqn: JaxprEqn, step: Callable[..., list[Any]], operands: Sequence[Any], n_carry: int) -> list[Any]:
-    """Runs a scan with another body.
-
-    Args:
-        eqn: The scan to copy length, direction and unrolling from.
-        step: The body, from carries and slices to carries and slices.
-        operands: The initial carries and the stacked operands.
-        n_carry: Number of carries.
-    """
+    """Runs a scan with another body."""
 
     def body(carry: Any, slices: Any) -> Any:
         outputs = step(*carry, *slices)
@@ -185,11 +168,6 @@ def defer_sums(jaxpr: Jaxpr, sizes: Mapping[str, int], largest: int = LARGEST_PA
 
     Sums that a scan stacks are reduced behind it where they are small, and in nested loops, where an outer loop may accumulate them in
     turn: a scan over layers in one over microbatches reduces the gradients once.
-
-    Args:
-        jaxpr: The jaxpr of a region.
-        sizes: The axes of the region.
-        largest: Bytes of a partial sum up to which a scattered one is carried whole.
     """
 
     def run(body: Jaxpr, small: float) -> Jaxpr:
@@ -203,9 +181,7 @@ class _Sum:
     """A sum over devices that a scan adds to its carry, or stacks.
 
     Attributes:
-        index: Its position among the results of the body.
         add: The addition to the carry; None where the sum is stacked.
-        partial: The operand of the reduction over devices.
         rest: The equations from `partial` to the new carry, or to the stacked value.
     """
 

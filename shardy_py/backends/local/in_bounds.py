@@ -20,12 +20,7 @@ Array = Any
 
 
 def clamped_start(start: Array, most: int) -> Array:
-    """A start, clamped as XLA clamps it, in a type that holds sums of starts: int32 if it is wide enough.
-
-    Args:
-        start: The start along one dimension, of any integer type.
-        most: The largest start with which the slice lies within the dimension.
-    """
+    """A start, clamped as XLA clamps it, in a type that holds sums of starts: int32 if it is wide enough."""
     dtype, wide = lax.dtype(start), np.dtype(np.int32 if most <= _INT32 else np.int64)
     limit = min(most, jnp.iinfo(dtype).max)
     if isinstance(start, int | np.integer | np.ndarray):
@@ -61,15 +56,7 @@ def is_single_window(indices: Array) -> bool:
 
 
 def scatter_single_window(primitive: Primitive, x: Array, indices: Array, update: Array, params: Mapping[str, Any]) -> Array:
-    """A scatter of one window, of any kind: reads the window, combines it with the update and writes it back.
-
-    Args:
-        primitive: The primitive of the scatter.
-        x: The operand.
-        indices: The indices, of which there is one vector.
-        update: The updates.
-        params: The parameters of the scatter.
-    """
+    """A scatter of one window, of any kind: reads the window, combines it with the update and writes it back."""
     numbers = params["dimension_numbers"]
     windows = iter(numbers.update_window_dims)
     single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}

@@ -40,16 +40,7 @@ from shardy_py.backends.local.local_rule import (
 
 @dataclass(frozen=True, eq=False)
 class _GatherFactors:
-    """The factors of a gather.
-
-    Attributes:
-        factors: All of them.
-        source: The factor of each dimension of the operand.
-        indexed: Dimension of the operand that indices run along -> its factor, a reduction.
-        batch: Factors of the indices' dimensions, without that of index vectors.
-        vector: The factor of index vectors.
-        offsets: Dimension of the result along the operand -> its factor.
-    """
+    """The factors of a gather."""
 
     factors: Factors
     source: list[int]
@@ -144,13 +135,7 @@ def gather(equation: Equation) -> LocalRule | None:
 
 
 def _own_indices(local: LocalContext, i: Array, cut: Mapping[int, int]) -> tuple[Array, Array]:
-    """Indices of a gather into this device's part of the operand, and whether each index vector lies in it.
-
-    Args:
-        local: The equation.
-        i: Indices into the whole operand.
-        cut: The dimensions that are cut, at least one, each with its factor.
-    """
+    """Indices of a gather into this device's part of the operand, and whether each index vector lies in it."""
     owned: list[Array] = []
     columns = []
     for at, d in enumerate(local.params["dimension_numbers"].start_index_map):
@@ -219,12 +204,6 @@ class _ScatterFactors:
     """The factors of a scatter.
 
     Attributes:
-        factors: All of them.
-        source: The factor of each dimension of the operand.
-        lengths: The length of a window along each dimension of the operand.
-        indexed: Dimension of the operand in which windows begin anywhere and that may be cut -> its factor.
-        indices: The factor of each dimension of the indices.
-        update: The factor of each dimension of the updates.
         split: Factors of batches of updates that may be cut; each device makes its own updates.
     """
 

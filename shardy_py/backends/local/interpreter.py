@@ -54,13 +54,7 @@ class Interpreter:
     """Runs jaxprs on local arrays.
 
     Args:
-        region: The axes and the platform.
-        layout_of: Converts the planned sharding of a value of a rank to a layout.
-        analysis: Facts about the jaxprs.
         previous: An earlier dry run of the same jaxprs; its requests are the wanted layouts of this run.
-        hint: The goal of strategies where no wanted layout is known.
-        ranks: Equations that run by their second or third best strategy.
-        dry_run: The dry run of the same choices.
 
     Attributes:
         findings: Equations that had to run whole, with their price.
@@ -126,14 +120,7 @@ class Interpreter:
         return self.new_value(value, replicated(len(shape)), shape, getattr(aval, "dtype", None), uses=2)
 
     def jaxpr(self, jaxpr: Jaxpr, consts: Sequence[ShardedValue], arguments: Sequence[ShardedValue], scope: Scope | None) -> Values:
-        """Runs a jaxpr; its results may have partial sums.
-
-        Args:
-            jaxpr: The jaxpr, of global shapes.
-            consts: Its constants.
-            arguments: Its arguments.
-            scope: Its values in the plan; None where it was not planned.
-        """
+        """Runs a jaxpr; its results may have partial sums."""
         if scope is None:
             scope = self.analysis.scope(jaxpr)
         elif scope.jaxpr is not jaxpr and len(scope.jaxpr.invars) == len(jaxpr.invars):
@@ -311,14 +298,7 @@ class Interpreter:
             return all_reduce(x, over, local_rule.combine, self.region.platform)
 
     def replay(self, equation: Equation, operands: Values, scope: Scope | None, prefix: Any) -> Values | None:
-        """Records an equation from the trace of an equal one; None where there is none yet, or an operand has to be moved.
-
-        Args:
-            equation: The equation.
-            operands: Its operands.
-            scope: The scope of its jaxpr.
-            prefix: The name stack of the jaxpr.
-        """
+        """Records an equation from the trace of an equal one; None where there is none yet, or an operand has to be moved."""
         local_rule = equation.cache.get("local_rule")
         best = None if local_rule is None or equation.is_empty else self.best_strategy(equation, local_rule, operands, scope)
         if best is None or best[1].reduced:
@@ -353,15 +333,7 @@ class Interpreter:
     def apply_rule(
         self, equation: Equation, local_rule: LocalRule, strategy_key: Hashable, axes: Sequence[Any], arrays: list[Array]
     ) -> list[Array]:
-        """Runs a local rule under the axes of its factors.
-
-        Args:
-            equation: The equation.
-            local_rule: Its local rule.
-            strategy_key: Identifies the axes among those of this equation.
-            axes: The axes of each factor.
-            arrays: The operands.
-        """
+        """Runs a local rule under the axes of its factors."""
         key = ("recorded", id(local_rule), strategy_key, self.region.platform)
         recorded = equation.cache.get(key)
         parts = None if recorded is None else recorded.run(equation.eqn, arrays)
@@ -380,12 +352,6 @@ class Interpreter:
         self, equation: Equation, local_rule: LocalRule, operands: Sequence[ShardedValue], scope: Scope | None
     ) -> tuple[LocalRule, Strategy] | None:
         """The local rule and the strategy by which an equation runs.
-
-        Args:
-            equation: The equation.
-            local_rule: Its local rule.
-            operands: Its operands.
-            scope: The scope of its jaxpr.
 
         Returns:
             The local rule, or one of its alternatives, and the strategy; None where all operands are free in any layout, so that results
@@ -428,16 +394,7 @@ class Interpreter:
         planned: PlannedOp | None,
         late: Sequence[int],
     ) -> list[tuple[LocalRule, Strategy]]:
-        """Strategies for an equation, the cheapest first.
-
-        Args:
-            equation: The equation.
-            local_rule: Its local rule.
-            operand_layouts: `ShardedValue.layout_key` of its operands.
-            result_layouts: Wanted layouts of its results.
-            planned: The op whose axes it runs along; None where the fewest bytes decide.
-            late: Trips of the loop behind which each result is moved; none where all are moved at once.
-        """
+        """Strategies for an equation, the cheapest first; `late` has the loop trips behind which each result is moved, if any."""
         operands = tuple(
             [TensorLayouts(s, bits_of(d), *key) for s, d, key in zip(equation.shapes, equation.dtypes, operand_layouts, strict=True)]
         )

@@ -28,14 +28,7 @@ def iota(equation: Equation) -> LocalRule | None:
 
 
 def linear_index(local: LocalContext, shape: tuple[int, ...], factors: tuple[int, ...], result: tuple[int, ...]) -> tuple[Array, Array]:
-    """Row-major positions in a global array, as high and low halves of 64 bits.
-
-    Args:
-        local: The equation and its axes.
-        shape: The global shape.
-        factors: The factor of each dimension.
-        result: The local shape.
-    """
+    """Row-major positions in a global array, as high and low halves of 64 bits."""
     high = low = lax.full(result, 0, jnp.uint32)
     stride = 1
     for d in reversed(range(len(shape))):

@@ -44,14 +44,7 @@ def _is_plain(eqn: JaxprEqn) -> bool:
 
 
 class JaxprAnalysis:
-    """Facts about jaxprs that all interpreters of a region share: local rules of equations, live equations, use counts.
-
-    Args:
-        local_rules: Primitive -> builder of its local rule.
-        handlers: Primitive -> handler, for equations that hold jaxprs or name shardings.
-        mesh: The region's mesh.
-        whole: Primitives that run whole, even if JAX lowers them by a jaxpr.
-    """
+    """Facts about jaxprs that all interpreters of a region share: local rules of equations, live equations, use counts."""
 
     def __init__(self, local_rules: Mapping[str, Builder], handlers: Mapping[str, Any], mesh: Mesh, whole: Container[str] = ()) -> None:
         self.local_rules = local_rules

@@ -34,13 +34,7 @@ Replacement = Callable[[JaxprEqn, Mapping[str, int]], Rewritten | None]
 
 
 def rewrite_bodies(jaxpr: Jaxpr, run: Pass, last: Pass | None = None) -> Jaxpr:
-    """Runs a pass on the bodies of all loops, branches and calls, the innermost first, then on the jaxpr.
-
-    Args:
-        jaxpr: A jaxpr of local arrays.
-        run: The pass: returns a jaxpr with the same arguments and results, the same object if nothing changes.
-        last: The pass for the jaxpr itself; by default `run`.
-    """
+    """Runs a pass on all bodies of loops, branches and calls, the innermost first, then on the jaxpr (or `last` instead)."""
     if any(eqn.primitive.name in BODIES for eqn in jaxpr.eqns):
         eqns = [_with_bodies(eqn, run) if eqn.primitive.name in BODIES else eqn for eqn in jaxpr.eqns]
         if any(new is not old for new, old in zip(eqns, jaxpr.eqns)):
@@ -54,12 +48,7 @@ def _with_bodies(eqn: JaxprEqn, run: Pass) -> JaxprEqn:
 
 
 def rewrite(jaxpr: Jaxpr, replace: Callable[[JaxprEqn], Rewritten | None]) -> Jaxpr:
-    """Replaces equations of a jaxpr.
-
-    Args:
-        jaxpr: The jaxpr.
-        replace: Returns the replacement of an equation, whose operands are replaced already; None to keep it.
-    """
+    """Replaces equations of a jaxpr by `replace`, which gets replaced operands and returns None to keep an equation."""
     renamed: dict[Var, Atom] = {}
     eqns: list[JaxprEqn] = []
     changed = False
@@ -88,13 +77,7 @@ def _reads_any(eqn: JaxprEqn, variables: Container[Var]) -> bool:
 
 
 def rewrite_by_name(jaxpr: Jaxpr, sizes: Mapping[str, int], replacements: Mapping[str, Replacement]) -> Jaxpr:
-    """Replaces equations of a jaxpr and of all bodies in it.
-
-    Args:
-        jaxpr: The jaxpr of a region.
-        sizes: The axes of the region.
-        replacements: Primitive -> its replacement.
-    """
+    """Replaces equations of a jaxpr and of all bodies in it."""
 
     def replace(eqn: JaxprEqn) -> Rewritten | None:
         replacement = replacements.get(eqn.primitive.name)
@@ -109,14 +92,7 @@ def retraced(
     sizes: Mapping[str, int],
     operands: Sequence[Atom] | None = None,
 ) -> Rewritten:
-    """Traces a function as the replacement of an equation.
-
-    Args:
-        function: Computes the results from the operands.
-        like: The equation that is replaced.
-        sizes: The axes of the region.
-        operands: The operands; by default those of the equation.
-    """
+    """Traces a function as the replacement of an equation; `traces` has those of functions with an equal `key` and operand types."""
     arguments: Sequence[Atom] = like.invars if operands is None else operands
     types = [v.aval for v in arguments]
     with like.ctx.manager, axes_bound(sizes), user_context(like.source_info.traceback):
@@ -127,13 +103,7 @@ def retraced(
 
 
 def copy_equations(jaxpr: Jaxpr, like: JaxprEqn, operands: Sequence[Atom]) -> Rewritten:
-    """Inlines the body of an equation.
-
-    Args:
-        jaxpr: The body, without constants.
-        like: The equation; name stacks of the copies begin with its own.
-        operands: The arguments of the body.
-    """
+    """Inlines the body of an equation."""
     stack = like.source_info.name_stack
     return inlined(jaxpr, operands, lambda source: source.replace(name_stack=stack + source.name_stack))
 

@@ -89,16 +89,7 @@ class RaggedProduct:
     """The factors of a ragged product.
 
     Attributes:
-        contracted: Pairs of contracted dimensions of the operands.
         contracts: Whether the ragged dimension is one of them, so that the result has a matrix for each group.
-        lhs: Dimension -> factor, of the left operand.
-        rhs: The same of the right one.
-        out: The factors of the result's dimensions.
-        group_sizes: The factor of the sizes of groups, which all devices read.
-        rows: The factor of the rows that groups cut.
-        groups: The factor of the groups.
-        ragged: The dimension of the rows in the left operand.
-        group_dimensions: The dimensions of the right operand that the groups lie along.
     """
 
     contracted: tuple[tuple[int, int], ...]

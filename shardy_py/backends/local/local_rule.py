@@ -27,14 +27,6 @@ class Equation:
     """An equation with the facts that local rules read.
 
     Attributes:
-        eqn: The equation.
-        name: Its primitive's name.
-        params: Its parameters.
-        shapes: Global shapes of its operands.
-        dtypes: Their element types.
-        result_shapes: Global shapes of its results.
-        result_dtypes: Their element types.
-        used: Which of its results are used, as far as is known.
         is_empty: Whether no result has elements, PRNG keys aside, and there are no effects.
         cache: Facts that equal equations share: their local rule, strategies and recorded traces.
     """
@@ -65,13 +57,11 @@ class LocalRule:
         rule: The sharding rule. Pass-through factors may be sharded freely; reduction factors may be, and leave partial results; factors
             that need replication may not be; permutation factors may be, if `run` exchanges the data itself.
         run: Computes the local results of a `LocalContext` and the local operands, whose layouts follow from the rule and the axes.
-        combine: The reduction over sharded reduction factors.
         uneven: Factors that may be sharded unevenly; padding has arbitrary contents, which `run` masks where they matter.
         linear: Groups of operands in which the results are linear: all of a group may be partial sums over the same axes while the others
             are not, and the results are partial sums then.
         bytes_inside: Bytes that a device receives inside `run`, and `COLLECTIVE_LAUNCH_BYTES` for each collective that cannot be sent
             together with another, given the number of shards of each factor; for permutation factors.
-        alternatives: Other implementations; the cheapest one is taken.
         weight: Cost of one point of the iteration space, in bytes that could be sent meanwhile.
     """
 
@@ -98,16 +88,7 @@ def make_rule(
     whole: Iterable[int] = (),
     permutation: Iterable[int] = (),
 ) -> OpShardingRule:
-    """A rule from the factors of every dimension.
-
-    Args:
-        sizes: Size of each factor.
-        operands: Per operand and dimension its factor, or its factors from major to minor.
-        results: The same for results.
-        reduction: Factors that are reduced over.
-        whole: Factors that must not be sharded.
-        permutation: Factors along which `run` exchanges data itself.
-    """
+    """A rule from the factors of every dimension."""
 
     def tensors(tensor_dims: Sequence[Sequence[Dim]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return tuple([tuple([_factors(d) for d in dims]) for dims in tensor_dims])
@@ -122,15 +103,7 @@ def _factors(dim: Dim) -> tuple[int, ...]:
 
 
 class Factors:
-    """The factors of a rule that is being made.
-
-    Args:
-        sizes: Sizes of the first factors.
-
-    Attributes:
-        sizes: The size of each factor.
-        whole: Factors that must not be sharded.
-    """
+    """The factors of a rule that is being made."""
 
     def __init__(self, sizes: Iterable[int] = ()) -> None:
         self.sizes = list(sizes)
@@ -152,11 +125,6 @@ class LocalContext:
     """An equation and the axes of its factors, for `LocalRule.run`.
 
     Attributes:
-        equation: The equation.
-        local_rule: Its local rule.
-        axes: Names of the mesh axes of each factor, major to minor.
-        sizes: Size of every mesh axis, in the order of the mesh.
-        platform: The platform to compile for.
         records: Records of the equation's primitive, each with its operands and results.
     """
 
@@ -219,14 +187,7 @@ class LocalContext:
         return tuple(-(-n // math.prod(self.num_shards(f) for f in dim)) for n, dim in zip(shape, mapping, strict=True))
 
     def mask(self, x: Array, dim: int, factor: int, fill: Any) -> Array:
-        """Replaces the padding of a dimension, if it has any.
-
-        Args:
-            x: A local array, one of whose dimensions is the factor's.
-            dim: The dimension.
-            factor: The factor.
-            fill: The new contents of the padding.
-        """
+        """Replaces the padding of a dimension, if it has any."""
         if not self.is_padded(factor):
             return x
         position = positions(x.shape, dim, affine(self.index(factor), x.shape[dim]))
@@ -272,24 +233,13 @@ def rebound(local: LocalContext, arrays: list[Array]) -> list[Array]:
 
 
 class Recorded(NamedTuple):
-    """A trace of an equation as its own primitive on its local operands.
-
-    Attributes:
-        params: The parameters that are not the equation's.
-        types: The types of the results.
-    """
+    """A trace of an equation as its own primitive on its local operands."""
 
     params: dict[str, Any]
     types: Sequence[Any]
 
     def run(self, eqn: JaxprEqn, arrays: Sequence[Array], source: Any = None) -> list[Array] | None:
-        """Writes the equation into the current trace; None if JAX has to bind it.
-
-        Args:
-            eqn: The equation, or an equal one.
-            arrays: The local operands.
-            source: Its source info; by default the current one.
-        """
+        """Writes the equation into the current trace; None if JAX has to bind it."""
         params = _without_shardings({**eqn.params, **self.params} if self.params else eqn.params)
         return recorded(eqn.primitive, arrays, params, self.types, source)
 
@@ -358,12 +308,6 @@ def all_gathered(x: Array, names: tuple[str, ...], dim: int, platform: str) -> A
 
     On CPU they are gathered along the outermost dimension, and put where they belong afterwards: XLA gathers along that one only there, so
     it would copy each block for that first, and the copy behind the gather is as a rule part of what reads it.
-
-    Args:
-        x: This device's block.
-        names: The mesh axes that the dimension is cut over, major to minor.
-        dim: The dimension.
-        platform: The platform that is compiled for.
     """
     if not dim or is_key(x.dtype) or platform != "cpu":
         return lax.all_gather(x, names, axis=dim, tiled=True)

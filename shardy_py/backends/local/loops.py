@@ -72,17 +72,7 @@ def _body_arguments(
     n_consts: int = 0,
     trips: int = 1,
 ) -> Values:
-    """The arguments of a body as values.
-
-    Args:
-        interpreter: The interpreter.
-        arrays: This device's parts.
-        at: Their layouts.
-        variables: Their variables.
-        scope: The scope of the body.
-        n_consts: Number of leading arguments that are the same on every trip.
-        trips: Trips of the loop.
-    """
+    """The arguments of a body as values."""
     arguments = []
     for i, (x, where, v) in enumerate(zip(arrays, at, variables, strict=True)):
         value = interpreter.new_value(x, where, tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None), uses=2)
@@ -280,14 +270,7 @@ def _previous_results(interpreter: Interpreter, branch: Jaxpr, scope: Scope | No
 def _result_layouts(
     interpreter: Interpreter, results: Sequence[Any], scope: Scope | None, ends: Sequence[Sequence[ShardedValue | None]]
 ) -> list[Layout]:
-    """The layouts of results of branches: planned ones, or requested ones or those of a branch if they move fewer bytes.
-
-    Args:
-        interpreter: The interpreter.
-        results: The variables of the results.
-        scope: Their scope.
-        ends: Per branch the values of its results in the previous run, if any.
-    """
+    """The layouts of results of branches: planned ones, or requested ones or those of a branch if they move fewer bytes."""
     layouts = []
     for i, (v, planned) in enumerate(zip(results, _body_layouts(interpreter, results, scope), strict=True)):
         result = interpreter.previous_value(v, scope)

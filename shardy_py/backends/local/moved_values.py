@@ -22,12 +22,7 @@ _SCOPE = "region_movement="
 
 @dataclass(frozen=True, slots=True)
 class RegionMovement:
-    """A movement of data in a region.
-
-    Attributes:
-        values: The values of the plan that move; empty where it has none of them.
-        primitive: The primitive that it is for; empty for results of the function.
-    """
+    """A movement of data in a region."""
 
     values: tuple[Value, ...]
     primitive: str
@@ -38,32 +33,19 @@ MovedValues = Mapping[Any, RegionMovement]
 
 
 class MovementRecorder:
-    """Numbers the movements of a region.
-
-    Attributes:
-        primitive: The primitive that is being traced; empty outside of all.
-    """
+    """Numbers the movements of a region."""
 
     def __init__(self) -> None:
         self.primitive = ""
         self._numbers: dict[RegionMovement, int] = {}
 
     def moving(self, values: Iterable[Value | None]) -> contextlib.AbstractContextManager[Any]:
-        """A context in which collectives are of some values, for the primitive that is being traced.
-
-        Args:
-            values: The values; None of one that the plan does not have.
-        """
+        """A context in which collectives are of some values, for the primitive that is being traced."""
         movement = RegionMovement(tuple(value for value in values if value is not None), self.primitive)
         return extend_name_stack(f"{_SCOPE}{self._numbers.setdefault(movement, len(self._numbers))}")
 
     def read_off(self, jaxpr: Jaxpr, collectives: Collection[str]) -> tuple[Jaxpr, MovedValues]:
-        """The jaxpr of a region without numbers in its name stacks, and the values that its collectives move.
-
-        Args:
-            jaxpr: The jaxpr.
-            collectives: Primitives of collectives.
-        """
+        """The jaxpr of a region without numbers in its name stacks, and the values that its collectives move."""
         movements, moved = list(self._numbers), dict[Any, RegionMovement]()
 
         def read(eqn: JaxprEqn) -> JaxprEqn:

@@ -33,10 +33,6 @@ class Place(NamedTuple):
     """A dimension of a window: element i is element `start + i` of a line, and the fill outside of `low` to `high`.
 
     Attributes:
-        origin: The position of the first element of the line.
-        line: The runs of elements of the array that make up the line.
-        start: The position of the window's first element.
-        size: Elements of the window.
         low: Where its elements begin, if the fill is in front of them; else 0.
         high: Where they end, if the fill is behind them; else `size`.
     """
@@ -88,12 +84,6 @@ def place(runs: Runs, size: int) -> Place | None:
 @functools.lru_cache(maxsize=4096)
 def exchange(size: int, at: Place, further: int, num_shards: int) -> halo.Exchange:
     """The exchange from blocks of a dimension to blocks of a window, and of those that begin up to so many elements behind it.
-
-    Args:
-        size: The dimension's size.
-        at: The window.
-        further: The distance of the last window's start.
-        num_shards: Number of blocks of all of them.
 
     Example:
         >>> exchange(16, place(((15, 1), (0, 15)), 16), 0, 4).received

@@ -27,13 +27,6 @@ def optimize_region(
 
     On CPU, updates are out of place where XLA would run them wrongly in place. On TPU, sums are scattered over one axis after the other,
     and short vectors exchanged in place of gathered.
-
-    Args:
-        jaxpr: The jaxpr of the region.
-        sizes: Its axes.
-        platform: The platform to compile for.
-        spelling: Parts of the user's axes -> their notation, `x:(1)2`.
-        specs: The specs of the region's arguments; empty if unknown.
     """
     jaxpr = transposed_products(simplify(jaxpr))
     optimized = scale_sums(defer_sums(hoist_collectives(jaxpr, sizes), sizes), frozenset(sizes), specs)
@@ -48,10 +41,6 @@ def merged_as_by_xla(jaxpr: Jaxpr, platform: str) -> Jaxpr:
 
     Before that of JAX 0.11, XLA on CPU drops each `optimization_barrier` first: a parameter that `jax.checkpoint` has gathered again is
     gathered once. Other values are computed again in ways that differ by then.
-
-    Args:
-        jaxpr: The optimized jaxpr of a region.
-        platform: The platform to compile for.
     """
     if platform != "cpu" or jax.__version_info__ >= (0, 11):
         return jaxpr

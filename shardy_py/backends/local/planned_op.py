@@ -12,25 +12,13 @@ from shardy_py.partition.strategy import axes_of_factors
 
 
 class PlannedOp(NamedTuple):
-    """An op and the layouts that were planned for its values.
-
-    Attributes:
-        name: The op; empty where it is that of another equation.
-        operands: The planned layouts of operands.
-        results: The planned layouts of results.
-    """
+    """An op and the layouts that were planned for its values."""
 
     name: str
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
 
     def axes(self, rule: OpShardingRule, shapes: Sequence[tuple[int, ...]], mesh: Mesh) -> list[Axes]:
-        """The axes of every factor, as `partition/strategy` decides between the planned layouts.
-
-        Args:
-            rule: A rule of the equation.
-            shapes: Global shapes of operands.
-            mesh: The region's mesh.
-        """
+        """The axes of every factor, as `partition/strategy` decides between the planned layouts."""
         operands, results = list(map(dim_axes, self.operands)), list(map(dim_axes, self.results))
         return axes_of_factors(self.name, rule, shapes, operands, results, mesh)[0]

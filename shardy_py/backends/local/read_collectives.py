@@ -46,15 +46,7 @@ def read_collectives(
     moved: MovedValues | None = None,
     name: Callable[[Value], str] = str,
 ) -> tuple[Collective, ...]:
-    """The collectives of a jaxpr, in the order in which they stand; those of loops once, with their trips.
-
-    Args:
-        jaxpr: A jaxpr with regions, or that of a region.
-        sizes: The axes of the regions' mesh.
-        spelling: Texts of axes that are parts of the user's; by default their names.
-        moved: The values that they move; of others the primitive that makes the operand is known.
-        name: The name of a value.
-    """
+    """The collectives of a jaxpr, in the order in which they stand; those of loops once, with their trips."""
     return tuple(_Reader(sizes, spelling or {}, moved or {}, name).read(jaxpr, 1, _Place("", False)))
 
 
@@ -155,12 +147,7 @@ def _place(eqn: JaxprEqn, around: _Place) -> _Place:
 
 
 def spelled(axes: Sequence[str], spelling: Spelling) -> tuple[str, ...]:
-    """The user's names of axes; parts that make up a whole axis become that axis.
-
-    Args:
-        axes: Axes of the region's mesh.
-        spelling: Texts of parts, `x:(1)2`.
-    """
+    """The user's names of axes; parts that make up a whole axis become that axis."""
     out: list[str] = []
     whole = grouped(spelling, lambda part: spelling[part].partition(":")[0])
     i = 0

@@ -34,11 +34,7 @@ Rename = Callable[[Sequence[str]], tuple[str, ...]]
 
 
 def handlers(rename: Rename) -> dict[str, Handler]:
-    """Handlers of shard_maps, and of equations that occur in their bodies only.
-
-    Args:
-        rename: Gives the parts of axes in the region.
-    """
+    """Handlers of shard_maps, and of equations that occur in their bodies only."""
 
     @runs_dry
     def run_shard_map(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
@@ -121,17 +117,7 @@ def _free(planned: Layout | None, rank: int, left: Mesh) -> Layout:
 
 
 def _within(manual: Sequence[Axes], free: Layout, shape: Sequence[int], mesh: Mesh) -> tuple[Layout, Layout]:
-    """The layouts of a value and of one of its blocks, trimmed to axes along which pieces of blocks are blocks of the value.
-
-    Args:
-        manual: The axes that each dimension is cut into blocks over.
-        free: The cuts within a block.
-        shape: The shape of the value.
-        mesh: The mesh of both.
-
-    Returns:
-        The layout of the value, and of a block, without the axes over which the pieces of a block that is cut unevenly lie elsewhere.
-    """
+    """The layouts of a value and of one of its blocks, trimmed to axes along which pieces of blocks are blocks of the value."""
     inner = []
     for size, outer, dim in zip(shape, manual, free.dims, strict=True):
         axes = dim.axes

@@ -91,14 +91,7 @@ _STEPS = {
 
 
 def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
-    """Combines partial results over axes.
-
-    Args:
-        x: This device's partial result.
-        axes: Over which axes.
-        combine: `add`, `max`, `min`, `mul`, `and`, `or` or `xor`.
-        platform: The platform that is compiled for.
-    """
+    """Combines partial results over axes."""
     axis_names = names(axes)
     if x.dtype == jnp.bool_:
         return _reduce_bools(x, axis_names, combine)
@@ -166,14 +159,7 @@ def as_bits(x: Array, send: Callable[[Array], Array], platform: str) -> Array:
 
 
 def all_gather_bits(x: Array, over: tuple[str, ...], dim: int, platform: str) -> Array:
-    """All blocks of a dimension one behind the other.
-
-    Args:
-        x: This device's block.
-        over: The mesh axes the dimension is cut over, major to minor.
-        dim: The dimension.
-        platform: The platform that is compiled for.
-    """
+    """All blocks of a dimension one behind the other."""
     return as_bits(x, lambda y: all_gathered(y, over, dim, platform), platform)
 
 

@@ -61,11 +61,7 @@ def _on_parts(local: LocalContext, arrays: list[Array]) -> list[Array]:
 
 
 def batched_rule(eqn: JaxprEqn) -> OpShardingRule | None:
-    """The rule by which a function runs on parts of its batch; None where there is no batch, or where it need not be run so.
-
-    Args:
-        eqn: A call of the function.
-    """
+    """The rule by which a function runs on parts of its batch; None where there is no batch, or where it need not be run so."""
     fun, rule = eqn.params["fun"], eqn.params["rule"]
     jaxpr = eqn.params["call_jaxpr"].jaxpr
     kernels = list(_kernels(jaxpr))
@@ -91,12 +87,7 @@ def _kernels(jaxpr: Jaxpr, *, in_loops: bool = True) -> Iterator[JaxprEqn]:
 
 
 def _batch(rule: OpShardingRule, ranks: Sequence[int]) -> list[int]:
-    """The factors of a batch.
-
-    Args:
-        rule: The user's rule.
-        ranks: Numbers of dimensions of the results of kernels that stand in no loop.
-    """
+    """The factors of a batch."""
     operands = [mapping for mapping in rule.operand_mappings if mapping]
     rank = max(map(len, (*operands, *rule.result_mappings)))
     most = min((*map(len, rule.result_mappings), *ranks))
@@ -112,14 +103,7 @@ def _batch(rule: OpShardingRule, ranks: Sequence[int]) -> list[int]:
 
 
 def _runs_on_parts(eqn: JaxprEqn, kernels: Sequence[JaxprEqn], sizes: Sequence[int], count: int) -> bool:
-    """Whether the function gives parts of its results for parts of its operands, with kernels that differ in their first dimensions only.
-
-    Args:
-        eqn: Its call.
-        kernels: Its kernels.
-        sizes: The size of each factor on the parts.
-        count: Number of dimensions of the batch.
-    """
+    """Whether parts of operands give parts of results, with kernels that differ in their first dimensions only."""
     rule = eqn.params["rule"]
 
     def part(aval: Any, mapping: Sequence[Sequence[int]]) -> Any:

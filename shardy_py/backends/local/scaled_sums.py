@@ -25,13 +25,7 @@ Axes = frozenset[str]
 
 
 def scale_sums(jaxpr: Jaxpr, axes: Axes, specs: Sequence[PartitionSpec]) -> Jaxpr:
-    """The jaxpr of a region with scalings behind the sums that are read by elementwise ops alone.
-
-    Args:
-        jaxpr: The jaxpr of a region.
-        axes: All axes of the region.
-        specs: The specs of its arguments; empty if unknown.
-    """
+    """The jaxpr of a region with scalings behind the sums that are read by elementwise ops alone."""
     varying = _Varying(axes)
     varying.results(jaxpr, [_named(spec) for spec in specs] or [axes] * len(jaxpr.invars))
     return rewrite_bodies(jaxpr, lambda body: _scale_sums(body, varying))

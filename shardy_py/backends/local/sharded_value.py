@@ -19,14 +19,7 @@ Array = Any
 class RegionContext:
     """The mesh and platform of a region, and, in a dry run, the tally of its costs.
 
-    Args:
-        mesh: The axes that are manual in the region.
-        platform: The platform to compile for.
-        dry: Whether to count collectives only, without tracing anything.
-        movements: Records which values collectives move; by default a new one.
-
     Attributes:
-        trips: Executions of the current equation per execution of the region.
         spent: Bytes that a device receives, and `COLLECTIVE_LAUNCH_BYTES` for each collective; dry runs only.
         work: Cost of computing, in bytes that could be sent meanwhile; dry runs only.
     """
@@ -56,22 +49,10 @@ class ShardedValue:
     """A value with this device's part of it in one or more layouts.
 
     Args:
-        region: The region it lives in.
-        shape: Its global shape.
-        dtype: Its element type.
         at: The layout of `array`; None for a value that has no part yet.
-        array: This device's part.
-        uses: Number of uses.
 
     Attributes:
-        region: The region it lives in.
-        shape: Its global shape.
-        dtype: Its element type.
-        copies: Layout -> this device's part, in the order in which they were made.
         rematerialize: Computes this device's part in any layout without communication; None where that is impossible.
-        uses: Number of uses in its jaxpr.
-        requested: The layouts it was used in, in order.
-        planned: The value of the plan that it is; None where the plan has none, and in dry runs.
         trips: Executions of what moves it: of the equation that computes it; once for a value from outside of a loop, which is moved in
             front of the loop, and for partial sums that are added up behind it.
     """

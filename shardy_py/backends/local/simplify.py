@@ -23,11 +23,7 @@ def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def trim_sorts(jaxpr: Jaxpr) -> Jaxpr:
-    """Drops operands of sorts that are no keys and whose results nothing reads, as XLA does, so that nothing is gathered for them.
-
-    Args:
-        jaxpr: A body without dead code.
-    """
+    """Drops operands of sorts that are no keys and whose results nothing reads, as XLA does, so that nothing is gathered for them."""
     if not any(eqn.primitive.name == "sort" and len(eqn.outvars) > eqn.params["num_keys"] for eqn in jaxpr.eqns):
         return jaxpr
     read: set[Any] = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
@@ -47,10 +43,6 @@ def merge_equal_equations(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
     """Merges equal equations of a body, as XLA will, so that collectives of equal operands become one.
 
     Equations behind an `optimization_barrier` have other operands than those before it, and are kept.
-
-    Args:
-        jaxpr: A body.
-        drop_barriers: Whether barriers of arguments, and of reshaped or exchanged arguments, count as their operands.
     """
     seen: dict[Any, JaxprEqn] = {}  # the first equation of a primitive on operands; few have a second
     alike: dict[Any, dict[Any, JaxprEqn]] = {}
@@ -201,12 +193,7 @@ def _key(v: Atom) -> Any:
 
 
 def simplify(jaxpr: Jaxpr, *, drop_barriers: bool = False) -> Jaxpr:
-    """Merges equal equations, then drops dead code and dead operands of sorts, in all bodies.
-
-    Args:
-        jaxpr: The jaxpr of a region.
-        drop_barriers: See `merge_equal_equations`.
-    """
+    """Merges equal equations, then drops dead code and dead operands of sorts, in all bodies."""
     live = drop_dead_code(rewrite_bodies(jaxpr, lambda body: merge_equal_equations(body, drop_barriers)))
     trimmed = rewrite_bodies(live, trim_sorts)
     return live if trimmed is live else drop_dead_code(trimmed)

@@ -30,14 +30,7 @@ def refuses(equation: Equation) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Exchange that brings devices their blocks of a strided slice of a dimension.
-
-    Attributes:
-        offsets: Start of the slice in each device's block.
-        stride: Distance between elements in the block.
-        count: Number of elements that each block contributes.
-        exchange: The exchange of these elements.
-    """
+    """Exchange that brings devices their blocks of a strided slice: `count` elements each, from `offsets` in their blocks."""
 
     offsets: tuple[int, ...]
     stride: int
@@ -47,15 +40,7 @@ class Steps:
 
 @functools.lru_cache(maxsize=4096)
 def steps(size: int, start: int, stride: int, count: int, num_shards: int) -> Steps:
-    """The steps from blocks of a dimension to blocks of a slice of it.
-
-    Args:
-        size: Size of the dimension.
-        start: First element of the slice.
-        stride: Distance between its elements.
-        count: Number of its elements.
-        num_shards: Number of blocks of both.
-    """
+    """The steps from blocks of a dimension to blocks of a slice of it."""
     block, out = -(-size // num_shards), -(-count // num_shards)
     starts = tuple(t * out for t in range(num_shards))
     if stride == 1:
@@ -110,9 +95,6 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
     """The local rule of slices of one operand.
 
     Args:
-        equation: The equation.
-        shape: The operand's shape.
-        results: The slices.
         partial: Whether a slice of one element of a dimension is a partial sum of the device that has the element and zeros of the
             others. The alternative shards the result along that dimension.
     """
@@ -232,12 +214,7 @@ def concatenate(equation: Equation) -> LocalRule | None:
 
 @functools.lru_cache(maxsize=4096)
 def joined(sizes: tuple[int, ...], num_shards: int) -> halo.Exchange:
-    """The exchange from concatenated blocks of several runs to blocks of the concatenation.
-
-    Args:
-        sizes: The lengths of the runs.
-        num_shards: Number of blocks of each run, and of the concatenation.
-    """
+    """The exchange from concatenated blocks of several runs to blocks of the concatenation."""
     have = []
     at = offset = 0
     for run, size in enumerate(sizes):

@@ -27,13 +27,7 @@ SUBLANES, LANES = 8, 128
 
 
 def tpu_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[str, str]) -> Jaxpr:
-    """The jaxpr of a region for TPUs, with its collectives in the forms that stay.
-
-    Args:
-        jaxpr: The jaxpr of a region.
-        sizes: The axes of the region.
-        spelling: Parts of the user's axes -> their notation.
-    """
+    """The jaxpr of a region for TPUs, with its collectives in the forms that stay."""
 
     def scatter(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
         if not eqn.params["tiled"] or eqn.params["axis_index_groups"] is not None:

@@ -33,11 +33,7 @@ def remembering() -> Iterator[None]:
 
 
 def once(function: Function) -> Function:
-    """Memoizes a function per trace: the same arguments give the same traced array.
-
-    Args:
-        function: Of positional arguments: arrays of the trace, told apart by identity, and numbers, names, types or tuples of such.
-    """
+    """Memoizes a function per trace; arrays are told apart by identity, numbers, names, types and tuples of such by value."""
 
     @functools.wraps(function)
     def remembered(*args: Any) -> Any:

@@ -19,16 +19,7 @@ Array = Any
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window that slides over a dimension, in the notation of XLA.
-
-    Attributes:
-        size: Size of the dimension.
-        count: Number of places that the window takes.
-        stride: Distance between positions of the window.
-        low: Distance of the first window's begin before the first element.
-        footprint: Elements that the window spans.
-        dilation: Distance between elements of the dimension.
-    """
+    """A window that slides over a dimension, in the notation of XLA; `footprint` is the number of elements that it spans."""
 
     size: int
     count: int
@@ -43,12 +34,8 @@ class Cut:
     """The exchange and padding by which devices get the operand of their blocks of window positions.
 
     Attributes:
-        exchange: The exchange of elements.
-        padding: Low and high padding of the exchanged elements.
-        dilation: Dilation of the exchanged elements in the op.
         shifts: Start of the first window in the elements that are dilated in front of the op; None where the op dilates them.
         spread: Dilation in front of the op.
-        span: Elements that the windows of a block span.
     """
 
     exchange: halo.Exchange
@@ -61,12 +48,7 @@ class Cut:
 
 @functools.lru_cache(maxsize=4096)
 def cut(window: Window, num_shards: int) -> Cut:
-    """Shards the dimension and the positions of a window.
-
-    Args:
-        window: The window.
-        num_shards: Number of blocks of both.
-    """
+    """Shards the dimension and the positions of a window."""
     block, d = -(-window.count // num_shards), window.dilation
     span = (block - 1) * window.stride + window.footprint
     first = [t * block * window.stride - window.low for t in range(num_shards)]
@@ -83,15 +65,7 @@ def cut(window: Window, num_shards: int) -> Cut:
 
 
 def spread_out(x: Array, dim: int, names: tuple[str, ...], at: Cut, fill: Any) -> Array:
-    """Dilates exchanged elements, and slices them from the start of this device's first window.
-
-    Args:
-        x: The exchanged elements.
-        dim: The dimension.
-        names: The axes it is sharded over.
-        at: The cut.
-        fill: The value of padding, and between elements.
-    """
+    """Dilates exchanged elements, and slices them from the start of this device's first window."""
     if at.shifts is None:
         return x
     high = max(0, max(at.shifts) + at.span - ((x.shape[dim] - 1) * at.spread + 1))
@@ -102,14 +76,7 @@ def spread_out(x: Array, dim: int, names: tuple[str, ...], at: Cut, fill: Any) -
 
 @dataclass(frozen=True)
 class Windowed:
-    """An operand of sliding windows.
-
-    Attributes:
-        dims: The factors of its dimensions.
-        shape: Its global shape.
-        bytes: Bytes of an element.
-        windows: Dimension -> window.
-    """
+    """An operand of sliding windows."""
 
     dims: tuple[tuple[int, ...], ...]
     shape: tuple[int, ...]
@@ -130,15 +97,7 @@ class Windowed:
         return total
 
     def opened(self, local: LocalContext, x: Array, fill: Any, padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> Opened:
-        """Exchanges the elements that a device needs, with the padding and dilation that remain for the op.
-
-        Args:
-            local: The equation.
-            x: This device's part.
-            fill: The padding.
-            padding: The padding of each dimension as a whole.
-            dilation: Its dilation.
-        """
+        """Exchanges the elements that a device needs, with the padding and dilation that remain for the op."""
         pads, spread = list(padding), list(dilation)
         cuts: list[tuple[int, tuple[str, ...], Cut]] = []
         for d, window in self.windows:
@@ -155,13 +114,7 @@ class Windowed:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The local operand of a windowed op.
-
-    Attributes:
-        array: The array.
-        padding: Of each dimension, low and high.
-        dilation: Of each dimension.
-    """
+    """The local operand of a windowed op."""
 
     array: Array
     padding: tuple[tuple[int, int], ...]
@@ -260,13 +213,7 @@ def select_and_scatter_add(equation: Equation) -> LocalRule | None:
 
 @dataclass(frozen=True, slots=True)
 class Touching:
-    """The exchanges of windows that touch blocks of a dimension.
-
-    Attributes:
-        source: The places of the windows.
-        operand: The elements that they cover.
-        offsets: Start of the block in them.
-    """
+    """The exchanges of windows that touch blocks of a dimension."""
 
     source: halo.Exchange
     operand: halo.Exchange
@@ -275,16 +222,7 @@ class Touching:
 
 @functools.lru_cache(maxsize=4096)
 def touching(size: int, count: int, kernel: int, stride: int, low: int, num_shards: int) -> Touching:
-    """The exchanges after which every block has whole all windows that touch it.
-
-    Args:
-        size: Size of the dimension.
-        count: Number of places that the window takes.
-        kernel: Elements that the window covers.
-        stride: Distance between places.
-        low: Distance of the first window's begin before the first element.
-        num_shards: Number of blocks of the dimension and of window positions.
-    """
+    """The exchanges after which every block has whole all windows that touch it."""
     block = -(-size // num_shards)
     first = [-(-(t * block + low - kernel + 1) // stride) for t in range(num_shards)]
     last = [((t + 1) * block - 1 + low) // stride for t in range(num_shards)]
