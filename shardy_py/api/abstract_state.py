@@ -24,13 +24,7 @@ _KEYS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of the function.
-
-    Attributes:
-        name: The parameter.
-        leaves: Number of its leaves.
-        build: Makes it of its leaves.
-    """
+    """One argument of the function."""
 
     name: str
     leaves: int
@@ -46,20 +40,7 @@ def abstract_state(
     mesh: AnyMesh | None,
     like: Any,
 ) -> Any:
-    """See `Plan.abstract_state`.
-
-    Args:
-        plan: The plan.
-        positional: Its positional arguments, in order.
-        keywords: Its keyword arguments, in the order of their leaves.
-        own: The mesh of the plan.
-        argument: Name or position of an argument; None for all.
-        mesh: Where the shardings are to be.
-        like: The structure to give.
-
-    Raises:
-        ShardyError: There is no such argument, or what was given does not fit.
-    """
+    """See `Plan.abstract_state`. Raises ShardyError if there is not a such argument, or what was given does not fit."""
     named = named_shardings.NamedShardings(own if mesh is None else fitting_mesh(plan, mesh, "abstract_state"))
     structs = [jax.ShapeDtypeStruct(v.shape, _dtype(v), sharding=named(v.sharding, len(v.shape), v.memory_kind)) for v in plan.inputs]
     arguments = [*positional, *keywords]
@@ -84,13 +65,7 @@ def abstract_state(
 
 
 def all_arguments(positional: Sequence[Argument], keywords: Sequence[Argument], leaves: Sequence[Any]) -> Any:
-    """The tuple of arguments; `(args, kwargs)` where there are keyword arguments.
-
-    Args:
-        positional: Positional arguments, in order.
-        keywords: Keyword arguments, in the order of their leaves.
-        leaves: The leaves of all.
-    """
+    """The tuple of positional arguments; `(args, kwargs)` where there are keyword arguments."""
     arguments = [*positional, *keywords]
     trees = [argument.build(part) for argument, part in zip(arguments, _split(leaves, arguments))]
     args, kwargs = tuple(trees[: len(positional)]), dict(zip((argument.name for argument in keywords), trees[len(positional) :]))
@@ -103,16 +78,7 @@ def _split(leaves: Sequence[Any], arguments: Sequence[Argument]) -> list[list[An
 
 
 def fitting_mesh(plan: PlanRecord, mesh: AnyMesh, user: str) -> named_shardings.AnyMesh:
-    """A mesh with the axes of a plan.
-
-    Args:
-        plan: The plan.
-        mesh: A mesh; of a mapping the first devices there are.
-        user: The method that needs it.
-
-    Raises:
-        MeshError: It has other axes.
-    """
+    """A mesh with the axes of a plan; of a mapping, over the first devices there are. Raises MeshError if it has other axes."""
     view = view_of(mesh, user)
     if view.sizes != dict(plan.mesh.shape):
         planned = sizes_text(plan.mesh.shape)

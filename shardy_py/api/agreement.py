@@ -28,17 +28,7 @@ AHEAD = 10.0
 
 
 class Agreement:
-    """Compares the statement of one signature with those of the other processes, once.
-
-    Args:
-        peers: The processes.
-        planned: The plan.
-        devices: Those of the mesh, in its order.
-
-    Attributes:
-        peers: The processes.
-        settled: Whether the processes have agreed to run it by itself, and so as part of another program too.
-    """
+    """Compares the statement of one signature with those of other processes, once; `settled` if they agreed to run it by itself."""
 
     def __init__(self, peers: Rendezvous, planned: Planned, devices: Sequence[Any]) -> None:
         self.peers = peers
@@ -49,18 +39,7 @@ class Agreement:
         self.settled = False
 
     def settle(self, leaves: Sequence[Any], prepare: Callable[[], Any]) -> None:
-        """Returns when all processes are about to run the program by itself; at once after the first time.
-
-        Args:
-            leaves: The arguments of the call.
-            prepare: The rest of the work before the program can run, such as compiling it; nobody runs before it is done everywhere.
-
-        Raises:
-            PlanMismatchError: Some process is about to run something else; raised in every process.
-            ValueMismatchError: Some process passes other values for an argument; raised in every process.
-            PeerFailedError: Some process has failed or ended, or has gone on without this one.
-            PeerMissingError: Some process did not come in time.
-        """
+        """Returns when all processes are about to run the program by itself, after `prepare`; at once after the first time."""
         if _COVERED.programs:
             return
         with self._lock:
@@ -77,7 +56,6 @@ class Agreement:
         """As `settle`, for a program that runs inside another program or a derivative.
 
         Args:
-            leaves: The arguments of the call; nothing where they are not known.
             ahead: The other program is only lowered and need not run: where others do not come soon, they are not waited for.
         """
         if _COVERED.programs:
@@ -135,12 +113,7 @@ _BY_ITSELF, _WITHIN = "by itself", "within another program or a derivative"
 
 
 def agreement_of(planned: Planned, mesh: Mesh) -> Agreement | None:
-    """The agreement of the processes of a mesh; None where nothing is to be compared.
-
-    Args:
-        planned: The plan.
-        mesh: The mesh.
-    """
+    """The agreement of the processes of a mesh; None where nothing is to be compared."""
     if planned.traced.request.settings.options.peer_timeout == 0:
         return None
     devices = tuple(mesh.devices.flat)

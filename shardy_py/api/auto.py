@@ -448,11 +448,7 @@ class BoundAutoSharded(Generic[Q, R]):
 
 
 def _is_manual(view: MeshView, name: str) -> bool:
-    """Whether the call stands in a shard_map over axes of the mesh.
-
-    Raises:
-        MeshError: It stands in one over another mesh.
-    """
+    """Whether the call stands in a shard_map over axes of the mesh; raises MeshError in one over another mesh."""
     context = jax.sharding.get_abstract_mesh()
     if context is None or not context.manual_axes:
         return False

@@ -17,13 +17,6 @@ def parameters_of(leaves: Sequence[Leaf], paths: Sequence[str]) -> list[int | No
 
     The whole path of a parameter, below its argument, an element of it, or `params` in these, ends that of the leaf, which lies elsewhere.
 
-    Args:
-        leaves: The leaves of the arguments.
-        paths: Their paths, components joined by `/`.
-
-    Returns:
-        The number of the parameter, of several the one with the longest path; None where there is none.
-
     Example:
         >>> leaves = [Leaf("params['up']", (256, 512), "float32"), Leaf("state['v_row']['up']", (256,), "float32")]
         >>> parameters_of(leaves, ["params/up", "state/v_row/up"])
@@ -57,15 +50,6 @@ def _depths(parts: Sequence[str]) -> list[int]:
 
 def companion_sharding(shape: Sequence[int], parameter: Sequence[int], sharding: TensorSharding, mesh: Mesh) -> TensorSharding | None:
     """The sharding of a parameter's companion, such as its moments; None if it follows nothing.
-
-    Args:
-        shape: The shape of the companion.
-        parameter: The shape of the parameter.
-        sharding: The sharding of the parameter.
-        mesh: The mesh.
-
-    Returns:
-        The sharding of the dimensions that both have, where only one choice of them fits.
 
     Example:
         >>> cut = TensorSharding("mesh", [["x"], ["y"]])

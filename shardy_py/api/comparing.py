@@ -12,24 +12,7 @@ from shardy_py.api.rendezvous import Rendezvous, digest, listed
 def compare(
     peers: Rendezvous, text: str, where: str, *, values: Sequence[str | None] = (), timeout: float | None = None, ahead: bool = False
 ) -> Verdict:
-    """Waits until the processes of a mesh have come with the same text.
-
-    Args:
-        peers: The processes.
-        text: The text that each has to come with.
-        where: The function, and where it is.
-        values: As in `Rendezvous.wait`.
-        timeout: Seconds after which to give up; None waits as long as the others live.
-        ahead: Others need not come.
-
-    Returns:
-        Whether they agree or values differ; where others need not come, also whether they are missing.
-
-    Raises:
-        PlanMismatchError: Some process comes with another text; raised in every process.
-        PeerFailedError: Some process has failed or ended.
-        PeerMissingError: Some process did not come in time, or has gone on without this one.
-    """
+    """Waits at most `timeout` seconds (None: as long as the others live) until all processes of a mesh come with the same text."""
     place = f"first call of {where}"
     try:
         verdict = peers.wait(digest(text), values, where, timeout=timeout, ahead=ahead)

@@ -34,8 +34,6 @@ class Site:
     """A place in a jaxpr where a constraint may stand.
 
     Attributes:
-        path: The way to the jaxpr.
-        variable: The constrained variable.
         eqn: The equation that makes it, or whose body starts with it; the one that reads it, where the constraint is for that alone.
         result: Its number among the results of the equation; None where the constraint is for a reader, or of an argument of a body.
         reader: `(equation index, operand number)` of the reader; the index after the last is the jaxpr's return.
@@ -68,11 +66,6 @@ def sites(jaxpr: Jaxpr, path: Path = (), free: frozenset[Var] = frozenset()) -> 
     A trip of a loop starts with constants, and with slices of stacked operands, which need not lie as in front of the loop, and what is
     computed anew, as by `jax.checkpoint`, with operands behind a barrier. Of primitives that are imported as several ops, operands are
     places too.
-
-    Args:
-        jaxpr: The jaxpr.
-        path: The way to it.
-        free: Variables that may not be constrained.
     """
     for index, eqn in enumerate(jaxpr.eqns):
         start = _first_carry(eqn)
@@ -121,36 +114,20 @@ def _first_carry(eqn: JaxprEqn) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class Constrained:
-    """A jaxpr with constraints at some of its sites.
-
-    Attributes:
-        source: The jaxpr.
-        copied: The copy, which keeps the variables.
-        closed: The copy with its constants.
-    """
+    """A jaxpr with constraints at some of its sites."""
 
     source: Jaxpr
     copied: Copied
     closed: ClosedJaxpr
 
     def variables(self, scope: Scope) -> list[Variable | None]:
-        """The value at each site in a program that was read from the copy; None where nothing uses it.
-
-        Args:
-            scope: Of that program.
-        """
+        """The value at each site in a program that was read from the copy; None where nothing uses it."""
         scopes = {path: (inner, copied) for path, inner, copied in _scopes(scope, self.copied)}
         return [_variable(site, scopes) for site in sites(self.source)]
 
 
 def constrained(closed: ClosedJaxpr, shardings: Mapping[int, TensorSharding], auto_mesh: AbstractMesh) -> Constrained:
-    """A jaxpr with constraints at some of its sites.
-
-    Args:
-        closed: The jaxpr.
-        shardings: By number of a site.
-        auto_mesh: The mesh, all axes Auto.
-    """
+    """A jaxpr with constraints at some of its sites."""
     pins = Pins()
     for number, site in enumerate(sites(closed.jaxpr)):
         if number in shardings:
@@ -257,12 +234,7 @@ def without_constraints(traced: TracedCall) -> TracedCall:
 
 
 def constrained_values(kept: Scope, dropped: Scope) -> Iterator[tuple[Value, TensorSharding]]:
-    """The values that the user constrains, in a program without the constraints, and their shardings.
-
-    Args:
-        kept: Of the program with them.
-        dropped: Of the program without them, whose jaxpr `without_constraints` made.
-    """
+    """The values that the user constrains, in a program without the constraints, and their shardings."""
     values: dict[Var, list[Value]] = {}
     for scope in _all_scopes(dropped):
         for variable, value in scope.env.items():
@@ -285,11 +257,7 @@ def _all_scopes(scope: Scope) -> Iterator[Scope]:
 
 
 def as_plan_constrains(traced: TracedCall) -> TracedCall:
-    """A call whose `in_shardings` are a plan, with the plan's constraints; other calls unchanged.
-
-    Raises:
-        SpecError: The function is another one than was planned.
-    """
+    """A call whose `in_shardings` are a plan, with its constraints. Raises SpecError if the plan is of another function."""
     request = traced.request
     plan = request.settings.in_shardings
     if not isinstance(plan, PlanRecord) or plan.search is None:

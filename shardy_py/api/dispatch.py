@@ -19,12 +19,7 @@ from shardy_py.frontends.context import is_tracing
 
 @dataclass(frozen=True, eq=False)
 class Dispatch:
-    """The ways to run a signature.
-
-    Attributes:
-        run: Takes leaves that lie where they should, and the static arguments.
-        agreement: With the other processes of the mesh, before the first run.
-    """
+    """The ways to run a signature."""
 
     run: Callable[[Sequence[Any], Sequence[Any]], Any]
     agreement: Agreement | None = None
@@ -38,14 +33,7 @@ def direct(jitted: Rearranged) -> Dispatch:
 def dispatched(
     jitted: Rearranged, mesh: Mesh | AbstractMesh, agreement: Agreement | None, callback_errors: CallbackErrors | None
 ) -> Dispatch:
-    """The way to dispatch on a mesh: `direct` in one process, with as many threads as its devices need.
-
-    Args:
-        jitted: The jitted function.
-        mesh: The mesh.
-        agreement: With the other processes of the mesh, where there are some.
-        callback_errors: The exceptions of the program's callbacks.
-    """
+    """The way to dispatch on a mesh: `direct` in one process, with as many threads as its devices need."""
     if not isinstance(mesh, Mesh):
         return direct(jitted)
     if callback_errors is not None and agreement is None:  # of several processes only one would raise, and the others go on with zeros

@@ -22,12 +22,7 @@ agreed_p = Primitive("agreed")
 
 
 def gated(agreement: Agreement, results: Sequence[Any]) -> list[Any]:
-    """Results of a traced function, behind a gate.
-
-    Args:
-        agreement: The statement that the processes agree on before they pass.
-        results: The results.
-    """
+    """Results of a traced function, behind a gate."""
     return [agreed_p.bind(x, agreement=agreement) for x in results]
 
 
@@ -49,12 +44,7 @@ batching.defvectorized(agreed_p)
 
 
 class AgreedStage:
-    """A lowered or compiled stage of JAX; the processes agree before the compiled one runs for the first time.
-
-    Args:
-        stage: The stage.
-        agreement: Between the processes of the mesh.
-    """
+    """A lowered or compiled stage of JAX; the processes agree before the compiled one runs for the first time."""
 
     def __init__(self, stage: Any, agreement: Agreement) -> None:
         self._stage = stage

@@ -18,15 +18,7 @@ from shardy_py.frontends.mesh_context import no_mesh
 
 
 def run_inside(settings: Settings, view: MeshView, layout: ArgumentSlots, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs the function; unless under `lowering="jit"` in a region over the axes that are left, where the plan uses only those.
-
-    Args:
-        settings: Those of the function.
-        view: Its mesh.
-        layout: Its arguments by kind.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-    """
+    """Runs the function; unless under `lowering="jit"` in a region over the axes that are left, where the plan uses only those."""
     context = jax.sharding.get_abstract_mesh()
     sizes = {name: size for name, size in view.sizes.items() if name not in context.manual_axes and size > 1}
     if settings.lowering == "jit" or not sizes or dict(context.shape) != view.sizes:

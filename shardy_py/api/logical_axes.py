@@ -43,7 +43,6 @@ class AxisNames:
 
     Attributes:
         dims: The names of each dimension; None of one that is to stay whole, `P.UNCONSTRAINED` of one that is left open.
-        rules: Rules that the array brings along, which count after those of the caller.
     """
 
     dims: tuple[Any, ...]
@@ -54,13 +53,7 @@ class AxisNames:
 
 
 def check_logical_rules(rules: object) -> tuple[LogicalRule, ...] | None:
-    """The rules as pairs of a name and a tuple of mesh axes, empty for None.
-
-    Args:
-        rules: The user's rules.
-
-    Raises:
-        SpecError: They are no pairs of a name and mesh axes.
+    """The rules as pairs of a name and a tuple of mesh axes, empty for None; raises SpecError for anything else.
 
     Example:
         >>> check_logical_rules([("batch", ["data", "fsdp"]), ("mlp", "model"), ("head", None)])
@@ -90,16 +83,7 @@ def _checked(pair: object, number: int) -> LogicalRule:
 
 
 def check_axes_exist(rules: Sequence[LogicalRule], view: MeshView, location: str) -> None:
-    """Raises where a rule names an axis that the mesh does not have.
-
-    Args:
-        rules: Checked rules.
-        view: The mesh.
-        location: `file:line` of the user's function.
-
-    Raises:
-        SpecError: One does.
-    """
+    """Raises SpecError if a rule names an axis that the mesh does not have."""
     for i, (name, axes) in enumerate(rules):
         for axis in axes:
             if axis not in view.sizes:
@@ -112,11 +96,7 @@ def check_axes_exist(rules: Sequence[LogicalRule], view: MeshView, location: str
 
 
 def axis_names(tree: object) -> list[AxisNames | None]:
-    """The logical axes of each leaf of a tree.
-
-    Args:
-        tree: Arguments or results, with the boxes and variables around arrays.
-    """
+    """The logical axes of each leaf of a tree."""
     boxes = _boxes()
     if not boxes:
         return [None] * jax.tree.structure(tree).num_leaves
@@ -146,17 +126,8 @@ def _of_box(box: Any) -> AxisNames | None:
 def spec_of(names: AxisNames, rules: Sequence[LogicalRule], view: MeshView, leaf: Leaf, location: str) -> PartitionSpec:
     """The `PartitionSpec` that rules make of the names of an array's dimensions.
 
-    A name without a rule may be a mesh axis itself.
-
-    Args:
-        names: The names.
-        rules: Checked rules.
-        view: The mesh.
-        leaf: The array.
-        location: `file:line` of the user's function.
-
-    Raises:
-        SpecError: There is no rule for a name, or another dimension has the axes of all rules for it.
+    A name without a rule may be a mesh axis itself. Raises SpecError if there is not a rule for a name, or another dimension has the axes
+    of all rules for it.
     """
     pairs = [
         *((name, axes, f"{ARGUMENT}[{i}]") for i, (name, axes) in enumerate(rules)),
@@ -194,20 +165,7 @@ def apply_axis_names(
 ) -> Annotated:
     """Adds the shardings that follow from names of dimensions.
 
-    Args:
-        rules: Checked rules; None where there are none.
-        leaves: The leaves of the arguments, or of the result.
-        names: The names that each has for its dimensions.
-        annotated: The other annotations.
-        view: The mesh.
-        options: The treatment of axes that do not divide their dimension, and of arguments that lie otherwise.
-        location: `file:line` of the user's function.
-
-    Returns:
-        Shardings, what says each, and findings: arrays that name their dimensions where there are no rules for names.
-
-    Raises:
-        SpecError: There are no axes for a name, they do not fit the array, or something else that the user says contradicts them.
+    Raises SpecError if there are no axes for a name, they do not fit the array, or something else that the user says contradicts them.
     """
     if rules is None:
         return _without_rules(leaves, names, annotated, location)
@@ -252,12 +210,6 @@ def idle_rules(rules: Sequence[LogicalRule] | None, names: Iterable[AxisNames | 
     """One finding of all rules for names that no dimension has: a warning where no rule applies to anything, else a note.
 
     Rules that leave dimensions whole are left out, and rules whose axes a constraint in the program has: it may come from one of these.
-
-    Args:
-        rules: Checked rules.
-        names: The names that arguments and results have for their dimensions.
-        program: The program.
-        location: `file:line` of the user's function.
     """
     called = {name for named in names if named for entry in named.dims for name in _parts(entry)}
     cutting = [(name, axes) for name, axes in rules or () if axes and name not in called]
@@ -311,12 +263,7 @@ def _no_axes(place: tuple[int, str], pairs: Sequence[tuple[str, tuple[str, ...],
 
 
 def in_flax_context(fun: Callable[..., Any], rules: Sequence[LogicalRule] | None) -> Callable[..., Any]:
-    """The function with the rules for Flax's own constraints inside of it, such as `nn.with_logical_constraint`.
-
-    Args:
-        fun: The function.
-        rules: Checked rules; None changes nothing.
-    """
+    """The function with the rules (None changes nothing) for Flax's own constraints inside of it, such as `nn.with_logical_constraint`."""
     if rules is None:
         return fun
     pairs = tuple((name, None if not axes else axes[0] if len(axes) == 1 else axes) for name, axes in rules)

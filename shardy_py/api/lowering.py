@@ -19,9 +19,6 @@ def obstacle(partition: Callable[[], Partitioned]) -> Finding | None:
     """Why XLA's partitioner gets a program under `lowering="auto"`; None where its region runs.
 
     The choice depends on the program, the mesh and the platform only, so it is the same in every process.
-
-    Args:
-        partition: Makes the region.
     """
     try:
         region = partition()

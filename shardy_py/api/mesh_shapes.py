@@ -23,11 +23,7 @@ from shardy_py.planner.options import Planner
 
 
 def check_devices(devices: int, planner: Planner | None) -> None:
-    """Checks a number of devices in place of a mesh.
-
-    Raises:
-        MeshError: There is no planner to choose a shape, or the number is not positive.
-    """
+    """Raises MeshError if a number of devices is not positive, or if there is no planner to choose the mesh's shape."""
     if devices < 1 or isinstance(devices, bool):
         raise MeshError(f"mesh is {devices}", where="mesh=", why="a number of devices is positive", fix="write mesh=8")
     if planner is None:
@@ -42,17 +38,7 @@ def check_devices(devices: int, planner: Planner | None) -> None:
 def searched_shapes(devices: int, settings: Settings, layout: ArgumentSlots, slots: Sequence[Any], *, runs: bool = False) -> ShapeSearch:
     """The steps of all shapes: each is searched in its share of the time, and what others have left of theirs.
 
-    The plan of the best shape, made afterwards, has a share too.
-
-    Args:
-        devices: The number of devices.
-        settings: The arguments of the decorator.
-        layout: The slots of the call.
-        slots: The arguments.
-        runs: Whether the plan runs now, in all processes of the mesh.
-
-    Raises:
-        PlannerInfeasible: No plan of any shape fits its memory budget.
+    The plan of the best shape, made afterwards, has a share too. Raises PlannerInfeasible if no plan of any shape fits its memory budget.
     """
     candidates = shapes(devices)
     failures = report_failures(view_of(named(candidates[0])), location_of(settings.fun)) if runs else nullcontext()

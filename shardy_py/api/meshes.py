@@ -33,14 +33,7 @@ AnyMesh = JaxMesh | AbstractMesh | Mapping[str, int]
 
 @dataclass(frozen=True)
 class MeshView:
-    """One mesh in the forms that planning, reporting and running need.
-
-    Attributes:
-        user_mesh: The mesh that shardings in a plan refer to: the user's `Mesh`, or an `AbstractMesh`.
-        dialect_mesh: The mesh of the dialect: names and sizes.
-        auto_mesh: The abstract mesh with the same axes, all of type Auto.
-        explicit: Whether some axis of the user's mesh is of type Explicit.
-    """
+    """One mesh in the forms that planning, reporting and running need; `user_mesh` is what shardings in a plan refer to."""
 
     user_mesh: JaxMesh | AbstractMesh
     dialect_mesh: Mesh
@@ -60,8 +53,7 @@ class MeshView:
     def runnable(self) -> JaxMesh | AbstractMesh:
         """A mesh with devices; a mapping takes the first ones there are. Under a trace the outermost function finds the devices.
 
-        Raises:
-            MeshError: The mesh is abstract, or there are too few devices.
+        Raises MeshError if the mesh is abstract, or there are too few devices.
         """
         if isinstance(self.user_mesh, JaxMesh) or (not self.from_mapping and is_tracing()):
             return self.user_mesh
@@ -128,15 +120,7 @@ def _first_devices(auto_mesh: AbstractMesh, need: int) -> JaxMesh:
 
 
 def view_of(mesh: AnyMesh | None, user: str = "auto_shard") -> MeshView:
-    """The view of a mesh; None takes the mesh of `jax.set_mesh`.
-
-    Args:
-        mesh: `Mesh` (Auto or Explicit axes), `AbstractMesh`, or an ordered mapping such as `{"data": 4, "model": 2}`.
-        user: The function that needs it, for messages.
-
-    Raises:
-        MeshError: There is no mesh, or it is not one, or a size is not a positive integer, or an axis is of type Manual.
-    """
+    """The view of a mesh, or of a mapping such as `{"data": 4}`; None takes the mesh of `jax.set_mesh`. Raises MeshError for others."""
     if mesh is None:
         return _context_mesh(user)
     if isinstance(mesh, (JaxMesh, AbstractMesh)):
@@ -271,14 +255,7 @@ def planning(view: MeshView) -> Iterator[None]:
 
 
 def check_planned_devices(mesh: JaxMesh) -> None:
-    """Raises where a mesh has the axes that are planned for here over other devices, or over these in another order.
-
-    Args:
-        mesh: The mesh of a sharding inside of a function that is planned.
-
-    Raises:
-        MeshError: It has.
-    """
+    """Raises MeshError if a mesh inside of a planned function has its axes over other devices, or these in another order."""
     view = _planned.get()
     expected = None if view is None else view.expected
     if isinstance(expected, JaxMesh) and same_axes(view_of(expected), mesh) != same_axes(view_of(expected.abstract_mesh), mesh):

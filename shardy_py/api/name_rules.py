@@ -42,13 +42,7 @@ OWN = "the sharding of the argument"
 
 @dataclass(frozen=True)
 class Annotated:
-    """Shardings of the leaves of arguments or results, and their sources.
-
-    Attributes:
-        shardings: The sharding of each.
-        sources: The source of each: `in_shardings`, a rule, the argument; empty where there is none.
-        findings: Remarks on them.
-    """
+    """Shardings of the leaves of arguments or results, and their sources."""
 
     shardings: Sequence[TensorSharding | None]
     sources: Sequence[str]
@@ -56,11 +50,7 @@ class Annotated:
 
 
 def check_rules(rules: object) -> tuple[tuple[str, object], ...]:
-    """The rules as a tuple of pairs.
-
-    Raises:
-        SpecError: They are no sequence of `(pattern, sharding)`.
-    """
+    """The rules as a tuple of pairs; raises SpecError if they are not a sequence of `(pattern, sharding)`."""
     if rules is None:
         return ()
     checked: list[tuple[str, object]] = []
@@ -90,9 +80,6 @@ _ONLY_CHILD = "/<flat index 0>"
 def rule_paths(leaves: Sequence[Leaf]) -> list[str]:
     """The path of each leaf that rules match: its `slash_path`, without JAX's name for the only array of an unnamed class.
 
-    Args:
-        leaves: The leaves of the arguments.
-
     Example:
         >>> rule_paths([Leaf(path, (), "") for path in ("p['w'][<flat index 0>]", "q[<flat index 0>]", "q[<flat index 1>]")])
         ['p/w', 'q/<flat index 0>', 'q/<flat index 1>']
@@ -121,22 +108,7 @@ def apply_rules(
     options: Options,
     location: str,
 ) -> Annotated:
-    """Adds the shardings of the first rule that matches each leaf.
-
-    Args:
-        rules: Checked rules.
-        leaves: The leaves of the arguments.
-        annotated: The annotations of each leaf besides rules.
-        view: The mesh.
-        options: The treatment of axes that do not divide their dimension, and of arguments that lie otherwise.
-        location: `file:line` of the user's function.
-
-    Returns:
-        Shardings, their sources, and findings.
-
-    Raises:
-        SpecError: A rule does not fit its leaf or the mesh, or contradicts another annotation.
-    """
+    """The annotations with shardings of the first matching rules, their sources, and findings. Raises SpecError for misfits."""
     if not rules:
         return annotated
     out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
@@ -164,13 +136,7 @@ def apply_rules(
 
 
 def unmatched(rules: Sequence[tuple[str, object]], inputs: Sequence[PlannedValue], location: str) -> Iterator[Finding]:
-    """One note of all leaves of rank 2 and more that no rule matches and that propagation leaves whole, without state of those among them.
-
-    Args:
-        rules: Checked rules.
-        inputs: The leaves of the arguments, planned.
-        location: `file:line` of the user's function.
-    """
+    """One note of all leaves of rank 2 and more, state aside, that no rule matches and that propagation leaves whole."""
     if not rules:
         return
     paths = rule_paths([Leaf(v.path, v.shape, v.dtype) for v in inputs])
@@ -192,19 +158,7 @@ def unmatched(rules: Sequence[tuple[str, object]], inputs: Sequence[PlannedValue
 
 
 def applies(by_rule: TensorSharding | None, source: str, own: TensorSharding | None, other: str, options: Options, where: str) -> bool:
-    """Whether a rule decides the sharding of a leaf of the arguments.
-
-    Args:
-        by_rule: The sharding of the rule.
-        source: The rule.
-        own: The sharding that the leaf has without the rule.
-        other: The source of `own`.
-        options: Whether arguments with another sharding are moved.
-        where: The leaf, for messages.
-
-    Raises:
-        SpecError: Two annotations of one leaf disagree.
-    """
+    """Whether a rule decides the sharding of a leaf of the arguments. Raises SpecError if two annotations of one leaf disagree."""
     if by_rule is None or own is by_rule:
         return False
     if own is not None and other != OWN:
@@ -218,13 +172,7 @@ def applies(by_rule: TensorSharding | None, source: str, own: TensorSharding | N
 
 
 def refines(annotation: TensorSharding, actual: TensorSharding, mesh: Mesh) -> bool:
-    """Whether `actual` keeps closed dimensions and only adds axes to open ones; axes of size 1 do not count.
-
-    Args:
-        annotation: A sharding of the user.
-        actual: The sharding of the argument.
-        mesh: Their mesh.
-    """
+    """Whether `actual` keeps closed dimensions and only adds axes to open ones; axes of size 1 do not count."""
 
     def cutting(dim: DimensionSharding) -> tuple[AxisRef, ...]:
         return tuple(axis for axis in dim.axes if axis.size_in(mesh) > 1)
@@ -236,16 +184,7 @@ def refines(annotation: TensorSharding, actual: TensorSharding, mesh: Mesh) -> b
 def overruled(
     by_rule: TensorSharding | None, source: str, own: TensorSharding | None, leaf: Leaf, view: MeshView, location: str
 ) -> Iterator[Finding]:
-    """The finding that a leaf's own sharding overrules a rule.
-
-    Args:
-        by_rule: The sharding of the rule.
-        source: The rule.
-        own: The leaf's own sharding.
-        leaf: The leaf.
-        view: The mesh.
-        location: `file:line` of the user's function.
-    """
+    """The finding that a leaf's own sharding overrules a rule."""
     if by_rule is None or own is None or refines(by_rule, own, view.dialect_mesh):
         return
     message = f"{source} says {sharding_text(by_rule)}; the argument is committed to {sharding_text(own)}, which counts"
@@ -256,22 +195,7 @@ def overruled(
 def apply_to_results(
     rules: Sequence[tuple[str, object]], results: Sequence[Leaf], annotated: Annotated, view: MeshView, options: Options, location: str
 ) -> Annotated:
-    """Adds the shardings of rules to the other annotations of results.
-
-    Args:
-        rules: Checked rules.
-        results: The leaves of the result.
-        annotated: The annotations of `out_shardings` and the like.
-        view: The mesh.
-        options: The treatment of axes that do not divide their dimension.
-        location: `file:line` of the user's function.
-
-    Returns:
-        Shardings, the source of each, and findings: leaves that have too few dimensions for their rule.
-
-    Raises:
-        SpecError: A rule does not fit its leaf.
-    """
+    """The annotations of results with those of rules, and findings for ranks too low. Raises SpecError for misfits."""
     out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
     paths = rule_paths(results)
     parameters = parameters_of(results, paths) if rules else []
@@ -293,14 +217,7 @@ def apply_to_results(
 
 
 def unused_rules(rules: Sequence[tuple[str, object]], leaves: Sequence[Leaf], results: Sequence[Leaf], location: str) -> list[Finding]:
-    """Rules that match nothing, or never first.
-
-    Args:
-        rules: Checked rules.
-        leaves: The leaves of the arguments.
-        results: Those of the result.
-        location: `file:line` of the user's function.
-    """
+    """Rules that match nothing, or never first."""
     if not rules:
         return []
     arguments = rule_paths(leaves)

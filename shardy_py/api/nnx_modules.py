@@ -40,16 +40,7 @@ def present(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """Arguments with the state of each object in its place.
-
-    Attributes:
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        objects: The objects, in order.
-        graph: Their structure, what they share included.
-        tree: Structure of `(args, kwargs)` with a leaf for each object.
-        places: Which of its leaves are objects.
-    """
+    """Arguments with the state of each object in its place."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -114,14 +105,7 @@ def _pure_settings(settings: Settings, split: _Split) -> Settings:
 
 
 def call(settings: Settings, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a function on modules and writes back their new states.
-
-    Args:
-        settings: The settings of the function.
-        run: Runs it by other settings, given positional and keyword arguments and no failed attempt.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
+    """Runs a function on modules and writes back their new states."""
     split = _split(args, kwargs)
     result, state = run(_pure_settings(settings, split), split.args, split.kwargs, None)
     _nnx().update(split.objects, state)
@@ -130,14 +114,7 @@ def call(settings: Settings, run: Callable[..., Any], args: tuple[Any, ...], kwa
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A call on modules as a call on their states.
-
-    Attributes:
-        fun: Gives the result and the new states; one object per function and structure of the modules.
-        args: The arguments with states in place of modules.
-        holding: Numbers of the arguments that are or hold modules.
-        objects: The modules.
-    """
+    """A call on modules as a call on their states."""
 
     fun: Any
     args: tuple[Any, ...]

@@ -38,14 +38,7 @@ Run = Callable[..., Sequence[Any]]
 
 
 class RegionBuilder:
-    """Makes the region of a plan when it is first asked for.
-
-    Args:
-        imported: The program after propagation.
-        traced: The call that was planned.
-        context: The mesh of the `shard_map` around it, if there is one.
-        by_planner: Whether equations run along the axes that a planner's model runs them along, and not by the fewest bytes.
-    """
+    """Makes the region of a plan when it is first asked for."""
 
     def __init__(self, imported: Imported, traced: TracedCall, context: AbstractMesh | None = None, *, by_planner: bool = False) -> None:
         self.imported = imported
@@ -125,12 +118,7 @@ class RegionBuilder:
         return self._local
 
     def calling(self, plan: PlanRecord, mesh: Mesh | None) -> Run:
-        """A function from leaves to leaves that runs the region, and can be transformed as the traced one.
-
-        Args:
-            plan: The plan of it.
-            mesh: The devices; None where the mesh is abstract, or they are known from around the call.
-        """
+        """A function from leaves to leaves that runs the region, and can be transformed as the traced one."""
         _, used = self.needed
 
         def program() -> ClosedJaxpr:
@@ -151,14 +139,8 @@ def calling(
     """A function from leaves to leaves that runs a plan, and can be transformed as the traced one.
 
     Args:
-        traced: The call that was planned.
-        plan: The plan of it.
-        consts: The constants of what was traced.
         needed: The used part of the traced jaxpr, its constants as first inputs, and which of constants and arguments it has:
             `jax.jit` would leave the rest out later, and what it leaves would have to be planned once more.
-        program: Makes what runs, with the inputs of that.
-        mesh: The devices; None where the mesh is abstract, or they are known from around the call.
-        context: The mesh of the `shard_map` around it, if there is one.
     """
     request, (jaxpr, used) = traced.request, needed
     ins = (*(None for _ in consts), *(decided(v.sharding, len(v.shape)) for v in plan.inputs))
@@ -183,15 +165,7 @@ _LIGHT = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class _Planned:
-    """A call that is planned already.
-
-    Attributes:
-        program: Makes what runs, whose inputs are those of the call.
-        jaxpr: The jaxpr that the call binds.
-        used: Which of the constants and inputs of the planned jaxpr are its inputs.
-        ins: Their planned shardings.
-        outs: Those of the results.
-    """
+    """A call that is planned already; `used` says which constants and inputs of the planned jaxpr are its inputs."""
 
     program: Callable[[], ClosedJaxpr]
     jaxpr: ClosedJaxpr
@@ -210,12 +184,7 @@ class _Weakly:
 
 @dataclass(eq=False)
 class _Derived:
-    """A program that a transformation made, planned.
-
-    Attributes:
-        shardings: Of its inputs, and of its results.
-        imported: Its program; None once there is a region.
-    """
+    """A program that a transformation made, planned."""
 
     shardings: tuple[Shardings, Shardings]
     imported: Imported | None
@@ -223,17 +192,7 @@ class _Derived:
 
 @dataclass(frozen=True, eq=False)
 class DerivedRegions:
-    """Plans and partitions the programs that a decorated function is transformed to, as the function itself; see `Partition`.
-
-    Attributes:
-        view: The mesh.
-        options: Options of the propagation.
-        devices: The devices of the mesh.
-        first: Gives the call that is planned already, while there is one.
-        lowering: The lowering of programs.
-        context: The mesh of the `shard_map` around the call, if there is one.
-        memory: Programs and plans of calls under it.
-    """
+    """Plans and partitions the programs that a decorated function is transformed to, as the function itself; see `Partition`."""
 
     view: MeshView
     options: Options

@@ -14,20 +14,10 @@ class State:
     """The entry of one process.
 
     Attributes:
-        ticket: Number of times it has waited.
-        program: Digest of the program that it waits to run; empty where it does not wait.
         values: Digest of the values that it passes to the program; empty where none are compared.
-        place: The function, and where it is.
         ahead: Whether it waits because the program is lowered, and will perhaps not run.
-        runs: Number of programs it has started.
-        failures: Number of calls that have failed before they ran, since all last agreed.
-        reasons: The errors of the latest of them.
-        calls: Whether another call has followed the latest failure.
-        known_failures: Processes whose failures have been reported to it, with their number, since all agreed last.
         alone: Programs that it has lowered, and used without some processes.
         left: Programs that it no longer waits for, with the ticket.
-        known_departures: Processes whose departure has been reported to it, with their ticket.
-        ended: The error that ended it; empty for an end without error, None while it lives.
     """
 
     ticket: int = 0
@@ -57,12 +47,7 @@ class Verdict:
         kind: `agreed`: all come with this program. `programs`: they come with different ones. `values`: they pass different values to it.
             `left`: another process came, and waits no longer. `failed`, `ended`: another process will not come. `elsewhere`: another
             process has started a program that this one has not, and waits in its collectives. `missing`: the time is up.
-        groups: Processes that come with the same program or value.
-        programs: The program of each group.
         leaves: Numbers of the arguments whose values differ; the groups are those of the first.
-        process: The process that is to blame.
-        reason: The error that it failed or ended with, and its place.
-        missing: The processes that did not come; where the others agree, they have gone on alone.
     """
 
     kind: Kind
@@ -79,16 +64,7 @@ Values = Sequence[str | None]
 
 
 def decide(processes: Sequence[int], states: Mapping[int, State], values_of: Callable[[int], Values]) -> tuple[dict[int, Verdict], bool]:
-    """The verdicts for waiting processes.
-
-    Args:
-        processes: Those of the mesh, in order.
-        states: Their entries; those that have not come yet have none.
-        values_of: Gives the values that a waiting process passes.
-
-    Returns:
-        Verdicts, by process, and whether they hold at once; else they hold if nothing changes for `PATIENCE`.
-    """
+    """The verdicts for waiting processes."""
     waiting = {p: states[p] for p in processes if p in states and states[p].program}
     certain: dict[int, Verdict] = {}
     likely: dict[int, Verdict] = {}

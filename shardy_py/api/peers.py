@@ -29,11 +29,7 @@ _PEERS: dict[tuple[int, ...], tuple[Any, Rendezvous]] = {}
 
 
 def peers_of(devices: Iterable[Any]) -> Rendezvous | None:
-    """The rendezvous of the processes of a mesh; None in a single process, or one outside the mesh.
-
-    Args:
-        devices: The devices of the mesh.
-    """
+    """The rendezvous of the processes of a mesh; None in a single process, or one outside the mesh."""
     client = coordination_client()
     if client is None:
         return None
@@ -81,12 +77,7 @@ def _say_end(ending: threading.Event) -> None:
 
 @contextmanager
 def report_failures(view: MeshView, where: str) -> Iterator[None]:
-    """Tells the other processes of a mesh if what is inside fails.
-
-    Args:
-        view: The mesh.
-        where: The function, and where it is.
-    """
+    """Tells the other processes of a mesh if what is inside fails."""
     peers = None
     if coordination_client() is not None:
         with contextlib.suppress(ValueError):  # an abstract mesh

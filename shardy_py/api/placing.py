@@ -28,13 +28,7 @@ from shardy_py.plan.record import PlanRecord
 
 
 class Placing:
-    """Puts the leaves of calls of one signature on the mesh.
-
-    Args:
-        request: The call that was planned.
-        mesh: The mesh that it runs on.
-        shardings: The planned sharding of each leaf.
-    """
+    """Puts the leaves of calls of one signature on the mesh."""
 
     def __init__(self, request: PlanRequest, mesh: Mesh | AbstractMesh, shardings: Sequence[NamedSharding]) -> None:
         self._request = request
@@ -46,14 +40,7 @@ class Placing:
         self._moves_committed = request.settings.options.misplaced == "move"
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """The leaves, those moved that do not lie on the mesh.
-
-        Args:
-            leaves: Of the arguments of a call.
-
-        Raises:
-            SpecError: A host array would have to be cut for several processes, and may be the whole or a part.
-        """
+        """The leaves, moved to the mesh where they do not lie there. Raises SpecError as `cut_for_processes`."""
         try:
             # Most calls bring committed arrays only; on a mesh of one device these need not lie on the mesh.
             if not self._single and not self._moves_committed and all(map(is_committed, leaves)):
@@ -93,17 +80,7 @@ class Placing:
 
 
 def placed_arguments(plan: PlanRecord, args: Any, mesh: AnyMesh) -> Any:
-    """See `Plan.place`.
-
-    Args:
-        plan: The plan.
-        args: The arguments.
-        mesh: Where to put them.
-
-    Raises:
-        ShardyError: They are not those that were planned for.
-        MeshError: The mesh has other axes than the plan, or no devices.
-    """
+    """See `Plan.place`. Raises ShardyError for other arguments than planned, MeshError for a mesh with other axes or without devices."""
     runnable = view_of(fitting_mesh(plan, mesh, "place")).runnable()
     leaves, tree = jax.tree.flatten(tuple(map(held, args)) if isinstance(args, tuple) else args)
     types = [tuple(np.shape(leaf)) for leaf in leaves]
@@ -131,16 +108,7 @@ def cut_for_processes(leaf: Any, sharding: NamedSharding, named: bool, described
 
     With several processes `jax.jit` takes numpy arrays for replicated values, equal in every process, and refuses to shard them: they
     could be each process's part as well. Where no sharding is named, or where each process has all of it, they can only be the former.
-
-    Args:
-        leaf: The value.
-        sharding: Its planned sharding.
-        named: Whether the user says so too.
-        described: The value, for messages.
-        location: `file:line` for messages.
-
-    Raises:
-        SpecError: The user named the sharding, so that it is not known which is meant.
+    Raises SpecError if the user named the sharding, so that it is not known which is meant.
     """
     if isinstance(leaf, jax.Array) and leaf.committed and not leaf.is_fully_addressable:
         return jax.device_put(leaf, sharding)

@@ -56,26 +56,14 @@ from shardy_py.planner.templates import HINT, UserTemplate
 
 @dataclass(frozen=True)
 class NamedPytrees(Trees):
-    """A plan's shardings as pytrees of `NamedSharding`.
-
-    Attributes:
-        view: The mesh; what the shardings refer to.
-        outlines: The outlines of positional arguments, of keyword arguments, and of the result.
-    """
+    """A plan's shardings as pytrees of `NamedSharding`."""
 
     view: MeshView
     outlines: tuple[tuple[Outline, ...], tuple[Outline, ...], Outline]
 
     @classmethod
     def of(cls, view: MeshView, arguments: Sequence[tuple[str, Outline]], positional: int, result: Outline) -> NamedPytrees:
-        """The pytrees of a call.
-
-        Args:
-            view: The mesh.
-            arguments: Names and outlines of arguments.
-            positional: The number of those that are positional, which come first.
-            result: The outline of the result.
-        """
+        """The pytrees of a call."""
         described = tuple(Argument(name, outline.tree.num_leaves, functools.partial(rebuilt, outline)) for name, outline in arguments)
         outlines = tuple(outline for _, outline in arguments)
         rebuild = functools.partial(rebuilt, result)
@@ -97,14 +85,7 @@ class NamedPytrees(Trees):
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A plan with what the back ends need besides.
-
-    Attributes:
-        plan: The plan.
-        imported: Its program.
-        traced: The call that was planned.
-        partitioning: Makes its region; None under `lowering="jit"`.
-    """
+    """A plan with what the back ends need besides."""
 
     plan: Plan
     imported: Imported
@@ -125,14 +106,7 @@ def result_leaves(traced: TracedCall) -> list[Leaf]:
 
 @dataclass(frozen=True)
 class Results:
-    """The user's annotations of the result.
-
-    Attributes:
-        leaves: Path, shape and type of each leaf.
-        shardings: For each, that of `out_shardings` or of a rule; None where neither has one.
-        sources: Where each comes from.
-        findings: Remarks of the name rules, those on the arguments included.
-    """
+    """The user's annotations of the result."""
 
     leaves: list[Leaf]
     shardings: list[TensorSharding | None]
@@ -145,11 +119,7 @@ IN_TYPE = "the type"
 
 
 def described_results(traced: TracedCall) -> Results:
-    """The leaves of the result with `out_shardings` and rules.
-
-    Raises:
-        SpecError: They do not fit.
-    """
+    """The leaves of the result with `out_shardings` and rules; raises SpecError if they do not fit."""
     request = traced.request
     settings, view, location = request.settings, request.view, request.location
     rules, options = settings.rules, settings.options
@@ -186,16 +156,7 @@ def _check_memory_kinds(leaves: Iterable[Leaf], request: PlanRequest) -> None:
 
 
 def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
-    """Reads the jaxpr, propagates or searches, and describes the result.
-
-    Args:
-        traced: The call.
-        runs: Whether it runs now, in all processes of its mesh.
-
-    Raises:
-        PlannerInfeasible: The planner finds no plan within its budget.
-        SpecError: `in_shardings` is the plan of another function.
-    """
+    """Reads the jaxpr, propagates or searches (for all processes if the plan `runs` now), and describes the result."""
     began = time.monotonic()
     traced = as_plan_constrains(traced)
     settings = traced.request.settings
@@ -246,11 +207,7 @@ class _Planning:
         )
 
     def planned(self, search: Search | None) -> Planned:
-        """The plan with the shardings that the program has now.
-
-        Args:
-            search: The search that chose them.
-        """
+        """The plan with the shardings that the program has now."""
         settings = self.traced.request.settings
         if settings.lowering == "jit":
             return Planned(self.plan(search), self.imported, self.traced, None)
@@ -269,9 +226,6 @@ class _Planning:
         """The plan of the shardings that a planner chose as a region, unless it is left to XLA: the cheaper of two, if it fits.
 
         One runs equations along the axes that the planner's model runs them along, and one by the fewest bytes.
-
-        Args:
-            search: The search that chose them.
         """
         planner = self.traced.request.settings.planner
         assert planner is not None
@@ -331,13 +285,7 @@ class _Planning:
             return Plan(request.name, request.view.dialect_mesh, *described, propagation, platform, variants, search, dropped)
 
     def searcher(self, planner: Planner, began: float, kept: TracedCall) -> Searcher:
-        """The search for its shardings.
-
-        Args:
-            planner: The options.
-            began: The time at which planning began.
-            kept: The call with the user's constraints on values inside.
-        """
+        """The search for its shardings."""
         base = self.plan(None)
         donated = tuple((d.input, d.output) for d in base.donation if d.output is not None)
         self.alike = (*donated, *handed_on(base.program, base.inputs, base.outputs, base.donation))
@@ -366,13 +314,7 @@ class _Planning:
         )
 
     def seeded(self, annotations: Annotations, inputs: Sequence[TensorSharding], outputs: Mapping[int, TensorSharding]) -> Planned:
-        """The plan that propagation gives from shardings of all arguments, and of some results.
-
-        Args:
-            annotations: The user's, for the other results.
-            inputs: Per argument.
-            outputs: By number of a result.
-        """
+        """The plan that propagation gives from shardings of all arguments, and of some results."""
         settings = self.traced.request.settings
         ranks = [len(leaf.shape) for leaf in self.traced.request.leaves]
         specs = [
@@ -421,12 +363,7 @@ class _Planning:
 
 
 class PropagatedSeeds:
-    """Plans propagated from a part of the shardings of a planner's plan.
-
-    Args:
-        planning: The call; its program has the plan's shardings.
-        plan: The plan.
-    """
+    """Plans propagated from a part of the shardings of a planner's plan."""
 
     def __init__(self, planning: _Planning, plan: PlanRecord) -> None:
         self.planning = planning

@@ -31,19 +31,7 @@ def import_and_propagate(
     names: Sequence[str] | None = None,
     groups: dict[int, list[Value]] | None = None,
 ) -> Imported:
-    """A jaxpr as a program, with the shardings that the propagation gives it.
-
-    Args:
-        jaxpr: The jaxpr.
-        view: The mesh.
-        options: Options of the propagation.
-        inputs: The sharding of each input as far as it is decided, at its rank; None where nothing is.
-        outputs: The same for results.
-        timings: Where the time of each step is added.
-        log: Where the steps of the propagation are written.
-        names: Names of the inputs, for people to read.
-        groups: Where the members of sharding groups are written, which the propagated program has no ops of.
-    """
+    """A propagated jaxpr as a program; the members of sharding groups, which it has no ops of, are written to `groups`."""
     timings = Timings() if timings is None else timings
     with timings.step("read"):
         imported = from_jaxpr(
@@ -78,11 +66,6 @@ def physical_sharding(sharding: TensorSharding | None, aval: Any) -> TensorShard
 
 
 def decided(sharding: TensorSharding | None, rank: int) -> TensorSharding:
-    """A planned sharding as annotations say it: every dimension closed, without those that PRNG keys add.
-
-    Args:
-        sharding: The sharding; None is replicated.
-        rank: The rank of the value.
-    """
+    """A planned sharding as annotations say it: every dimension closed, without those that PRNG keys add."""
     planned = TensorSharding.closed(MESH_NAME, rank) if sharding is None else sharding
     return planned.with_dims(planned.dims[:rank]).closed_like().with_mesh(MESH_NAME)

@@ -82,18 +82,7 @@ class Store(Protocol):
 
 
 class Rendezvous:
-    """The agreement of one process with the other processes of a mesh.
-
-    Args:
-        store: The store.
-        processes: The processes of the mesh, in order.
-        own: This process.
-
-    Attributes:
-        own: This process.
-        runs: Number of programs of the mesh that this process has started; whoever starts one counts it.
-        agreed: Digests of the programs that were agreed on.
-    """
+    """The agreement of a process with others of its mesh; `runs` counts the programs of the mesh that it has started."""
 
     def __init__(self, store: Store, processes: Sequence[int], own: int) -> None:
         self._store = store
@@ -113,15 +102,7 @@ class Rendezvous:
         return self._processes
 
     def wait(self, program: str, values: Values, place: str, *, timeout: float | None = None, ahead: bool = False) -> Verdict:
-        """Waits until it is known whether all processes come with this program and these values.
-
-        Args:
-            program: Digest of the program.
-            values: Digests of the arguments, None for those that are not compared; nothing where none are.
-            place: The function, and where it is.
-            timeout: Seconds after which to give up; None waits as long as the others live.
-            ahead: The program is lowered, and will perhaps not run; others need not come.
-        """
+        """Waits until it is known whether all processes come with this program and values; with `ahead`, others need not come."""
         with self._lock:
             self._report_regularly()
             before = self._state
@@ -309,13 +290,7 @@ class Rendezvous:
 
 
 def say_ended(store: Store, own: int, reason: str) -> None:
-    """Tells the processes of all meshes that this one ends.
-
-    Args:
-        store: The store.
-        own: This process.
-        reason: The error that ends it; empty where there is none.
-    """
+    """Tells the processes of all meshes that this one ends."""
     with contextlib.suppress(RuntimeError, ValueError):
         store.key_value_set(f"{_ENDED}{own}", reason, allow_overwrite=True)
 

@@ -33,14 +33,7 @@ _PACKAGE = str(pathlib.Path(__file__).parent.parent)
 
 
 def report(planned: Planned) -> None:
-    """Logs a plan that is about to run for the first time, and warns of its findings, as `Options.check` says.
-
-    Args:
-        planned: The plan.
-
-    Raises:
-        PlanError: Findings are to be errors, and there are such.
-    """
+    """Logs a plan before its first run, and warns of its findings or raises PlanError, as `Options.check` says."""
     plan, request = planned.plan, planned.traced.request
     check = request.settings.options.check
     name, mesh, seconds = request.location or request.name, request.view.describe(), plan.timings.total
@@ -65,10 +58,6 @@ def _grave(plan: Plan) -> list[Finding]:
 
 def warning_text(findings: Sequence[Finding], location: str) -> str:
     """Findings in a few lines, one for each kind: mistakes, which are about no bytes, first.
-
-    Args:
-        findings: At least one.
-        location: The function.
 
     Example:
         >>> print(warning_text([Finding("unused-rule", "rule 0, 'a', matches nothing"), Finding("no-rule", "no rule for f")], "f.py:3"))

@@ -74,7 +74,6 @@ class Settings:
         Where `in_shardings` are a plan, it has those that the plan is for: else it would have other figures than the plan.
 
         Args:
-            view: The mesh.
             runs: Whether the plan runs here. A plan to look at must not depend on what this machine is, and has started.
         """
         if self.planner is not None:
@@ -95,18 +94,8 @@ class PlanRequest:
     """A call, ready to be traced and planned.
 
     Attributes:
-        settings: The arguments of the decorator.
-        view: The mesh.
-        layout: The slots of the call.
-        slots: The arguments; dynamic ones as `Leaves` of `ShapeDtypeStruct`s.
-        in_tree: Structure of `(args, kwargs)` without static arguments.
-        leaves: Path, shape and type of each leaf.
-        shardings: The sharding of each leaf; None where neither an annotation nor the argument has one.
-        findings: Remarks of the name rules.
-        sources: The source of each leaf's sharding: `in_shardings`, a rule, or the argument; empty where there is none.
         is_on_mesh: Whether `jax.jit` would trace the call on a mesh, so that code which looks for one finds one.
         key: Equal for calls that one plan serves.
-        axis_names: The names that each leaf has for its dimensions.
     """
 
     settings: Settings
@@ -160,17 +149,8 @@ class PlanRequest:
 def request(settings: Settings, view: MeshView, layout: ArgumentSlots, slots: Sequence[Any], *, runs: bool = False) -> PlanRequest:
     """Describes a call.
 
-    Args:
-        settings: The arguments of the decorator.
-        view: The mesh.
-        layout: The slots of the call.
-        slots: The arguments.
-        runs: Whether the plan runs here.
-
-    Raises:
-        SpecError: A spec does not fit its value.
-        ArgumentTypeError: A dynamic argument is no array.
-        StaticArgumentError: A static one has no hash.
+    Raises SpecError if a spec does not fit its value. Raises ArgumentTypeError if a dynamic argument is not an array. Raises
+    StaticArgumentError if a static one has no hash.
     """
     statics = static_key(layout, slots, settings.fun)
     args, kwargs = layout.dynamic_arguments(slots)
@@ -214,12 +194,7 @@ def request(settings: Settings, view: MeshView, layout: ArgumentSlots, slots: Se
 
 
 def is_on_mesh(settings: Settings, view: MeshView) -> bool:
-    """Whether the function meets a mesh: as under `jax.jit`, or because Flax drops what `logical_axis_rules` are for where there is none.
-
-    Args:
-        settings: Those of the function.
-        view: Its mesh.
-    """
+    """Whether the function finds a mesh: that of `jax.jit`, or one for `logical_axis_rules`, which Flax drops without a mesh."""
     return view.explicit or settings.logical_axis_rules is not None or not jax.sharding.get_abstract_mesh().empty
 
 
@@ -238,16 +213,7 @@ def _argument_shardings(
 
 
 def leaf_shardings(request: PlanRequest, in_shardings: Any, source: str) -> tuple[TensorSharding | None, ...]:
-    """The sharding of each leaf of a call under other input shardings than its own.
-
-    Args:
-        request: The call.
-        in_shardings: As in `auto_shard`.
-        source: Where they stand, for messages.
-
-    Raises:
-        SpecError: A spec does not fit its value.
-    """
+    """The sharding of each leaf of a call under other input shardings than its own. Raises SpecError if a spec does not fit its value."""
     args, kwargs = jax.tree.unflatten(request.in_tree, request.structs)
     specs = _specs(in_shardings, request.layout, list(request.names), args, kwargs, request.location, source)
     specs = call_specs(specs, request.leaves, request.structs)

@@ -76,13 +76,7 @@ class BufferErrors:
 
 
 def check_buffers(layout: ArgumentSlots, slots: Sequence[Any], fun: Callable[..., Any]) -> None:
-    """Raises where arguments may not be passed: their buffers were deleted, or are donated twice.
-
-    Args:
-        layout: The arguments of the function by kind.
-        slots: The arguments.
-        fun: The function.
-    """
+    """Raises if arguments may not be passed: their buffers were deleted, or are donated twice."""
     arguments = [jax.tree.leaves(slots[i]) for i in layout.dynamic]
     leaves = [leaf for argument in arguments for leaf in argument]
     if Guard(bool(layout.donated)).bad(leaves):
@@ -96,16 +90,7 @@ class CompiledCall:
     """A planned and jitted signature.
 
     Attributes:
-        plan: The plan.
-        jitted: Takes slots.
-        dispatch: Runs it for calls; see `dispatch.Dispatch`.
-        placing: Puts leaves where they belong.
-        tangents: Those of the arguments and those of the results; None on Explicit axes, where types say where they lie.
-        layout: The slots.
-        guard: Looks at buffers before dispatch.
         is_cacheable: Whether later calls may use it; not where the function closes over values of an outer trace.
-        holds_leaves: Whether leaves of the result are no arrays.
-        closed_over: Whether the function is a closure made for one call.
     """
 
     planned: Planned
@@ -135,14 +120,7 @@ class CompiledCall:
         return Pinned(self.planned.region.partitioned(self.plan).jaxpr, 0, True)
 
     def __call__(self, slots: Sequence[Any]) -> Any:
-        """Runs a call.
-
-        Args:
-            slots: The arguments.
-
-        Raises:
-            SignatureChanged: They are not of the signature that was planned for.
-        """
+        """Runs a call; raises SignatureChanged if it does not have the signature that was planned for."""
         leaves, statics = self.jitted.inputs.flat(slots)
         if self.guard.bad(leaves):
             self.guard.explain(leaves, self._donated, self._paths, self.errors)
@@ -204,11 +182,7 @@ class CompiledCall:
         return all(now is then or now is placed for now, then, placed in zip(shardings, planned_for, self._placed))
 
     def lower(self, **options: Any) -> Any:
-        """The `jax.stages.Lowered`.
-
-        Args:
-            options: Those of `jax.stages.Traced.lower`.
-        """
+        """The `jax.stages.Lowered`."""
         request = self.planned.traced.request
         agreement = self.dispatch.agreement
         with no_collection(), covering():  # what is lowered for itself asks nobody before it runs
@@ -219,15 +193,12 @@ class CompiledCall:
 def compiled_call(planned: Planned, *, abstract: bool = False, in_order: bool = False) -> CompiledCall:
     """Pins a plan and jits it.
 
+    Raises MeshError if the mesh has no devices. Raises NotAvailableError if an input or output is unreduced. Raises OrderedEffectError if
+    the function has ordered effects and the mesh several devices.
+
     Args:
-        planned: The plan.
         abstract: Accept a mesh without devices; what is made can be lowered only.
         in_order: Keep the order of arguments and results in the compiled program, although donated arrays may get other results then.
-
-    Raises:
-        MeshError: The mesh has no devices.
-        NotAvailableError: An input or output is unreduced.
-        OrderedEffectError: The function has ordered effects and the mesh several devices.
     """
     traced = planned.traced
     request = traced.request

@@ -31,19 +31,7 @@ Outcome = tuple[Candidate, Search] | PlannerInfeasible
 
 
 def searched(searcher: Searcher, traced: TracedCall, *, runs: bool) -> tuple[Candidate, Search]:
-    """The result of a search, which the first process of a mesh makes for all.
-
-    Args:
-        searcher: The search.
-        traced: The call that is planned.
-        runs: Whether the plan runs now, so that all processes come; else a process that stays alone searches by itself.
-
-    Raises:
-        PlannerInfeasible: No plan fits the budget; raised in every process.
-        PlanMismatchError: Some process plans something else; raised in every process.
-        PeerFailedError: Some process has failed or ended.
-        PeerMissingError: Some process did not come in time.
-    """
+    """The result of a search, which the first process of a mesh makes for all if the plan `runs` now."""
     request = traced.request
     mesh, timeout, limit = request.view.expected, request.settings.options.peer_timeout, searcher.planner.time_limit_s
     devices = tuple(mesh.devices.flat) if isinstance(mesh, Mesh) and timeout != 0 else ()

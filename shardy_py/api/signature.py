@@ -22,16 +22,7 @@ from shardy_py.frontends.context import traced_dtype
 
 @dataclass(frozen=True)
 class ArgumentSlots:
-    """The slots of a call.
-
-    Attributes:
-        positional: Number of positional arguments.
-        keywords: Names of keyword arguments, sorted.
-        labels: Name of each slot, for messages.
-        static: Slots of static arguments.
-        donated: Slots of donated arguments.
-        parameters: The parameters that are not static, in the order of the signature; empty where that is unknown or takes `*args`.
-    """
+    """The slots of a call; `parameters` are those that are not static, empty where unknown or with `*args`."""
 
     positional: int
     keywords: tuple[str, ...]
@@ -63,16 +54,8 @@ class ArgumentSlots:
 class Arguments:
     """The treatment of a function's arguments, as `jax.jit` takes it.
 
-    Args:
-        fun: The function.
-        static_argnums: Positions of static arguments; names follow from the signature, as in `jax.jit`.
-        static_argnames: Names of static arguments.
-        donate_argnums: Positions of arguments whose buffers may be reused.
-        donate_argnames: Names of such arguments.
-
-    Raises:
-        SpecError: A position or a name that the function does not have.
-        StaticArgumentError: An argument is both static and donated.
+    Raises SpecError if a position or a name that the function does not have. Raises StaticArgumentError if an argument is both static and
+    donated.
     """
 
     def __init__(
@@ -134,11 +117,7 @@ class Arguments:
         return frozenset(numbers or ()), frozenset(names or ())
 
     def layout(self, positional: int, keywords: Iterable[str]) -> ArgumentSlots:
-        """The layout of a call with so many positional and these keyword arguments.
-
-        Raises:
-            ArgumentTypeError: The function takes other arguments.
-        """
+        """The layout of a call with these arguments; raises ArgumentTypeError if the function takes others."""
         key = (positional, tuple(sorted(keywords)))
         layout = self._layouts.get(key)
         if layout is None:
@@ -192,11 +171,7 @@ def _names(argnames: str | Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def static_key(layout: ArgumentSlots, slots: Sequence[Any], fun: Callable[..., Any]) -> tuple[Any, ...]:
-    """The static arguments, as a key.
-
-    Raises:
-        StaticArgumentError: One cannot be hashed.
-    """
+    """The static arguments, as a key; raises StaticArgumentError if one cannot be hashed."""
     values = tuple(slots[i] for i in layout.static)
     for i, value in zip(layout.static, values):
         try:
@@ -212,11 +187,7 @@ def static_key(layout: ArgumentSlots, slots: Sequence[Any], fun: Callable[..., A
 
 
 def abstract(leaf: Any, path: str, fun: Callable[..., Any], label: str) -> tuple[tuple[int, ...], Any, bool]:
-    """Shape, element type and weak type of a leaf of the argument called `label`.
-
-    Raises:
-        ArgumentTypeError: It is no array.
-    """
+    """Shape, element type and weak type of a leaf of the argument called `label`; raises ArgumentTypeError if it is not an array."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return tuple(leaf.shape), traced_dtype(leaf), bool(leaf.weak_type)
     try:

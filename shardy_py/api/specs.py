@@ -45,18 +45,10 @@ def is_spec_leaf(x: object) -> bool:
 def to_tensor_sharding(
     spec: object, view: MeshView, leaf: Leaf, source: str, *, uneven: bool = False, location: str | Callable[[], str] = ""
 ) -> TensorSharding | None:
-    """The sharding a user's spec stands for on one value.
+    """The sharding a user's spec stands for on one value. Raises SpecError if the spec does not fit the value or the mesh.
 
     Args:
-        spec: `PartitionSpec`, `NamedSharding`, `TensorSharding` or None.
-        view: The mesh of the program.
-        leaf: The value it is for.
-        source: The argument that holds the spec, for messages: `in_shardings`.
         uneven: Accept dimensions that the mesh axes do not divide.
-        location: `file:line` for messages, or what gives it.
-
-    Raises:
-        SpecError: The spec does not fit the value or the mesh.
     """
     if spec is None:
         return None
@@ -71,14 +63,7 @@ def to_tensor_sharding(
 def check_spec(spec: object, view: MeshView, source: str, location: str) -> None:
     """Checks a user's spec that no value has, as a rule that matches nothing: the mesh has its axes, and each is used once.
 
-    Args:
-        spec: `PartitionSpec`, `NamedSharding`, `TensorSharding` or None.
-        view: The mesh of the program.
-        source: The argument that holds the spec, for messages.
-        location: `file:line` for messages.
-
-    Raises:
-        SpecError: The spec does not fit the mesh.
+    Raises SpecError if the spec does not fit the mesh.
     """
     if spec is None:
         return
@@ -94,16 +79,7 @@ def to_fitting_sharding(
 ) -> tuple[TensorSharding | None, list[Finding]]:
     """As `to_tensor_sharding`; where `indivisible` is `"drop"`, without the axes that do not divide their dimension, which is a finding.
 
-    Args:
-        spec: `PartitionSpec`, `NamedSharding`, `TensorSharding` or None.
-        view: The mesh of the program.
-        leaf: The value it is for.
-        source: Where it comes from, for messages.
-        indivisible: As `Options.indivisible`.
-        location: `file:line (name)` for messages.
-
-    Raises:
-        SpecError: The spec does not fit the value or the mesh.
+    Raises SpecError if the spec does not fit the value or the mesh.
     """
     sharding = to_tensor_sharding(spec, view, leaf, source, uneven=indivisible == "drop", location=location)
     if sharding is None or indivisible != "drop":
@@ -138,16 +114,7 @@ def host_kind(value: Any) -> str:
 
 
 def refuse_host_memory(value: Any, where: str, *, is_result: bool = False) -> None:
-    """Raises where an argument, or what a function is traced to return, is in the host's memory, for what has no place for it.
-
-    Args:
-        value: An array, its type, or a `ShapeDtypeStruct`.
-        where: For messages.
-        is_result: Whether it is a result.
-
-    Raises:
-        SpecError: It is.
-    """
+    """Raises SpecError if an argument, or what a function is traced to return, is in the host's memory."""
     if not host_kind(value):
         return
     if is_result:
@@ -188,12 +155,7 @@ def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool)
 
 
 def has_rank(spec: object, rank: int) -> bool:
-    """Whether a sharding may be of a value with so many dimensions.
-
-    Args:
-        spec: A `PartitionSpec`, `NamedSharding` or `TensorSharding`; anything else may.
-        rank: The number of dimensions.
-    """
+    """Whether a sharding may be of a value with so many dimensions."""
     if isinstance(spec, TensorSharding):
         return len(spec.dims) == rank
     spec = spec.spec if isinstance(spec, NamedSharding) else spec
@@ -320,12 +282,7 @@ def is_spec_function(specs: object) -> bool:
 
 
 def as_planned(values: Sequence[PlannedValue], source: str) -> Callable[[str, object], TensorSharding]:
-    """The spec of each leaf where a plan stands for specs.
-
-    Args:
-        values: The plan's inputs, or its outputs.
-        source: `in_shardings` or `out_shardings`.
-    """
+    """The spec of each leaf where a plan stands for specs."""
     shardings = {value.path: value.sharding or TensorSharding.closed(MESH_NAME, len(value.shape)) for value in values}
     ranks = {value.path: len(value.shape) for value in values}
 
@@ -344,28 +301,15 @@ def as_planned(values: Sequence[PlannedValue], source: str) -> Callable[[str, ob
 
 
 def call_specs(specs: Sequence[object], leaves: Sequence[Leaf], structs: Sequence[jax.ShapeDtypeStruct]) -> list[object]:
-    """Replaces specs that are functions by their results, leaf by leaf.
-
-    Args:
-        specs: One per leaf.
-        leaves: The leaves, whose paths functions get.
-        structs: Their types, which they get too.
-    """
+    """Replaces specs that are functions by their results, leaf by leaf."""
     return [spec(leaf.path, struct) if callable(spec) else spec for spec, leaf, struct in zip(specs, leaves, structs, strict=True)]
 
 
 def broadcast_specs(specs: object, tree: object, source: str, root: Callable[[str], str], location: str = "") -> list[object]:
-    """One spec per leaf of `tree`, from specs that are a prefix of it.
+    """One spec per leaf of `tree`, from specs that are a prefix of it. Raises SpecError if `specs` is not a prefix of `tree`.
 
     Args:
         specs: A tree of specs; a list at the top counts as a tuple where the values are one, as in `jax.jit`.
-        tree: The values: the tuple of positional arguments, or the result.
-        source: `in_shardings` or `out_shardings`.
-        root: Turns a path within `tree` (`[0]['w']`) into the user's words (`params['w']`).
-        location: `file:line` for messages.
-
-    Raises:
-        SpecError: `specs` is no prefix of `tree`.
     """
     if isinstance(specs, list) and not isinstance(tree, list):
         specs = tuple(specs)

@@ -19,13 +19,7 @@ from shardy_py.plan.record import PlanRecord
 
 
 def statement(plan: PlanRecord, traced: TracedCall, devices: Sequence[Any]) -> str:
-    """A program that is about to run, one fact per line.
-
-    Args:
-        plan: The plan.
-        traced: The call that was planned.
-        devices: Those of the mesh, in its order.
-    """
+    """A program that is about to run, one fact per line."""
     request = traced.request
     layout = request.layout
     ids = " ".join(f"{device.process_index}:{device.id}" for device in devices)
@@ -47,14 +41,7 @@ def statement(plan: PlanRecord, traced: TracedCall, devices: Sequence[Any]) -> s
 
 
 def content(value: Any) -> str | None:
-    """The digest of a value that this process holds entirely.
-
-    Args:
-        value: An array, a number, or a tracer, which may stand for such a value.
-
-    Returns:
-        None where this process does not have all of it.
-    """
+    """The digest of a value, or of the one that a tracer stands for; None where this process does not hold all of it."""
     array = host_value(value)
     if array is None:
         return None
@@ -79,14 +66,7 @@ def host_value(value: Any) -> np.ndarray | None:
 
 
 def passed_values(leaves: Sequence[Any]) -> list[str | None]:
-    """Digests of the arguments that have to be equal in every process.
-
-    Args:
-        leaves: The arguments of a call.
-
-    Returns:
-        None for arrays over several processes, which JAX takes as they are, and for tracers that stand for no value.
-    """
+    """Digests of arguments that must be equal in all processes; None for arrays over several, and tracers without a value."""
     values = (known_value(leaf) for leaf in leaves)
     return [None if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable else content(leaf) for leaf in values]
 

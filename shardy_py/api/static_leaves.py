@@ -97,11 +97,7 @@ def dropped(tree: Any) -> Any:
 
 
 def holds(structure: Any) -> bool:
-    """Whether leaves are part of a structure.
-
-    Args:
-        structure: A `PyTreeDef`.
-    """
+    """Whether leaves are part of a structure."""
     node = structure.node_data()
     return (node is not None and node[0] is Static) or any(map(holds, structure.children()))
 

@@ -25,9 +25,6 @@ _NODES = {dict: "dict", list: "list", tuple: "tuple"}
 def structure_of(outline: Outline) -> Any:
     """Converts a tree to the form of `plan.store.structure`.
 
-    Args:
-        outline: The tree.
-
     Example:
         >>> from shardy_py.frontends.leaves import Leaves
         >>> structure_of(Leaves.of({"w": 1, "b": (2, None)}).outline)
@@ -49,12 +46,7 @@ def structure_of(outline: Outline) -> Any:
 
 
 def rebuilt(outline: Outline, leaves: Sequence[Any]) -> Any:
-    """A tree of shardings or types, None for leaves that are no arrays; nodes of a class that refuses them are dicts by names of children.
-
-    Args:
-        outline: Its structure.
-        leaves: Its leaves, in order.
-    """
+    """A tree of shardings or types, None for leaves that are not arrays; a node whose class refuses them is a dict by child names."""
     try:
         tree = outline.tree.unflatten(leaves)
         return dropped(tree) if holds(outline.tree) else tree
@@ -97,12 +89,7 @@ def _plain(key: Any) -> Any:
 
 
 def tree_of(structure: Any, leaves: Iterator[Any]) -> Any:
-    """A tree of dicts, lists and tuples; a node of another class is a dict from the names of its children.
-
-    Args:
-        structure: As `structure_of` makes it.
-        leaves: Its leaves, in order.
-    """
+    """A tree of dicts, lists and tuples; a node of another class is a dict from the names of its children."""
     if structure[0] == "leaf":
         return next(leaves)
     children = [tree_of(child, leaves) for child in children_of(structure)]
@@ -114,12 +101,7 @@ def tree_of(structure: Any, leaves: Iterator[Any]) -> Any:
 
 
 def abstract_mesh(plan: PlanRecord, structure: Structure) -> AbstractMesh:
-    """The mesh of a stored plan, which knows of no devices.
-
-    Args:
-        plan: The plan.
-        structure: The stored structure of its trees.
-    """
+    """The mesh of a stored plan, which knows of no devices."""
     kinds = tuple(AxisType.__members__.get(name, AxisType.Auto) for name in structure.axis_types)
     sizes = tuple(axis.size for axis in plan.mesh.axes)
     return AbstractMesh(sizes, plan.mesh.axis_names, axis_types=kinds)
@@ -140,14 +122,7 @@ def devices_of(mesh: AnyMesh) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Trees:
-    """The arguments and the result of a planned function, as trees over a mesh.
-
-    Attributes:
-        positional: Positional arguments, in order.
-        keywords: Keyword arguments, in the order of their leaves.
-        result: Makes the result of its leaves.
-        mesh: Gives the mesh that shardings refer to; devices may start after planning.
-    """
+    """The arguments and the result of a planned function, as trees over a mesh."""
 
     positional: tuple[Argument, ...]
     keywords: tuple[Argument, ...]
@@ -172,12 +147,7 @@ class Trees:
 
 
 def stored_trees(plan: PlanRecord, structure: Structure) -> Trees:
-    """The trees of a stored plan, whose mesh is an `AbstractMesh` of the axes of the plan.
-
-    Args:
-        plan: The plan.
-        structure: The stored structure of its trees.
-    """
+    """The trees of a stored plan, whose mesh is an `AbstractMesh` of the axes of the plan."""
 
     def described(name: str, tree: Any) -> Argument:
         return Argument(name, leaves_of(tree), lambda leaves: tree_of(tree, iter(leaves)))

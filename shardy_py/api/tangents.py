@@ -21,22 +21,14 @@ from shardy_py.frontends.context import is_staged, is_tracing
 
 
 class Tangents:
-    """The tangents of the arguments, or of the results, of one signature.
-
-    Args:
-        shardings: The planned sharding of each leaf.
-    """
+    """The tangents of the arguments, or of the results, of one signature."""
 
     def __init__(self, shardings: Sequence[NamedSharding]) -> None:
         self._shardings = tuple(shardings)
         self._identities: dict[tuple[int, ...], Callable[..., tuple[Any, ...]]] = {}
 
     def placed(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """The leaves, with derivatives by them that lie as planned.
-
-        Args:
-            leaves: Of the arguments or the results of a call under `jax.grad` or the like.
-        """
+        """The leaves, with derivatives by them that lie as planned."""
         moved = tuple(i for i, leaf in enumerate(leaves) if _is_differentiated(leaf))
         if not moved:
             return leaves

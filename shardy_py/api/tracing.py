@@ -34,17 +34,7 @@ _Traced = tuple[ClosedJaxpr, Leaves]
 
 @dataclass(frozen=True, eq=False)
 class TracedCall:
-    """A call's jaxpr and the structure of its result.
-
-    Attributes:
-        request: The call.
-        jaxpr: The traced function; closed-over arrays are its constants.
-        result: The result, of `ShapeDtypeStruct`s.
-        out_specs: The user's annotation of each leaf of the result.
-        out_names: The names that each leaf has for its dimensions.
-        callback_errors: The exceptions of the function's callbacks; None where it has none with results.
-        out_types: The sharding in the type of each leaf of the result; None where it was traced on Auto axes.
-    """
+    """A call's jaxpr and the structure of its result; `callback_errors` is None without callbacks that have results."""
 
     request: PlanRequest
     jaxpr: ClosedJaxpr
@@ -65,11 +55,7 @@ class TracedCall:
         return released(self.result.tree())
 
     def eagerly(self, *leaves: Any) -> list[Any]:
-        """Runs the undecorated function eagerly, op by op.
-
-        Args:
-            leaves: Of the arguments that are not static, on the mesh.
-        """
+        """Runs the undecorated function eagerly, op by op."""
         request = self.request
         view = request.view.auto if self.out_types is None else request.view
 
@@ -124,9 +110,6 @@ def _on_explicit_axes(
 
     Any other code is traced on Auto axes, as on every mesh: nothing is refused there for want of a sharding, and what no annotation shards
     is left to propagation.
-
-    Returns:
-        The trace, and the shardings in the types of its results.
     """
     view = request.view
     mesh = view.user_mesh.abstract_mesh if isinstance(view.user_mesh, Mesh) else view.user_mesh
@@ -158,11 +141,7 @@ def _typed(struct: jax.ShapeDtypeStruct, sharding: TensorSharding | None, mesh: 
 
 
 def _result_types(request: PlanRequest, jaxpr: ClosedJaxpr, result: Leaves) -> tuple[PartitionSpec | None, ...]:
-    """The shardings in the types of results.
-
-    Raises:
-        SpecError: One is yet to be summed.
-    """
+    """The shardings in the types of results. Raises SpecError if one is yet to be summed."""
     types = tuple(map(spec_of, jaxpr.out_avals))
     for key, spec in zip(result.outline.keys, types, strict=True):
         if spec is not None and spec.unreduced:

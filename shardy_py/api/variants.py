@@ -29,36 +29,20 @@ SHARE = 0.01
 
 @dataclass(frozen=True, eq=False)
 class TracedVariants:
-    """Plans variants of a traced call.
-
-    Attributes:
-        traced: The call.
-        plan_of: Plans one.
-        imported: The call's program, whose values are those of its plan.
-    """
+    """Plans variants of a traced call."""
 
     traced: TracedCall
     plan_of: Callable[[TracedCall], PlanRecord]
     imported: Imported
 
     def variants(self, plan: PlanRecord, peak: int) -> Iterator[Variant]:
-        """See `plan.record.Variants`.
-
-        Args:
-            plan: The plan of the call.
-            peak: Its peak in bytes.
-        """
+        """See `plan.record.Variants`."""
         yield from self._checkpointed()
         yield from self._donating(plan)
         yield from self._cut(plan, peak)
 
     def with_shardings(self, plan: PlanRecord, shardings: Mapping[str, TensorSharding]) -> PlanRecord | None:
-        """See `plan.record.Variants`.
-
-        Args:
-            plan: The plan of the call.
-            shardings: By path.
-        """
+        """See `plan.record.Variants`."""
         request = self.traced.request
         inputs, outputs, pins = list(request.shardings), list(self.traced.out_specs), dict[int, TensorSharding]()
         for path, sharding in shardings.items():

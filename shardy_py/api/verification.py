@@ -28,11 +28,9 @@ class RunComparison:
     """One way of running a function beside the unsharded run.
 
     Attributes:
-        outputs: One per leaf of the result.
         first_difference: The first op that is wrong; None where none is, or ops were not compared.
         ops: Number of ops that were compared one by one, each on the operands it had.
         problem: Why it could not be run.
-        notes: Further remarks.
     """
 
     outputs: tuple[Comparison, ...]

@@ -54,13 +54,7 @@ class Request:
 
 
 def verify(planned: Planned, slots: Sequence[Any], options: Request) -> Verification:
-    """Compares a planned call with the unsharded one.
-
-    Args:
-        planned: The plan.
-        slots: The call's arguments; they are not donated.
-        options: The comparisons to make.
-    """
+    """Compares a planned call with the unsharded one."""
     planned = _keeping(planned)
     traced = planned.traced
     request = traced.request
@@ -125,9 +119,6 @@ class _Comparer:
         """Compares outputs, then ops where outputs differ or the options request ops.
 
         Args:
-            results: The results of the function.
-            run: Runs parts of it.
-            flat: The function.
             described: Whether to look for the op at which rounding grew, too.
         """
         paths = [leaf.path for leaf in result_leaves(self.planned.traced)]
