@@ -229,7 +229,11 @@ class _Planning:
         """
         planner = self.traced.request.settings.planner
         assert planner is not None
-        regions = [self.plan(search, RegionBuilder(self.imported, self.traced, by_planner=by_planner)) for by_planner in (True, False)]
+        main = self.imported.program.main
+        values = (*main.arguments, *(result for op in self.imported.program.walk() for result in op.results))
+        is_sharded = any(value.sharding is not None and not value.sharding.is_fully_replicated for value in values)
+        kinds = (True, False) if is_sharded else (True,)  # whole values are computed in one way
+        regions = [self.plan(search, RegionBuilder(self.imported, self.traced, by_planner=by_planner)) for by_planner in kinds]
         regions.sort(key=lambda each: objective(each, planner))
         return next((each for each in regions if fits(each, planner)), regions[0])
 

@@ -24,6 +24,10 @@ KeptAnnotations = Literal["keep", "hint", "ignore"]
 """Whether the user's constraints on values inside hold."""
 
 
+NOTHING = "nothing is sharded"
+"""What a plan is called that uses no axis; the name in `Search.space` of what it takes beside a plan that uses some."""
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     """The cost of pinning an input, or of an annotation, beside the plan.
@@ -306,7 +310,7 @@ class Search:
         parts.append(self.bound_text)
         peak = format_bytes(self.peak_bytes)
         parts.append(f"peak {peak}" if self.budget_bytes is None else f"peak {peak} of {format_bytes(self.budget_bytes)}")
-        return ", ".join(parts)
+        return ", ".join((*parts, NOTHING) if NOTHING in self.space else parts)
 
     def __str__(self) -> str:
         rows = [(a.name, seconds_text(a.objective_seconds), *_memory(a)) for a in self.alternatives]

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardy_py.cost.collectives import collective_seconds
+from shardy_py.cost.links import lay_out, levels_of
+from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.record import PlanRecord
+from shardy_py.planner.inputs import SHARE
 from shardy_py.planner.options import Planner
 from shardy_py.planner.propagated import Trial
+
+MEMORY_SHARE = 0.2
+"""The part of the gap that a region may cost more than the cheapest if it takes half of its memory or less: a budget may allow
+parameters to lie whole, at tens of gigabytes, to spare a thousandth of the step."""
+
+TINY = 1e-9
+"""Bytes that take no time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +82,20 @@ def fits(plan: PlanRecord, planner: Planner) -> bool:
     return planner.budget is None or planner.fits(peak_of(plan, planner))
 
 
+def latency_of(plan: PlanRecord, planner: Planner) -> tuple[int, float]:
+    """The number of collectives in a call of a plan, and what they take however little they move.
+
+    Args:
+        plan: The plan.
+        planner: Says on which hardware.
+    """
+    sizes = dict(plan.mesh.shape)
+    layout = lay_out(sizes, planner.machine, planner.links)
+    collectives = [each.collective for each in cost_of(plan, planner.hardware, planner.links).collectives]
+    seconds = (c.runs * collective_seconds(c.kind, TINY, levels_of(axes_of(c, sizes), layout, sizes)) for c in collectives)
+    return sum(c.runs for c in collectives), sum(seconds)
+
+
 def received_of(plan: PlanRecord, planner: Planner) -> int:
     """Bytes that a device receives in a call of a plan.
 
@@ -79,3 +104,19 @@ def received_of(plan: PlanRecord, planner: Planner) -> int:
         planner: Says on which hardware.
     """
     return sum(each.bytes for each in cost_of(plan, planner.hardware, planner.links).collectives)
+
+
+def preferred(best: Candidate, other: Candidate, planner: Planner) -> Candidate:
+    """The cheaper plan; within the gap the other if it takes half of the memory, or takes as long and receives less.
+
+    Args:
+        best: A plan.
+        other: Another.
+        planner: Says on which hardware, and what the gap is.
+    """
+    more = other.seconds - best.seconds
+    takes_less = more <= MEMORY_SHARE * planner.gap * best.seconds and other.peak <= best.peak / 2
+    is_equal = more <= SHARE * planner.gap * best.seconds
+    if more < 0 or takes_less or (is_equal and received_of(other.run, planner) < received_of(best.run, planner)):
+        return other
+    return best

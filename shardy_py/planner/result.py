@@ -13,11 +13,11 @@ from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.memory.models import model as memory_model
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.search import Search, Status
+from shardy_py.plan.search import NOTHING, Search, Status
 from shardy_py.planner.assignment import ROUNDING
 from shardy_py.planner.constraint_prices import constraint_prices
 from shardy_py.planner.inputs import lying_whole
-from shardy_py.planner.judge import Candidate
+from shardy_py.planner.judge import Candidate, latency_of
 from shardy_py.planner.search import Searcher
 from shardy_py.planner.space import Resolution
 
@@ -61,6 +61,7 @@ def _space(searcher: Searcher, best: Candidate) -> dict[str, object]:
         "nothing to choose": ""
         if free
         else f"no size is a multiple of an axis of {searcher.base.mesh} where nothing is annotated: devices share no work",
+        NOTHING: _nothing_sharded(searcher, best),
         **_resolution_notes(searcher.space.resolution),
         "objective of the model": _objective_of_model(searcher, best),
         "not donated": _not_donated(searcher),
@@ -78,6 +79,20 @@ def _space(searcher: Searcher, best: Candidate) -> dict[str, object]:
         "moves": len(model.problem.moves),
         **{name: text for name, text in notes.items() if text},
     }
+
+
+def _nothing_sharded(searcher: Searcher, best: Candidate) -> str:
+    """Where the plan shards nothing, its step beside that of the cheapest finished plan which shards: latencies may be longer."""
+    if not searcher.model.variables or searcher.propagate is not None or searcher.is_sharded(best.assignment):
+        return ""
+    sharded = [each for each in searcher.finished if searcher.is_sharded(each.assignment)]
+    if not sharded:
+        return f"{seconds_text(best.seconds)} on one device"
+    other = min(sharded, key=lambda each: each.seconds)
+    count, latency = latency_of(other.run, searcher.planner)
+    collectives = f"{count} collective{'s' * (count != 1)}"
+    named = f"the cheapest sharded plan that was finished, {other.name}, {seconds_text(other.seconds)}"
+    return f"{seconds_text(best.seconds)} on one device; {named}, {seconds_text(latency)} of it latency of {collectives}"
 
 
 def _resolution_notes(resolution: Resolution) -> dict[str, str]:

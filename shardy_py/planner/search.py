@@ -29,8 +29,8 @@ from shardy_py.planner.elimination import reduced
 from shardy_py.planner.evaluation import Evaluation
 from shardy_py.planner.following import Neighbours, copies_of, followed, neighbours_of
 from shardy_py.planner.infeasibility import infeasible
-from shardy_py.planner.inputs import SHARE, cut
-from shardy_py.planner.judge import Candidate, objective, peak_of, received_of
+from shardy_py.planner.inputs import cut
+from shardy_py.planner.judge import Candidate, objective, peak_of, preferred
 from shardy_py.planner.memory import binding, bytes_of, fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge
@@ -53,10 +53,6 @@ ENTRIES = 40_000
 
 BRANCH_ROUNDS = 3
 """Searches in which other branches of conds count, each those that took longest in the plan before."""
-
-MEMORY_SHARE = 0.2
-"""The part of the gap that a region may cost more than the cheapest if it takes half of its memory or less: a budget may allow
-parameters to lie whole, at tens of gigabytes, to spare a thousandth of the step."""
 
 JUDGED, KEPT = 16, 3
 """Templates that are finished before there is a model, at most, and those of the best whose sets of axes the model has."""
@@ -218,6 +214,10 @@ class Searcher:
         """The sets of axes over which an assignment of all classes cuts dimensions."""
         return (frozenset(part.name for part in strategies[s]) for strategies, s in zip(self.space.strategies, chosen))
 
+    def is_sharded(self, assignment: Sequence[int]) -> bool:
+        """Whether an assignment cuts anything."""
+        return any(self.cuts(self.model.assignment(assignment)))
+
     def solved(self) -> tuple[Candidate, float]:
         """The best plan of the space at hand, and the lower bound of the upper end of a step."""
         started = time.monotonic()
@@ -267,11 +267,10 @@ class Searcher:
 
     def freed(self, places: tuple[str, ...]) -> Searcher:
         """The same search without the constraints of some lines, on the same program and tables."""
-        program, ops, copies, op_tables, _ = self._parts
         annotations = replace(self.annotations, freed=places)
-        spaces = spaces_of(program, self.base.mesh, annotations, groups_of(annotations, self.base.program, copies))
+        spaces = spaces_of(self.program, self.base.mesh, annotations, groups_of(annotations, self.base.program, self.copies))
         other = replace(self, annotations=annotations, timings={}, completions={}, finished=[])
-        other.__dict__["_parts"] = (program, ops, copies, op_tables, spaces)
+        other.__dict__["_parts"] = (*self._parts[:-1], spaces)
         return other
 
     @property
@@ -442,14 +441,18 @@ class Searcher:
 
         The model prices ops one by one. A region also shares copies between readers and fuses otherwise, so that a template may
         run faster than a plan that is cheaper by the model. As far as the gap allows, one that takes half of the memory is preferred, and
-        of those that take as long the one that sends less.
+        of those that take as long the one that sends less. Beside a plan that shards nothing, one that does is finished in any case.
 
         Args:
             best: The plan.
         """
         most = self.predicted(best.assignment) * (1 + REACH)
+        sharded = {start: template.name for template in self.templates if self.is_sharded(start := self.start_of(template))}
         seen = {best.assignment}
         candidates: list[Candidate] = []
+        if sharded and not self.is_sharded(best.assignment):
+            seen.add(start := min(sharded, key=self.predicted))
+            candidates += [each for each in (self.candidate(sharded[start], start),) if self.planner.fits(each.peak)]
         for template in self.templates:
             if not self.left:
                 self.is_late = True
@@ -462,14 +465,7 @@ class Searcher:
                 candidate = self.candidate(template.name, start)
                 if self.planner.fits(candidate.peak):
                     candidates.append(candidate)
-        template = min(candidates, key=lambda each: each.seconds, default=best)
-        if template.seconds < best.seconds:
-            return template
-        allowed = (template.seconds - best.seconds) <= MEMORY_SHARE * self.planner.gap * best.seconds
-        if allowed and template.peak <= best.peak / 2:
-            return template
-        equal = (template.seconds - best.seconds) <= SHARE * self.planner.gap * best.seconds
-        return template if equal and received_of(template.run, self.planner) < received_of(best.run, self.planner) else best
+        return preferred(best, min(candidates, key=lambda each: each.seconds, default=best), self.planner)
 
     # ------------------------------------------------------------------ memory
 
@@ -529,8 +525,8 @@ class Searcher:
                 break
             evaluation = Evaluation(self.limited(limits))
             # Within the gap much is left to chance, such as the dimension along which a small input is cut.
-            polished = descend(evaluation, solution.assignment)
-            best = tuple(map(int, polished.assignment)) if polished.allowed else solution.assignment
+            polished = descend(evaluation, solution.assignment) if self.is_sharded(solution.assignment) else None
+            best = tuple(map(int, polished.assignment)) if polished and polished.allowed else solution.assignment
             candidate = self.candidate("", cut(self.model, evaluation, best, list(self.data), self.planner.gap))
             if self.planner.fits(candidate.peak):
                 break

@@ -537,3 +537,21 @@ def test_plans_of_meshes_without_devices_are_for_the_hardware() -> None:
     np.testing.assert_allclose(planned(np.ones((8, 8), np.float32)), np.sin(1.0), rtol=1e-6)
     assert planned._last.plan.platform == "cpu"
     assert planned.lower(f32(8, 8)).compile() is not None
+
+
+def test_a_step_shorter_than_latencies_says_so() -> None:
+    small = jax.tree.map(lambda leaf: f32(*(n // 8 for n in leaf.shape)), STEP)
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0).plan(*small)
+    assert plan.search is not None
+    assert plan.search.headline.endswith("nothing is sharded")
+    (finding,) = [each for each in plan.findings if each.kind == "unused-axis"]
+    assert finding.severity == "info"
+    assert "Planner(hardware=...)" in finding.fix
+    sentence = (
+        r"nothing is sharded: .* us on one device; the cheapest sharded plan that was finished, .* over x, .* us, .* us of it latency of"
+    )
+    assert re.match(sentence, finding.message)
+    assert sp.Plan.from_json(plan.to_json()).findings == plan.findings
+    one = sp.auto_shard(step, mesh={"x": 1}, planner=planner(), donate_argnums=0).plan(*small).cost_analysis("h100").step_seconds
+    assert one is not None
+    assert one.high == pytest.approx(plan.search.objective_seconds)

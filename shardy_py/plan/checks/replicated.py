@@ -18,10 +18,10 @@ from shardy_py.plan.checks.paths import without_numbers
 from shardy_py.plan.checks.phrases import annotation_of, more_text
 from shardy_py.plan.checks.specs import extended, nearest, unused_axes, with_axes_on
 from shardy_py.plan.checks.thresholds import NOTABLE, PARTLY, graded
-from shardy_py.plan.checks.unused_axes import NOTHING
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import BODIES
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.search import NOTHING
 from shardy_py.plan.values import PlannedValue, typed
 from shardy_py.rules.traits import is_constraint, is_elementwise
 

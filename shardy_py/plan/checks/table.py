@@ -26,6 +26,7 @@ from shardy_py.plan.checks.scanned import cut_along_scan
 from shardy_py.plan.checks.unused_axes import unused_axis
 from shardy_py.plan.findings import Finding, Findings
 from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.search import NOTHING
 
 Check = Callable[[CheckContext], Iterator[Finding]]
 
@@ -67,7 +68,7 @@ KINDS = (
     Kind("indivisible", "warning, note", "axes that do not divide a dimension: dropped, or padded for", indivisible),
     Kind("sub-axis-removed", "warning, note", "an argument or result lost part of an axis, which JAX cannot name", sub_axis_removed),
     Kind("state-unlike-parameter", "warning, note", "optimizer state sharded by fewer axes than its parameter", state_unlike_parameter),
-    Kind("unused-axis", "warning", "a mesh axis that shards nothing", unused_axis),
+    Kind("unused-axis", "warning, note", "a mesh axis that shards nothing", unused_axis),
     Kind("cut-along-scan", "warning, note", "a stack sharded along the dimension that a scan iterates over", cut_along_scan),
     Kind("costly-constraint", "warning", "constraints inside that cost more than a tenth of a planner's step", costly_constraint),
     Kind("costly-reshard", "warning, note", "XLA replicates a value to reshard it, or an intermediate is gathered whole", costly_reshard),
@@ -96,7 +97,9 @@ merge_tables({kind.name: kind} for kind in KINDS)
 
 
 def _is_weighed(finding: Finding, plan: PlanRecord) -> bool:
-    """Whether a planner chose the sharding that a finding is about, and not propagation."""
+    """Whether a planner chose the sharding that a finding is about, and not propagation, and the finding does not say why."""
+    if plan.search is not None and NOTHING in plan.search.space and finding.message.startswith(NOTHING):
+        return False
     return plan.is_assigned or (plan.search is not None and any(finding.path == value.path for value in (*plan.inputs, *plan.outputs)))
 
 

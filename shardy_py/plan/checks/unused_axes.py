@@ -13,19 +13,27 @@ from shardy_py.plan.checks.optimizer_state import state_and_parameter
 from shardy_py.plan.checks.phrases import annotation_of
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.search import NOTHING
 from shardy_py.plan.values import PlannedValue
 
 KIND = "unused-axis"
 
-NOTHING = "nothing is sharded"
-"""Beginning of the message where no axis is used."""
+SMALL = "plan the sizes that will run, for what they will run on (Planner(hardware=...)), or say what to cut (in_shardings, rules)"
+"""What to do about a step that no planner shards."""
 
 MAX_EXAMPLES = 4
 """Shardings that are tried, of the largest values first."""
 
 
 def unused_axis(context: CheckContext) -> Iterator[Finding]:
-    """Axes larger than one that no value uses, where inputs and outputs together take `NOTABLE` bytes or more."""
+    """Axes larger than one that no value uses, where inputs and outputs together take `NOTABLE` bytes or more.
+
+    Where a planner shards nothing, a note of any size says why.
+    """
+    search = context.plan.search
+    if search is not None and NOTHING in search.space:
+        yield Finding(KIND, f"{NOTHING}: {search.space[NOTHING]}", severity="info", fix=SMALL)
+        return
     if sum(context.bytes_of(value) for value in (*context.plan.inputs, *context.plan.outputs)) < NOTABLE:
         return
     used = _used(context)
