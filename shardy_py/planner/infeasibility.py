@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
+
+from shardy_py.ir import Program, Type, Value
 from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 from shardy_py.planner.errors import PlannerBudgetError, PlannerInfeasible
+from shardy_py.planner.memory import bytes_of
 from shardy_py.planner.options import Planner
+from shardy_py.planner.space import Annotations, Space
 
 LISTED = 5
 """Arrays that the error names."""
@@ -54,3 +60,28 @@ def infeasible(plan: PlanRecord, name: str, planner: Planner, bound: int, *remed
         why=f"the largest arrays there are {listed}",
         fix=", or ".join(fixes),
     )
+
+
+def least_bytes(program: Program, space: Space, annotations: Annotations, arguments: Collection[int], results: Collection[int]) -> int:
+    """A lower bound on the peak of every plan: arguments, and results that take no argument's memory, in as many pieces as devices.
+
+    What the user shards is as the user says.
+
+    Args:
+        program: The program.
+        space: Its largest search space.
+        annotations: The user's.
+        arguments: The numbers of arguments that take no memory.
+        results: Of results that take none.
+    """
+    main, pins = program.main, (*annotations.inputs, *annotations.outputs)
+    ends: list[tuple[Value | int, Type, bool]] = [(a, a.type, n in arguments) for n, a in enumerate(main.arguments)]
+    ends += [(n, type_, n in results) for n, type_ in enumerate(main.result_types)]
+    total = 0
+    for (value, type_, is_free), pin in zip(ends, pins, strict=True):
+        classes = space.classes[value]
+        is_pinned = pin is not None and all(len(space.strategies[c]) == 1 for c in classes)
+        pieces = 1 if is_pinned else math.prod(axis.size for axis in space.mesh.axes)
+        layout = tuple(space.strategies[c][0] if is_pinned else () for c in classes)
+        total += 0 if is_free else bytes_of(type_, layout, space.mesh) // pieces
+    return total

@@ -28,7 +28,7 @@ from shardy_py.planner.descent import descend
 from shardy_py.planner.elimination import reduced
 from shardy_py.planner.evaluation import Evaluation
 from shardy_py.planner.following import Neighbours, copies_of, followed, neighbours_of
-from shardy_py.planner.infeasibility import infeasible
+from shardy_py.planner.infeasibility import infeasible, least_bytes
 from shardy_py.planner.inputs import cut
 from shardy_py.planner.judge import Candidate, objective, peak_of, preferred
 from shardy_py.planner.memory import binding, bytes_of, fixed_bytes, peak_bytes
@@ -581,23 +581,8 @@ class Searcher:
         return min(fitting, key=lambda each: each.seconds, default=None)
 
     def least_bytes(self) -> int:
-        """A lower bound on the peak of every plan: arguments, and results that take no argument's memory, in as many pieces as devices.
-
-        What the user shards is as the user says.
-        """
-        space, main = self._parts[-1](None), self.program.main
-        free_arguments, free_results = self.free
-        arguments = [(a, a.type, n in free_arguments) for n, a in enumerate(main.arguments)]
-        results = [(n, type_, n in free_results) for n, type_ in enumerate(main.result_types)]
-        pins = (*self.annotations.inputs, *self.annotations.outputs)
-        total = 0
-        for (value, type_, is_free), pin in zip((*arguments, *results), pins, strict=True):
-            classes = space.classes[value]
-            is_pinned = pin is not None and all(len(space.strategies[c]) == 1 for c in classes)
-            pieces = 1 if is_pinned else math.prod(axis.size for axis in space.mesh.axes)
-            layout = tuple(space.strategies[c][0] if is_pinned else () for c in classes)
-            total += 0 if is_free else bytes_of(type_, layout, space.mesh) // pieces
-        return total
+        """A lower bound on the peak of every plan."""
+        return least_bytes(self.program, self._parts[-1](None), self.annotations, *self.free)
 
     def branched(self, limits: Sequence[Limit], starts: Sequence[Sequence[int]]) -> tuple[Solution, float]:
         """The best solution, and the lower bound of a step, where of each cond the branch counts that takes longest in it.
