@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from shardy_py.api import Traced as Traced
     from shardy_py.api import Verification as Verification
     from shardy_py.api import auto_shard as auto_shard
+    from shardy_py.api import check as check
     from shardy_py.api import clear_caches as clear_caches
     from shardy_py.api import manual_computation as manual_computation
     from shardy_py.api import named_computation as named_computation
+    from shardy_py.api import plan_of as plan_of
     from shardy_py.api import propagation_barrier as propagation_barrier
     from shardy_py.api import sharding_group as sharding_group
     from shardy_py.api import sharding_rule as sharding_rule
@@ -52,11 +54,13 @@ if TYPE_CHECKING:
     from shardy_py.rules import RuleTable as RuleTable
     from shardy_py.stages.run import pipeline as pipeline
     from shardy_py.stages.run import stage as stage
+    from shardy_py.view.check import Check as Check
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AutoSharded": "api",
+    "Check": "view.check",
     "AxisRef": "dialect",
     "Collective": "plan",
     "DifferenceError": "api",
@@ -85,10 +89,12 @@ _HOMES = {
     "Traced": "api",
     "Verification": "api",
     "auto_shard": "api",
+    "check": "api",
     "clear_caches": "api",
     "manual_computation": "api",
     "named_computation": "api",
     "pipeline": "stages.run",
+    "plan_of": "api",
     "propagation_barrier": "api",
     "sharding_group": "api",
     "sharding_rule": "api",

@@ -24,6 +24,8 @@ from shardy_py.api.meshes import AnyMesh
 from shardy_py.api.name_rules import NameRules
 from shardy_py.api.options import Options as Options
 from shardy_py.api.request import JitKeywords
+from shardy_py.api.undecorated import check as check
+from shardy_py.api.undecorated import plan_of as plan_of
 from shardy_py.api.verification import DifferenceError as DifferenceError
 from shardy_py.api.verification import Verification as Verification
 from shardy_py.backends import host_threads

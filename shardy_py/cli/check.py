@@ -11,10 +11,11 @@ from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
 from shardy_py.cli.targets import plan_of
 from shardy_py.plan.checks.accept import accepted
+from shardy_py.view.check import Check
 from shardy_py.view.text import findings_lines
 
 HAS_FINDINGS = 1
-"""The exit status where there are warnings or errors."""
+"""The exit status where there are warnings or errors, or what is checked does not fit the hardware."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +23,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help=TARGET)
     parser.add_argument("--ignore", action="append", default=[], metavar="KIND[:PATH]", help="findings that are accepted; may be repeated")
     parser.add_argument("--notes", action="store_true", help="list notes too, which do not change the exit status")
+    parser.add_argument("--hardware", metavar="NAME", help="say what moves, what it costs and whether it fits on this hardware too")
     add_output(parser)
     add_planning(parser)
 
@@ -31,6 +33,10 @@ def run(options: argparse.Namespace, out: Output) -> int:
     plan = plan_of(options.target, options)
     with progress(f"checking {plan.name}"):
         findings = accepted(plan.findings, options.ignore)
+    if options.hardware:
+        report = Check(plan, options.hardware)
+        (out.plain if options.json else out.show)(report.to_json() if options.json else report.as_text())
+        return 0 if report.is_clean else HAS_FINDINGS
     grave = [finding for finding in findings if finding.severity != "info"]
     shown = findings if options.notes else tuple(grave)
     if options.json:

@@ -151,7 +151,9 @@ def _parse_flags(flags: list[str]) -> None:
 
 def _planned(function: Any, target: str, options: Namespace) -> Plan:
     from shardy_py.api import AutoSharded, auto_shard
+    from shardy_py.api import plan_of as undecorated_plan_of
     from shardy_py.api.auto import BoundAutoSharded
+    from shardy_py.errors import MeshError
     from shardy_py.facade import Plan
 
     mesh = mesh_of(options.mesh)
@@ -177,11 +179,24 @@ def _planned(function: Any, target: str, options: Namespace) -> Plan:
     changes |= {} if mesh is None else {"mesh": mesh}
     changes |= {} if options.planner is None else {"planner": planner_of(options.planner)}
     changes |= {} if options.platform is None else {"options": dataclasses.replace(_options(function), platform=options.platform)}
+    without_mesh = f"{target} is under no auto_shard that gives it a mesh"
     step: Any
     if isinstance(function, AutoSharded):
         step = function.replace(**changes) if changes else function
+    elif (
+        options.planner is None
+        and options.lowering in (None, "jit")
+        and not isinstance(mesh, int)
+        and (mesh is None or hasattr(function, "lower"))
+    ):
+        args, kwargs = arguments_of(options)
+        try:
+            with progress(f"planning {name}"):
+                return undecorated_plan_of(function, *args, mesh=mesh, options=changes.get("options"), **kwargs)
+        except MeshError as error:
+            raise (CommandError(without_mesh, fix="say which, --mesh data=4,model=2") if mesh is None else error) from None
     elif mesh is None:
-        raise CommandError(f"{target} is under no auto_shard that gives it a mesh", fix="say which, --mesh data=4,model=2")
+        raise CommandError(without_mesh, fix="say which, --mesh data=4,model=2")
     elif isinstance(mesh, int) and options.planner is None:
         fix = "write --mesh data=4,model=2, or add --planner h100"
         raise CommandError(f"--mesh {mesh} names no axes", where=target, why="only a planner chooses them", fix=fix)

@@ -38,8 +38,8 @@ WIDTH = 100
 """Sentences are broken at this column; tables are as wide as they are."""
 
 
-_LEFT_OUT = frozenset((*CALLS, "broadcast_in_dim", "iota"))
-"""Results of calls are listed inside of them; XLA fuses broadcasts and iotas into their readers."""
+_LEFT_OUT = frozenset((*CALLS, "broadcast_in_dim", "iota", "sdy.reshard"))
+"""Results of calls, and what is resharded on its way into them, are listed inside; XLA fuses broadcasts and iotas into their readers."""
 
 
 def plan_text(
@@ -65,18 +65,23 @@ def plan_text(
         listed = [v for v in plan.values if v.kind == "intermediate" and v.shape and (where is not None or v.primitive not in _LEFT_OUT)]
         listed = [value for value in listed if shown.value(value)]
         parts.append(_by_module(plan, listed, depth, limit))
-    if plan.active_partitioner is None:
-        if where is None:
-            lines.append(f'lowering "jit": XLA partitions it, and reshards are predicted{_conflicts(plan)}')
-        parts.append(reshards([reshard for reshard in reshards_of(plan) if shown.reshard(reshard)], limit))
-    else:
-        parts.append(collectives([c for c in collectives_of(plan) if shown.moved(c.value, c.primitive, c.location, c.module)], limit))
+    if plan.active_partitioner is None and where is None:
+        lines.append(f'lowering "jit": XLA partitions it, and reshards are predicted{_conflicts(plan)}')
+    parts.append(moves_lines(plan, limit, shown))
     parts.append(findings_lines([finding for finding in findings_of(plan) if shown.finding(finding)], limit, width))
     if where is not None and not any(len(part) > 1 for part in parts):
         return f"{lines[0]}\n  nothing of {len(plan.values):,} values is like that"
     for title, part in zip(("inputs", "outputs"), parts):
         lines += part or ([title] if where is None else [])
     return "\n".join([*lines, *(line for part in parts[2:] for line in part)])
+
+
+def moves_lines(plan: PlanRecord, limit: int | None, shown: Filter | None = None) -> list[str]:
+    """The collectives of a plan, or the reshards that are predicted for one that XLA partitions; `limit` as of all parts, a third of it."""
+    if plan.active_partitioner is None:
+        return reshards([reshard for reshard in reshards_of(plan) if shown is None or shown.reshard(reshard)], limit)
+    moved = [c for c in collectives_of(plan) if shown is None or shown.moved(c.value, c.primitive, c.location, c.module)]
+    return collectives(moved, limit)
 
 
 def _conflicts(plan: PlanRecord) -> str:

@@ -24,6 +24,9 @@ def arguments() -> tuple[Any, ...]:
     return {"up": f32(16, 32), "down": f32(32, 16)}, f32(8, 16)
 
 
+jitted = jax.jit(layer, donate_argnums=1)
+
+
 def planned() -> Plan:
     return step.plan(*arguments())
 

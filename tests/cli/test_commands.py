@@ -148,6 +148,15 @@ def test_check(stored: str, capsys: Captured) -> None:
     assert ran(capsys, "check", f"{MODULE}:warned", "--ignore", "refused-donation").startswith("no findings")
 
 
+def test_check_of_a_step_under_jit(capsys: Captured) -> None:
+    command = "check", f"{MODULE}:jitted", "--args-from", f"{MODULE}:arguments"
+    text = ran(capsys, *command, "--mesh", "data=2,model=4", "--hardware", "v5e")
+    assert text.startswith("check of layer on mesh data=2, model=4\nfindings  none\nnothing moves between devices\non each device\n")
+    assert "of them in donated arguments" in text
+    assert json.loads(ran(capsys, *command, "--mesh", "data=2", "--hardware", "v5e", "--json"))["is_clean"] is True
+    assert "gives it a mesh: say which, --mesh" in refused(capsys, *command)
+
+
 def test_diff(stored: str, capsys: Captured) -> None:
     assert ran(capsys, "diff", stored, f"{MODULE}:planned", "--exit-code") == "no difference: plan of layer\n"
     other = [f"{MODULE}:step", *ARGUMENTS, "--mesh", "data=4,model=2"]
