@@ -31,7 +31,7 @@ from shardy_py.api.request import JitKeywords, PlanRequest, Settings, is_on_mesh
 from shardy_py.api.running import CompiledCall, check_buffers, compiled_call
 from shardy_py.api.signature import Arguments, ArgumentSlots
 from shardy_py.api.specs import mesh_of
-from shardy_py.api.static_leaves import hold, released
+from shardy_py.api.static_leaves import static_call, user_tree
 from shardy_py.api.tracing import TracedCall, trace
 from shardy_py.api.trees import location_of
 from shardy_py.api.verification import Verification
@@ -208,7 +208,7 @@ class AutoSharded(Generic[P, R]):
     def _run(
         self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[CompiledCall, Exception] | None
     ) -> Any:
-        settings, args, kwargs = hold(settings, self._arguments.layout(len(args), kwargs), args, kwargs)
+        settings, args, kwargs = static_call(settings, self._arguments.layout(len(args), kwargs), args, kwargs)
         settings, view = self._on_mesh(settings, args, kwargs, runs=True)
         with report_failures(view, location_of(settings.fun)):
             return self._run_on(view, settings, args, kwargs, attempt)
@@ -295,7 +295,7 @@ class AutoSharded(Generic[P, R]):
         """
         settings, args, kwargs = nnx_modules.as_pure(self._settings, args, kwargs)
         layout = self._arguments.layout(len(args), kwargs)
-        settings, args, kwargs = hold(settings, layout, args, kwargs)
+        settings, args, kwargs = static_call(settings, layout, args, kwargs)
         settings, view = self._on_mesh(settings, args, kwargs)
         plan_request = request(settings, view, layout, layout.slots(args, kwargs))
         return Traced(trace(plan_request), self._arguments, settings)
@@ -319,7 +319,7 @@ class AutoSharded(Generic[P, R]):
         structs = [
             jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=n, weak_type=s.weak_type) for s, n in zip(result.values, shardings, strict=True)
         ]
-        return released(result.outline.filled(structs).tree())
+        return user_tree(result.outline.filled(structs).tree())
 
     @api_boundary
     def verify(
@@ -350,7 +350,7 @@ class AutoSharded(Generic[P, R]):
         """
         settings, args, kwargs = nnx_modules.as_pure(self._settings, args, kwargs)
         layout = self._arguments.layout(len(args), kwargs)
-        settings, args, kwargs = hold(settings, layout, args, kwargs)
+        settings, args, kwargs = static_call(settings, layout, args, kwargs)
         slots = layout.slots(args, kwargs)
         check_buffers(layout, slots, settings.fun)
         settings, view = self._on_mesh(settings, args, kwargs, runs=True)

@@ -11,7 +11,7 @@ from shardy_py.api.partitioning import RegionBuilder
 from shardy_py.api.planning import make_plan
 from shardy_py.api.request import Settings, request
 from shardy_py.api.signature import ArgumentSlots
-from shardy_py.api.static_leaves import released
+from shardy_py.api.static_leaves import user_tree
 from shardy_py.api.tracing import trace
 from shardy_py.backends.shard_map import fits_inside
 from shardy_py.frontends.mesh_context import no_mesh
@@ -36,4 +36,4 @@ def run_inside(settings: Settings, view: MeshView, layout: ArgumentSlots, args: 
     if not partitioning.is_run(plan):
         return settings.fun(*args, **kwargs)
     results = partitioning.calling(plan, None)(*jax.tree.leaves(layout.dynamic_arguments(slots)))
-    return released(jax.tree.unflatten(planned.traced.out_tree, results))
+    return user_tree(jax.tree.unflatten(planned.traced.out_tree, results))

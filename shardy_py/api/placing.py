@@ -19,7 +19,7 @@ from shardy_py.api.errors import SpecError
 from shardy_py.api.meshes import AnyMesh, view_of
 from shardy_py.api.name_rules import OWN
 from shardy_py.api.request import PlanRequest
-from shardy_py.api.static_leaves import held, released
+from shardy_py.api.static_leaves import static_tree, user_tree
 from shardy_py.api.trees import Leaf
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.errors import ShardyError
@@ -82,7 +82,7 @@ class Placing:
 def placed_arguments(plan: PlanRecord, args: Any, mesh: AnyMesh) -> Any:
     """See `Plan.place`. Raises ShardyError for other arguments than planned, MeshError for a mesh with other axes or without devices."""
     runnable = view_of(fitting_mesh(plan, mesh, "place")).runnable()
-    leaves, tree = jax.tree.flatten(tuple(map(held, args)) if isinstance(args, tuple) else args)
+    leaves, tree = jax.tree.flatten(tuple(map(static_tree, args)) if isinstance(args, tuple) else args)
     types = [tuple(np.shape(leaf)) for leaf in leaves]
     if types != [value.shape for value in plan.inputs]:
         wrong = next((i for i, (a, v) in enumerate(zip(types, plan.inputs)) if a != v.shape), min(len(types), len(plan.inputs)))
@@ -97,10 +97,10 @@ def placed_arguments(plan: PlanRecord, args: Any, mesh: AnyMesh) -> Any:
     named = NamedShardings(runnable)
     shardings = [named(value.sharding, len(value.shape), value.memory_kind) for value in plan.inputs]
     if all(sharding.is_fully_addressable for sharding in shardings):
-        return released(tree.unflatten(jax.device_put(leaves, shardings)))
+        return user_tree(tree.unflatten(jax.device_put(leaves, shardings)))
     described = [Leaf(value.path, value.shape, value.dtype) for value in plan.inputs]
     pieces = [cut_for_processes(x, s, False, leaf, plan.name) for x, s, leaf in zip(leaves, shardings, described, strict=True)]
-    return released(tree.unflatten(pieces))
+    return user_tree(tree.unflatten(pieces))
 
 
 def cut_for_processes(leaf: Any, sharding: NamedSharding, named: bool, described: Leaf, location: str) -> Any:

@@ -26,7 +26,7 @@ from shardy_py.api.planning import Planned
 from shardy_py.api.propagating import decided, import_and_propagate
 from shardy_py.api.reporting import report
 from shardy_py.api.signature import ArgumentSlots, configuration
-from shardy_py.api.static_leaves import holds, released
+from shardy_py.api.static_leaves import has_static_leaves, user_tree
 from shardy_py.api.tangents import Tangents, is_differentiated_here
 from shardy_py.api.trees import argument_paths, location_of
 from shardy_py.backends.donation import Guard
@@ -103,7 +103,7 @@ class CompiledCall:
     guard: Guard
     errors: BufferErrors
     is_cacheable: bool
-    holds_leaves: bool
+    has_static: bool
     closed_over: bool = False
 
     @property
@@ -136,7 +136,7 @@ class CompiledCall:
             of_arguments, of_results = self.tangents
             results, tree = jax.tree.flatten(self.dispatch.run(of_arguments.placed(leaves), statics))
             result = tree.unflatten(of_results.placed(results))
-        return released(result) if self.holds_leaves else result
+        return user_tree(result) if self.has_static else result
 
     @property
     def is_reported(self) -> bool:
@@ -237,9 +237,8 @@ def compiled_call(planned: Planned, *, abstract: bool = False, in_order: bool = 
     dispatch = direct(jitted) if abstract else dispatched(jitted, mesh, agreement, traced.callback_errors)
     placing = Placing(request, mesh, in_shardings)
     tangents = None if view.explicit or devices is None else (Tangents(in_shardings), Tangents(out_shardings))
-    return CompiledCall(
-        planned, pins, jitted, dispatch, placing, tangents, layout, guard, errors, not traced.closes_over_tracers, holds(traced.out_tree)
-    )
+    is_cacheable, has_static = not traced.closes_over_tracers, has_static_leaves(traced.out_tree)
+    return CompiledCall(planned, pins, jitted, dispatch, placing, tangents, layout, guard, errors, is_cacheable, has_static)
 
 
 def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., Sequence[Any]]]:

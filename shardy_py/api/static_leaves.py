@@ -71,43 +71,43 @@ def _is_module(node: Any) -> bool:
     return any(kind.__name__ == "Module" and kind.__module__.startswith("equinox.") for kind in type(node).__mro__)
 
 
-def held(tree: Any) -> Any:
+def static_tree(tree: Any) -> Any:
     """A pytree whose leaves other than arrays are part of its structure; a leaf alone is returned as it is."""
+
+    def option(leaf: Any) -> Any:
+        return Static(leaf) if type(leaf) in _NUMBERS else leaf
+
     leaves, structure = jax.tree.flatten(tree)
     has_options = "equinox" in sys.modules and not _NUMBERS.isdisjoint(map(type, leaves))
     if jax.tree_util.treedef_is_leaf(structure) or not (has_options or any(map(_is_static, leaves))):
         return tree
     if has_options:
-        tree = jax.tree.map(lambda node: _with_options(node) if _is_module(node) else node, tree, is_leaf=_is_module)
+        tree = jax.tree.map(lambda node: jax.tree.map(option, node) if _is_module(node) else node, tree, is_leaf=_is_module)
     return jax.tree.map(lambda leaf: Static(leaf) if _is_static(leaf) else leaf, tree)
 
 
-def _with_options(module: Any) -> Any:
-    return jax.tree.map(lambda leaf: Static(leaf) if type(leaf) in _NUMBERS else leaf, module)
-
-
-def released(tree: Any) -> Any:
+def user_tree(tree: Any) -> Any:
     """The pytree again."""
     return jax.tree.map(lambda node: node.value if type(node) is Static else node, tree, is_leaf=lambda node: type(node) is Static)
 
 
-def dropped(tree: Any) -> Any:
-    """The pytree with None for what was held, as `equinox.filter` gives it."""
+def array_tree(tree: Any) -> Any:
+    """The pytree with None for its static leaves, as `equinox.filter` gives it."""
     return jax.tree.map(lambda node: None if type(node) is Static else node, tree, is_leaf=lambda node: type(node) is Static)
 
 
-def holds(structure: Any) -> bool:
+def has_static_leaves(structure: Any) -> bool:
     """Whether leaves are part of a structure."""
     node = structure.node_data()
-    return (node is not None and node[0] is Static) or any(map(holds, structure.children()))
+    return (node is not None and node[0] is Static) or any(map(has_static_leaves, structure.children()))
 
 
-def hold(
+def static_call(
     settings: Settings, layout: ArgumentSlots, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Settings, tuple[Any, ...], dict[str, Any]]:
     """Settings and arguments of a call whose arguments are pytrees of arrays; unchanged where they are."""
     slots = layout.slots(args, kwargs)
-    changed = {i: tree for i in layout.dynamic if (tree := held(slots[i])) is not slots[i]}
+    changed = {i: tree for i in layout.dynamic if (tree := static_tree(slots[i])) is not slots[i]}
     if not changed:
         return settings, args, kwargs
     slots = [changed.get(i, slot) for i, slot in enumerate(slots)]
@@ -119,7 +119,7 @@ def hold(
 def _of_trees(fun: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fun)
     def of_trees(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = released((args, kwargs))
+        args, kwargs = user_tree((args, kwargs))
         return fun(*args, **kwargs)
 
     return of_trees

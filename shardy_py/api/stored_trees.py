@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, tree_flatten_with_path
 
 from shardy_py.api.abstract_state import Argument, abstract_state, all_arguments
-from shardy_py.api.static_leaves import Static, dropped, holds
+from shardy_py.api.static_leaves import Static, array_tree, has_static_leaves
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings
 from shardy_py.frontends.leaves import Outline
 from shardy_py.plan.record import PlanRecord
@@ -49,7 +49,7 @@ def rebuilt(outline: Outline, leaves: Sequence[Any]) -> Any:
     """A tree of shardings or types, None for leaves that are not arrays; a node whose class refuses them is a dict by child names."""
     try:
         tree = outline.tree.unflatten(leaves)
-        return dropped(tree) if holds(outline.tree) else tree
+        return array_tree(tree) if has_static_leaves(outline.tree) else tree
     except Exception:  # whatever a user's constructor raises
         kind, rest = outline.tree.node_data()[0], iter(leaves)
         children = [rebuilt(part, list(itertools.islice(rest, part.tree.num_leaves))) for _, part in outline.children()]

@@ -19,7 +19,7 @@ from shardy_py.api.logical_axes import AxisNames, axis_names, in_flax_context
 from shardy_py.api.meshes import planning
 from shardy_py.api.request import PlanRequest
 from shardy_py.api.specs import as_planned, broadcast_specs
-from shardy_py.api.static_leaves import held, released
+from shardy_py.api.static_leaves import static_tree, user_tree
 from shardy_py.backends.callback_errors import CallbackErrors, watched
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import explicit_sharding
@@ -52,7 +52,7 @@ class TracedCall:
     @property
     def out_info(self) -> Any:
         """The result, of `ShapeDtypeStruct`s."""
-        return released(self.result.tree())
+        return user_tree(self.result.tree())
 
     def eagerly(self, *leaves: Any) -> list[Any]:
         """Runs the undecorated function eagerly, op by op."""
@@ -65,7 +65,7 @@ class TracedCall:
 
         args, kwargs = jax.tree.unflatten(request.in_tree, map(placed, leaves))
         run = functools.partial(_bound(request.settings.fun, request), *args, **kwargs)
-        return jax.tree.leaves(held(on_a_mesh_or_none(run, view.context, mesh_first=request.is_on_mesh)))
+        return jax.tree.leaves(static_tree(on_a_mesh_or_none(run, view.context, mesh_first=request.is_on_mesh)))
 
     @property
     def closes_over_tracers(self) -> bool:
@@ -86,7 +86,7 @@ def trace(request: PlanRequest) -> TracedCall:
 
     @functools.wraps(bound)
     def with_specs(*args: Any, **kwargs: Any) -> Any:
-        result = held(bound(*args, **kwargs))
+        result = static_tree(bound(*args, **kwargs))
         out_specs[:] = _out_specs(request, result)
         out_names[:] = axis_names(result)
         return result

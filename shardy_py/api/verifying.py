@@ -21,7 +21,7 @@ from shardy_py.api.partitioning import RegionBuilder
 from shardy_py.api.planning import Planned, described_results, result_leaves
 from shardy_py.api.running import compiled_call
 from shardy_py.api.signature import ArgumentSlots
-from shardy_py.api.static_leaves import held
+from shardy_py.api.static_leaves import static_tree
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
 from shardy_py.api.verification import RunComparison, Verification
@@ -66,7 +66,7 @@ def verify(planned: Planned, slots: Sequence[Any], options: Request) -> Verifica
     if idle is not None:
         return Verification(request.name, request.location, request.view.describe(), RunComparison(()), None, idle)
     inputs = _inputs(planned, slots)
-    results = [fetched_or_error(x) for x in jax.tree.leaves(held(compiled_call(planned)(slots)))]
+    results = [fetched_or_error(x) for x in jax.tree.leaves(static_tree(compiled_call(planned)(slots)))]
     with covering():  # the processes of the mesh have agreed on the whole
         run, beside = _runs(planned, inputs, results, mesh, options)
     return Verification(request.name, request.location, request.view.describe(), run, beside)

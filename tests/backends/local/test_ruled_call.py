@@ -61,6 +61,7 @@ ON_PARTS: dict[str, tuple[Callable[..., Any], Any, P]] = {
 WHOLE: dict[str, tuple[Callable[..., Any], Any, P]] = {
     "rows that the rule lets pass": (both, A[:, 0], P(None, "y")),
     "rows of a call without a batch": (first(factor, "i j -> i j"), A[0, 0], P("y")),
+    "rows of a call with a batch of one": (first(lambda a: [factor(a[None])[0][0]], "i j -> i j"), A[0, 0], P("y")),
     "a batch that may not be sharded": (first(factor, "b i j -> b i j", need_replication="b"), A[:, 0], P("x")),
     "a function for one shape": (first(of_fixed_shape, "b i j -> b i j"), A[:, 0], P("x")),
     "a batch in the middle": (lambda a: jnp.tril(sp.sharding_rule("i b j -> i b j")(turned)(a).swapaxes(0, 1)), A[:6, 0], P(None, "y")),
