@@ -53,7 +53,7 @@ REPORT = flags.DEFINE_string("report", "", "A file that gets a line for each fau
 TOLERANCE, WITHIN, LATE = 1e-3, 1e-2, 1.2
 HARDWARE = ("v5e", "v5p", "v6e", "h100")
 LENGTHS = (1024, 2048, 4096)
-SEQUENCES = (0.5, 1, 1, 2, 4, 32)
+SEQUENCES = (0.25, 0.5, 1, 1, 2, 8)
 """Per device."""
 
 LLAMA_1B = llama.Config(layers=16, width=2048, heads=32, key_heads=8, hidden=8192)
@@ -105,7 +105,7 @@ def drawn(seed: int, number: int, cheap: bool = False) -> Draw:
     model = rng.choice(list(models)[: 2 if cheap else None])
     hardware = rng.choice(HARDWARE)
     state = 10 * llama.parameters(models[model])  # bfloat16, and two moments in float32
-    least = state / sp.Planner(hardware).machine.hbm_bytes / 2
+    least = state / sp.Planner(hardware).machine.hbm_bytes / 1.2
     counts = [n for n in (8, 16, 32, 64, 128, 256, 512) if n >= least] or [512]
     devices = rng.choice(counts)
     sizes = [devices]

@@ -199,7 +199,7 @@ def _checked(plan: PlanRecord, search: Search, certificate: Certificate) -> str:
     most = min((1 - facts["overlap"]) * bound, objective)
     gap = 1 - most / objective if objective else 0.0
     text = f"step {objective:.9g} s{'' if facts['listed'] else ' (not recomputed: hardware or links of the user)'}\n"
-    text += f"at least {most:.9g} s, proven by {len(certificate.stages)} stages of duals ({gap:.2%} gap)"
+    text += f"at least {most:.9g} s, proven by duals ({gap:.2%} gap, stages: {len(certificate.stages)})"
     if most < search.lower_bound_seconds * (1 - ROUNDING):
         text += f"\nat least {search.lower_bound_seconds:.9g} s by the plan: branch and bound, which leaves no duals, found the rest"
     return text

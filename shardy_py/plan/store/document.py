@@ -214,8 +214,7 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
     search = None
     if SEARCH in data:
         search = replace(read_search(data[SEARCH]), stored_constraints=listed(CONSTRAINTS, Constraint))
-        with at(CERTIFICATE):
-            search = replace(search, stored_certificate=text(data[CERTIFICATE]))
+        search = replace(search, stored_certificate=text(data[CERTIFICATE]))
     return kind(
         name=text(data["name"]),
         mesh=mesh,
