@@ -198,14 +198,13 @@ class Searcher:
         smallest = sorted(order, key=lambda chosen: bytes_[chosen])
         figures: dict[tuple[int, ...], tuple[bool, float]] = {}
         most = min(JUDGED, math.ceil(FINISHED_OPS * self.planner.time_limit_s / op_tables.count))
-        for chosen in (each for pair in zip(order, smallest) for each in dict.fromkeys(pair)):
+        for chosen in _in_turn(order, smallest):
             if len(figures) == most or sum(not is_over for is_over, _ in figures.values()) == KEPT:
                 break
-            if chosen not in figures:
-                candidate = self.finish(names[chosen], (), chosen)
-                self.judgments.append((space, chosen, candidate))
-                is_over = not self.planner.fits(candidate.peak)
-                figures[chosen] = is_over, float(candidate.peak) if is_over else candidate.seconds
+            candidate = self.finish(names[chosen], (), chosen)
+            self.judgments.append((space, chosen, candidate))
+            is_over = not self.planner.fits(candidate.peak)
+            figures[chosen] = is_over, float(candidate.peak) if is_over else candidate.seconds
         best = sorted(order, key=lambda chosen: figures.get(chosen, (True, math.inf)))
         self.ranks = {names[chosen]: rank for rank, chosen in enumerate(best[: len(figures)])}
         return best
@@ -553,18 +552,18 @@ class Searcher:
         """The cheapest plan that fits of those that were finished, after templates that the model has below it, the cheapest first.
 
         Where none fits yet, templates are finished until one does: those that were finished before there was a model, the best first, and
-        then those whose arguments and results take least.
+        then the cheapest by the model and those whose arguments and results take least, in turn.
         """
         seen = {each.assignment for each in self.finished}
         starts = {start: template.name for template in self.templates if (start := self.start_of(template)) not in seen}
         seconds = {start: self.predicted(start) for start in starts}
         bytes_ = {start: weight(self.fixed, entries(self.model.problem, start)) for start in starts if seconds[start] < math.inf}
-        tried = 0
-        for start in sorted(bytes_, key=lambda start: (self.ranks.get(starts[start], math.inf), bytes_[start])):
-            if self.cheapest_fitting is not None or (tried >= TRIED and (not self.left or bytes_[start] > self.fixed.limit)):
+        most, last = self.fixed.limit, len(starts)
+        cheap = sorted(bytes_, key=lambda start: (self.ranks.get(starts[start], last), bytes_[start] > most, seconds[start]))
+        for tried, start in enumerate(_in_turn(cheap, sorted(cheap, key=lambda start: bytes_[start]))):
+            if self.cheapest_fitting is not None or (tried >= TRIED and (not self.left or bytes_[start] > most)):
                 break
             self.candidate(starts[start], start)
-            tried += 1
         tries = {each.assignment for each in self.finished}
         for start in sorted(bytes_, key=lambda start: seconds[start]):
             best = self.cheapest_fitting
@@ -655,3 +654,8 @@ class Searcher:
         """Reports how far the solver is; it starts without the bound that an earlier search has proven."""
         constant = self.model.constant
         report("searching", objective=None if math.isinf(cost) else cost + constant, bound=max(bound, proven) + constant)
+
+
+def _in_turn(one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """The members of two orders of the same assignments, one of each in turn, each once."""
+    return iter(dict.fromkeys(each for pair in zip(one, other) for each in pair))
