@@ -125,7 +125,9 @@ def described_results(traced: TracedCall) -> Results:
     rules, options = settings.rules, settings.options
     leaves = result_leaves(traced)
     types = traced.out_types or (None,) * len(leaves)
-    specs = call_specs([own or type_ for own, type_ in zip(traced.out_specs, types, strict=True)], leaves, traced.result.values)
+    specs = call_specs(
+        [type_ if own is None else own for own, type_ in zip(traced.out_specs, types, strict=True)], leaves, traced.result.values
+    )
     sources = ["out_shardings" if own is not None else IN_TYPE for own in traced.out_specs]
     pairs = [
         to_fitting_sharding(spec, view, leaf, "out_shardings", options.indivisible, location)
