@@ -23,7 +23,6 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import custom_partitioning_sharding_rule as _sharding_rules
 from jax._src import distributed as _distributed
-from jax._src import dtypes as _dtypes
 from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh
 from jax._src import pjit as _pjit
@@ -320,63 +319,10 @@ def current_trace() -> object:
     return _core.trace_ctx.trace
 
 
-def recorded(
-    primitive: Primitive,
-    operands: Sequence[Any],
-    params: dict[str, Any],
-    types: Sequence[Any],
-    source: Any = None,
-) -> list[Any] | None:
-    """Records an equation as `primitive.bind` does in a trace of a jaxpr, given the types of the results.
-
-    The equation is written down as it is: nothing is derived, checked or looked for, which takes most of the time of `bind`.
-
-    Returns:
-        The results; None where `bind` has to be asked, as what it does here is not only to record.
-    """
-    trace = _core.trace_ctx.trace
-    if type(trace) is not _partial_eval.DynamicJaxprTrace or not _mesh.get_abstract_mesh().empty:
-        return None  # where there is a mesh, types name it
-    info = source or _source_info_util.current()
-    tracers = [x if type(x) is _partial_eval.DynamicJaxprTracer and x._trace is trace else _tracer(trace, x, info) for x in operands]
-    if types[0].weak_type and not all(getattr(t.aval, "weak_type", False) for t in tracers):
-        return None  # another type comes out
-    if primitive in _partial_eval.forwarding_rules and tracers[0].aval == types[0]:
-        return None  # the operand may come out
-    if primitive in _partial_eval.const_fold_rules and any(t.get_const() is not None for t in tracers):
-        return None  # a constant may come out
-    outs = [_core.Var(aval) for aval in types]
-    eqn = _partial_eval.TracingEqn(tracers, outs, primitive, params, _core.no_effects, info, _core.current_jaxpr_eqn_context())
-    trace.frame.add_eqn(eqn)
-    return [_partial_eval.DynamicJaxprTracer(trace, v.aval, v, info, eqn) for v in outs]
-
-
 def axis_sizes(names: Sequence[str]) -> tuple[int, ...]:
     """As `jax.lax.axis_size` of each."""
     sizes = _core.get_axis_env().axis_sizes
     return tuple([sizes[name] for name in names])
-
-
-def _tracer(trace: _partial_eval.DynamicJaxprTrace, x: Any, info: Any) -> _partial_eval.DynamicJaxprTracer:
-    """An operand as a trace has it; scalars that have been operands before are not looked at again."""
-    if not isinstance(x, _SCALARS) or getattr(x, "shape", ()):
-        return trace.to_jaxpr_tracer(x if isinstance(x, _core.Tracer) else _dtypes.canonicalize_value(x), info)
-    value = x.tobytes() if isinstance(x, np.ndarray | np.generic) else repr(x)
-    key = (type(x), getattr(x, "dtype", None), value, _config.enable_x64.value)
-    literal = _LITERALS.get(key)
-    if literal is None:
-        tracer = trace.to_jaxpr_tracer(_dtypes.canonicalize_value(x), info)
-        if isinstance(tracer.val, _core.Literal):
-            if len(_LITERALS) > 4096:
-                _LITERALS.clear()
-            _LITERALS[key] = tracer.val
-        return tracer
-    return _partial_eval.DynamicJaxprTracer(trace, literal.aval, literal, info)
-
-
-_SCALARS = (bool, int, float, complex, np.ndarray, np.generic)
-
-_LITERALS: dict[Any, _core.Literal] = {}
 
 
 def local_type(aval: Any, shape: Sequence[int]) -> Any:

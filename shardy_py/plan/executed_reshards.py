@@ -34,16 +34,6 @@ def origins_of(plan: PlanRecord) -> tuple[Origin | None, ...]:
     return tuple(_movements(plan)) if plan.active_partitioner is None else (None,) * len(reshards_of(plan))
 
 
-def reshards_at(plan: PlanRecord) -> dict[Value, list[Reshard]]:
-    """The reshards of each value of the plan's program, see `moving_value`."""
-    reshards: dict[Value, list[Reshard]] = {}
-    for reshard, origin in zip(reshards_of(plan), origins_of(plan)):
-        value = moving_value(plan, reshard.value, origin)
-        if value is not None:
-            reshards.setdefault(value, []).append(reshard)
-    return reshards
-
-
 def moving_value(plan: PlanRecord, name: str, origin: Origin | None) -> Value | None:
     """The value of the plan's program that a movement is of; None where the plan does not list it, such as what a loop carries."""
     if origin is not None:

@@ -15,14 +15,13 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import current_name_stack, user_context
 
 from shardy_py.backends.local.jaxpr_analysis import NO_CONTEXT, JaxprAnalysis, Step
-from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule, Recorded, as_is, bind, bits_of
+from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule, bind, bits_of
 from shardy_py.backends.local.planned_op import PlannedOp
 from shardy_py.backends.local.reshard import all_reduce, in_mesh_order, reshard
 from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.projection import project
-from shardy_py.frontends.context import local_type
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.locations import locate
 from shardy_py.partition.factor_axes import INDEXED
@@ -143,15 +142,13 @@ class Interpreter:
 
     def _run_steps(self, steps: Sequence[Step], env: dict[Any, ShardedValue], scope: Scope) -> None:
         """Traces equations."""
-        literals, prefix, movements = self._literal, current_name_stack(), self.region.movements
+        literals, movements = self._literal, self.region.movements
         around = movements.primitive
         for index, eqn, equation, reads, literal, results in steps:
             operands = [literals(v) if isinstance(v, Literal) else env[v] for v in reads] if literal else [env[v] for v in reads]
-            outs = None if equation is None else self.replay(equation, operands, scope, prefix)
-            if outs is None:
-                movements.primitive = eqn.primitive.name
-                with self.at_source(eqn):
-                    outs = self.run_handler(eqn, index, operands, scope) if equation is None else self.run_rule(equation, operands, scope)
+            movements.primitive = eqn.primitive.name
+            with self.at_source(eqn):
+                outs = self.run_handler(eqn, index, operands, scope) if equation is None else self.run_rule(equation, operands, scope)
             for (v, used), value in zip(results, outs, strict=True):
                 if value.uses < 2:
                     value.uses = used
@@ -286,7 +283,7 @@ class Interpreter:
             self.report_gathers(eqn, operands, "whole-dimension", f"{equation.name} runs whole on every device", fix, severity="info")
         arrays = [value.get(at) for value, at in zip(operands, strategy.operands, strict=True)]
         with self._exchanging(local_rule, strategy.axes, operands, eqn, scope):
-            parts = self.apply_rule(equation, local_rule, id(strategy), strategy.axes, arrays)
+            parts = self.apply_rule(equation, local_rule, strategy.axes, arrays)
         if strategy.reduced:
             over = in_mesh_order(strategy.reduced, self.mesh)
             parts = [self._reduced(x, over, local_rule, v, scope) for x, v in zip(parts, eqn.outvars, strict=True)]
@@ -297,56 +294,11 @@ class Interpreter:
         with self.moving([v], scope):
             return all_reduce(x, over, local_rule.combine, self.region.platform)
 
-    def replay(self, equation: Equation, operands: Values, scope: Scope | None, prefix: Any) -> Values | None:
-        """Records an equation from the trace of an equal one; None where there is none yet, or an operand has to be moved."""
-        local_rule = equation.cache.get("local_rule")
-        best = None if local_rule is None or equation.is_empty else self.best_strategy(equation, local_rule, operands, scope)
-        if best is None or best[1].reduced:
-            return None
-        local_rule, strategy = best
-        recorded = equation.cache.get(("recorded", id(local_rule), id(strategy), self.region.platform)) or self._recorded_as_is(
-            equation, local_rule, strategy
-        )
-        if recorded is None:
-            return None
-        arrays = []
-        for value, at in zip(operands, strategy.operands):
-            if at not in value.copies:
-                return None
-            arrays.append(value.copies[at])
-        info = equation.eqn.source_info
-        parts = recorded.run(equation.eqn, arrays, info.replace(name_stack=prefix + info.name_stack) if len(prefix) else info)
-        if parts is None:
-            return None
-        shapes, dtypes, region = equation.result_shapes, equation.result_dtypes, self.region
-        return [ShardedValue(region, s, d, at, x) for x, at, s, d in zip(parts, strategy.results, shapes, dtypes)]
-
-    def _recorded_as_is(self, equation: Equation, local_rule: LocalRule, strategy: Strategy) -> Recorded | None:
-        """The record of an equation that runs unchanged on local arrays; None if it does not."""
-        if local_rule.run is not as_is or self.analysis.settings_of(equation.eqn) is not NO_CONTEXT:
-            return None
-        avals, mesh = [v.aval for v in equation.eqn.outvars], self.mesh
-        types = [local_type(a, local_shape(s, at, mesh)) for a, s, at in zip(avals, equation.result_shapes, strategy.results)]
-        recorded = equation.cache["recorded", id(local_rule), id(strategy), self.region.platform] = Recorded({}, types)
-        return recorded
-
-    def apply_rule(
-        self, equation: Equation, local_rule: LocalRule, strategy_key: Hashable, axes: Sequence[Any], arrays: list[Array]
-    ) -> list[Array]:
+    def apply_rule(self, equation: Equation, local_rule: LocalRule, axes: Sequence[Any], arrays: list[Array]) -> list[Array]:
         """Runs a local rule under the axes of its factors."""
-        key = ("recorded", id(local_rule), strategy_key, self.region.platform)
-        recorded = equation.cache.get(key)
-        parts = None if recorded is None else recorded.run(equation.eqn, arrays)
-        if parts is not None:
-            return parts
-        settings = self.analysis.settings_of(equation.eqn)
         local = LocalContext(equation, local_rule, [names(a) for a in axes], self._sizes, self.region.platform)
-        with settings:
-            parts = local_rule.run(local, arrays)
-        own = local.sole_record(arrays, parts)
-        if settings is NO_CONTEXT and own is not None:
-            equation.cache[key] = own
-        return parts
+        with self.analysis.settings_of(equation.eqn):
+            return local_rule.run(local, arrays)
 
     def best_strategy(
         self, equation: Equation, local_rule: LocalRule, operands: Sequence[ShardedValue], scope: Scope | None
@@ -511,7 +463,7 @@ class Interpreter:
                 return None
             with self.at_source(eqn):
                 arrays = [operand.get(where) for operand, where in zip(operands, layouts, strict=True)]
-                part = self.apply_rule(equation, local_rule, (i, target), axes, arrays)[i]
+                part = self.apply_rule(equation, local_rule, axes, arrays)[i]
                 return part if at is target else reshard(part, at, target, shape, self.mesh, self.region.platform)
 
         value.rematerialize = rematerialize

@@ -26,7 +26,7 @@ _REARRANGING = frozenset(("convert_element_type", "neg", "reshape", "squeeze", "
 """Primitives that partial sums pass through on their way to where they are added."""
 
 EquationCaches = dict[Any, dict[Any, Any]]
-"""Signature of an equation -> its local rule, strategies and recorded traces."""
+"""Signature of an equation -> its local rule and strategies."""
 
 MAX_SHARED_CACHES = 1024
 """Equation caches that outlive a region, the latest ones, per configuration of JAX and mesh."""

@@ -18,10 +18,10 @@ from shardy_py.backends.local.local_rule import (
     LocalContext,
     LocalRule,
     affine,
+    as_is,
     is_before,
     make_rule,
     positions,
-    rebound,
     zero_of_sums,
 )
 
@@ -74,7 +74,7 @@ def batched(equation: Equation) -> LocalRule | None:
     linear = ((len(shapes) - 1,),) if free is not None and jnp.issubdtype(equation.dtypes[-1], jnp.inexact) else ()
     edge = max((n for shape in shapes for n in shape[count:]), default=1)
     weight = 0.02 * edge**3 / max(1, math.prod(sizes[f] for f in whole))
-    return LocalRule(rule, rebound, uneven=frozenset(range(len(sizes))) - frozenset(whole), linear=linear, weight=weight)
+    return LocalRule(rule, as_is, uneven=frozenset(range(len(sizes))) - frozenset(whole), linear=linear, weight=weight)
 
 
 def _free(equation: Equation) -> int | None:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax import lax
@@ -15,7 +15,7 @@ from jax.extend.core import JaxprEqn
 
 from shardy_py.backends.local.trace_cache import once
 from shardy_py.dialect import OpShardingRule
-from shardy_py.frontends.context import axis_sizes, is_extended_dtype, local_type, recorded
+from shardy_py.frontends.context import axis_sizes, is_extended_dtype
 
 Array = Any
 Dim = int | Sequence[int]
@@ -28,7 +28,7 @@ class Equation:
 
     Attributes:
         is_empty: Whether no result has elements, PRNG keys aside, and there are no effects.
-        cache: Facts that equal equations share: their local rule, strategies and recorded traces.
+        cache: Facts that equal equations share: their local rule and strategies.
     """
 
     __slots__ = ("cache", "dtypes", "eqn", "is_empty", "name", "params", "result_dtypes", "result_shapes", "shapes", "used")
@@ -122,13 +122,9 @@ class Factors:
 
 
 class LocalContext:
-    """An equation and the axes of its factors, for `LocalRule.run`.
+    """An equation and the axes of its factors, major to minor, for `LocalRule.run`."""
 
-    Attributes:
-        records: Records of the equation's primitive, each with its operands and results.
-    """
-
-    __slots__ = ("axes", "equation", "local_rule", "platform", "records", "sizes")
+    __slots__ = ("axes", "equation", "local_rule", "platform", "sizes")
 
     def __init__(
         self, equation: Equation, local_rule: LocalRule, axes: Sequence[tuple[str, ...]], sizes: dict[str, int], platform: str
@@ -138,7 +134,6 @@ class LocalContext:
         self.axes = axes
         self.sizes = sizes
         self.platform = platform
-        self.records: list[tuple[Recorded, Sequence[Array], list[Array]]] = []
 
     @property
     def eqn(self) -> JaxprEqn:
@@ -193,30 +188,6 @@ class LocalContext:
         position = positions(x.shape, dim, affine(self.index(factor), x.shape[dim]))
         return lax.select(is_before(position, self.rule.factor_sizes[factor]), x, lax.full(x.shape, fill, x.dtype))
 
-    def apply(self, *arrays: Array, **params: Any) -> list[Array]:
-        """Applies the equation's primitive to its local operands, with some parameters replaced; the rule gives the types of results."""
-        cache, key = self.equation.cache, ("types", id(self.local_rule), tuple(self.axes))
-        types = cache.get(key)
-        if types is None:
-            types = cache[key] = [local_type(v.aval, self.result_shape(i)) for i, v in enumerate(self.eqn.outvars)]
-        record = Recorded(params, types)
-        results = record.run(self.eqn, arrays)
-        if results is None:
-            return self.bind(*arrays, **params)
-        self.records.append((record, arrays, results))
-        return results
-
-    def sole_record(self, arrays: Sequence[Array], results: list[Array]) -> Recorded | None:
-        """The record that alone led from operands to results, or None if more was computed."""
-        if len(self.records) != 1:
-            return None
-        record, operands, recorded_results = self.records[0]
-        return (
-            record
-            if recorded_results is results and len(operands) == len(arrays) and all(x is y for x, y in zip(operands, arrays))
-            else None
-        )
-
     def bind(self, *arrays: Array, **params: Any) -> list[Array]:
         """Binds the equation's primitive on other arrays, with some parameters replaced."""
         return bind(self.eqn, arrays, {**self.params, **params} if params else self.params)
@@ -224,24 +195,7 @@ class LocalContext:
 
 def as_is(local: LocalContext, arrays: list[Array]) -> list[Array]:
     """The `run` of equations that apply unchanged to local arrays."""
-    return local.apply(*arrays)
-
-
-def rebound(local: LocalContext, arrays: list[Array]) -> list[Array]:
-    """The `run` of equations that apply unchanged to local arrays, and whose results are of types that only JAX knows."""
     return local.bind(*arrays)
-
-
-class Recorded(NamedTuple):
-    """A trace of an equation as its own primitive on its local operands."""
-
-    params: dict[str, Any]
-    types: Sequence[Any]
-
-    def run(self, eqn: JaxprEqn, arrays: Sequence[Array], source: Any = None) -> list[Array] | None:
-        """Writes the equation into the current trace; None if JAX has to bind it."""
-        params = _without_shardings({**eqn.params, **self.params} if self.params else eqn.params)
-        return recorded(eqn.primitive, arrays, params, self.types, source)
 
 
 def bind(eqn: JaxprEqn, arrays: Sequence[Array], params: dict[str, Any]) -> list[Array]:

@@ -12,7 +12,7 @@ from jax import numpy as jnp
 from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 
 from shardy_py.backends.local.elementwise import pointwise
-from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, is_key, make_rule, rebound
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, as_is, is_key, make_rule
 from shardy_py.backends.local.reshard import all_gather_bits
 from shardy_py.backends.local.shapes import leading
 from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES, gather_costs
@@ -33,7 +33,7 @@ def reduce(equation: Equation) -> LocalRule | None:
         return None
     operands = [*[rank] * count, *[()] * count]
     if any(map(is_key, equation.dtypes)) or not _is_associative(equation.params["jaxpr"].jaxpr, count):
-        return LocalRule(make_rule(shape, operands, [kept] * count, whole=dimensions), rebound, uneven=frozenset(kept))
+        return LocalRule(make_rule(shape, operands, [kept] * count, whole=dimensions), as_is, uneven=frozenset(kept))
     computation = jaxpr_as_fun(equation.params["jaxpr"])
     nothing = (np.False_, *[np.zeros((), dtype) for dtype in equation.dtypes[:count]])
 

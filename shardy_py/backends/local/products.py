@@ -35,7 +35,7 @@ def dot_general(equation: Equation) -> LocalRule | None:
         for a, b in zip(lhs_contracted, rhs_contracted, strict=True):
             x = local.mask(x, a, lhs[a], 0)
             y = local.mask(y, b, rhs[b], 0)
-        return local.apply(x, y)
+        return local.bind(x, y)
 
     dtype = equation.result_dtypes[0]
     combine = "or" if dtype == jnp.bool_ else "add"  # a product of truth values is whether any pair is true

@@ -15,7 +15,7 @@ from jax.extend.random import threefry2x32_p
 
 from shardy_py.backends.local.elementwise import pointwise
 from shardy_py.backends.local.iota import linear_index
-from shardy_py.backends.local.local_rule import Array, Builder, Equation, Factors, LocalContext, LocalRule, make_rule, rebound
+from shardy_py.backends.local.local_rule import Array, Builder, Equation, Factors, LocalContext, LocalRule, as_is, make_rule
 from shardy_py.backends.local.shapes import leading
 from shardy_py.frontends.context import gamma_draw
 
@@ -107,7 +107,7 @@ def random_fold_in(equation: Equation) -> LocalRule | None:
     factors, rank = Factors(out), range(len(out))
     operands = [factors.matching(shape, rank) for shape in equation.shapes]
     rule = make_rule(factors.sizes, operands, [rank], whole=factors.whole)
-    return LocalRule(rule, rebound, uneven=frozenset(rank), weight=0.1)
+    return LocalRule(rule, as_is, uneven=frozenset(rank), weight=0.1)
 
 
 def keyed(equation: Equation) -> LocalRule | None:

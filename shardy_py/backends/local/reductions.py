@@ -28,7 +28,7 @@ def reduction(equation: Equation) -> LocalRule | None:
         (x,) = arrays
         for d in sorted(axes):
             x = local.mask(x, d, d, fill)
-        return local.apply(x)
+        return local.bind(x)
 
     return LocalRule(rule, run, combine, uneven=frozenset(rank), linear=((0,),) if combine == "add" else ())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax import lax
 
-from shardy_py.backends.local.local_rule import Builder, Equation, Factors, LocalContext, LocalRule, as_is, make_rule, rebound
+from shardy_py.backends.local.local_rule import Builder, Equation, Factors, LocalContext, LocalRule, as_is, make_rule
 from shardy_py.ir import Block, Op, TensorType
 from shardy_py.rules import rule_for
 
@@ -18,7 +18,7 @@ def broadcast_in_dim(equation: Equation) -> LocalRule | None:
     dims = factors.matching(shape, equation.params["broadcast_dimensions"])
 
     def run(local: LocalContext, arrays: list) -> list:
-        return local.apply(*arrays, shape=local.result_shape(0))
+        return local.bind(*arrays, shape=local.result_shape(0))
 
     rule = make_rule(factors.sizes, [dims], [rank], whole=factors.whole)
     return LocalRule(rule, run, uneven=frozenset(rank), linear=((0,),))
@@ -30,7 +30,7 @@ def leading(equation: Equation) -> LocalRule:
     longer = max(shape, out, key=len)
     common = min(len(shape), len(out))
     rule = make_rule(longer, [range(len(shape))], [range(len(out))], whole=range(common, len(longer)))
-    return LocalRule(rule, rebound, uneven=frozenset(range(common)))
+    return LocalRule(rule, as_is, uneven=frozenset(range(common)))
 
 
 def transpose(equation: Equation) -> LocalRule | None:
@@ -69,7 +69,7 @@ def reshape(equation: Equation) -> LocalRule | None:
     def run(local: LocalContext, arrays: list) -> list:
         (x,), shape = arrays, local.result_shape(0)
         x = lax.transpose(x, order)
-        return [x] if x.shape == shape else local.apply(x, new_sizes=shape, dimensions=None)
+        return [x] if x.shape == shape else local.bind(x, new_sizes=shape, dimensions=None)
 
     alone = [dim[0] for mapping in rule.mappings for dim in mapping if len(dim) == 1]
     shared = {f for mapping in rule.mappings for dim in mapping if len(dim) > 1 for f in dim}

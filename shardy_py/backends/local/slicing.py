@@ -15,7 +15,7 @@ from jax import numpy as jnp
 from jax.extend.core import Literal
 
 from shardy_py.backends.local import halo
-from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, is_key, make_rule, rebound, zero_of_sums
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, as_is, is_key, make_rule, zero_of_sums
 from shardy_py.backends.local.windows import Window, Windowed
 
 Array = Any
@@ -266,7 +266,7 @@ def stack(equation: Equation) -> LocalRule | None:
     dims = [d for d in range(len(out)) if d != axis]
     count = len(equation.shapes)
     rule = make_rule(out, [dims] * count, [range(len(out))], whole=[axis])
-    return LocalRule(rule, rebound, uneven=frozenset(dims), linear=(tuple(range(count)),))
+    return LocalRule(rule, as_is, uneven=frozenset(dims), linear=(tuple(range(count)),))
 
 
 def unstack(equation: Equation) -> LocalRule | None:

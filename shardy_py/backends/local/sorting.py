@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jax import numpy as jnp
 
-from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, make_rule, rebound
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, as_is, make_rule
 from shardy_py.backends.local.reshard import all_gather_bits
 from shardy_py.partition.region.reshard_steps import gather_costs
 
@@ -18,7 +18,7 @@ def sort(equation: Equation) -> LocalRule | None:
     rank = range(len(shape))
     dimension = equation.params["dimension"] % len(shape)
     rule = make_rule(shape, [rank] * len(equation.shapes), [rank] * len(equation.result_shapes), whole=[dimension])
-    return LocalRule(rule, rebound, uneven=frozenset(rank) - {dimension}, weight=0.1)
+    return LocalRule(rule, as_is, uneven=frozenset(rank) - {dimension}, weight=0.1)
 
 
 def top_k(equation: Equation) -> LocalRule | None:
@@ -60,7 +60,7 @@ def approx_top_k(equation: Equation) -> LocalRule | None:
     rank = list(range(len(shape)))
     result = [len(shape) if d == axis else d for d in rank]
     rule = make_rule([*shape, out[axis]], [rank], [result, result], whole=[axis, len(shape)])
-    return LocalRule(rule, rebound, uneven=frozenset(rank) - {axis}, weight=0.1)
+    return LocalRule(rule, as_is, uneven=frozenset(rank) - {axis}, weight=0.1)
 
 
 LOCAL_RULES: dict[str, Builder] = {"approx_top_k": approx_top_k, "sort": sort, "top_k": top_k}
