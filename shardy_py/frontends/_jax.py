@@ -16,8 +16,7 @@ from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
-from jax import lax
-from jax._src import api_util as _api_util
+from jax import api_util, core, lax
 from jax._src import checkify as _checkify
 from jax._src import config as _config
 from jax._src import core as _core
@@ -25,7 +24,6 @@ from jax._src import custom_partitioning_sharding_rule as _sharding_rules
 from jax._src import distributed as _distributed
 from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh
-from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
@@ -42,7 +40,8 @@ from jax._src.random import core as _random
 from jax._src.random import prng as _prng
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax._src.state.discharge import _run_state_impl
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var, new_jaxpr_eqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var, new_jaxpr_eqn, primitives
+from jax.interpreters import mlir, partial_eval
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import chlo as chlo
@@ -51,10 +50,10 @@ from jaxlib.mlir.dialects import stablehlo as stablehlo
 from shardy_py.frontends.mesh_context import no_mesh, traced_on
 from shardy_py.ir import TensorType
 
-_new_context = getattr(_mlir, "_create_ir_context", _mlir.make_ir_context)
+_new_context = getattr(_mlir, "_create_ir_context", mlir.make_ir_context)
 """Later versions of JAX hand out one context several times, so its settings are not ours to change, and they have this function."""
 
-_LOWER_PARAMETERS = frozenset(inspect.signature(_mlir.lower_jaxpr_to_module).parameters)
+_LOWER_PARAMETERS = frozenset(inspect.signature(mlir.lower_jaxpr_to_module).parameters)
 
 
 def make_context(*, allow_unregistered: bool = False) -> ir.Context:
@@ -81,13 +80,13 @@ def lower_jaxpr(jaxpr: ClosedJaxpr, platform: str, *, devices: int = 2) -> ir.Mo
         "ordered_effects": [],
         "platforms": (platform,),
         "backend": None,
-        "axis_context": _sharding_impls.ShardingContext(devices),
+        "axis_context": mlir.ShardingContext(devices),
         "donated_args": [False] * len(jaxpr.in_avals),
         "num_partitions": devices,
-        "lowering_parameters": _mlir.LoweringParameters(),
+        "lowering_parameters": mlir.LoweringParameters(),
     }
     supported = {name: value for name, value in arguments.items() if name in _LOWER_PARAMETERS}
-    return _mlir.lower_jaxpr_to_module("fragment", jaxpr, **supported).module
+    return mlir.lower_jaxpr_to_module("fragment", jaxpr, **supported).module
 
 
 def trace_context() -> Hashable:
@@ -321,8 +320,7 @@ def current_trace() -> object:
 
 def axis_sizes(names: Sequence[str]) -> tuple[int, ...]:
     """As `jax.lax.axis_size` of each."""
-    sizes = _core.get_axis_env().axis_sizes
-    return tuple([sizes[name] for name in names])
+    return tuple([lax.axis_size(name) for name in names])
 
 
 def local_type(aval: Any, shape: Sequence[int]) -> Any:
@@ -332,7 +330,7 @@ def local_type(aval: Any, shape: Sequence[int]) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _array_type(shape: tuple[int, ...], dtype: Any, weak_type: bool, memory_space: Any) -> Any:
-    return _core.ShapedArray(shape, dtype, weak_type=weak_type, memory_space=memory_space)
+    return core.ShapedArray(shape, dtype, weak_type=weak_type, memory_space=memory_space)
 
 
 @contextmanager
@@ -392,8 +390,8 @@ def traced_locally(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr
 
 
 def _traced(why: str, fun: Callable[..., Any], avals: Sequence[Any], **how: bool) -> ClosedJaxpr:
-    wrapped = _linear_util.wrap_init(fun, debug_info=_api_util.debug_info(why, fun, avals, {}))
-    jaxpr, _, consts = _partial_eval.trace_to_jaxpr_dynamic(wrapped, avals, **how)
+    wrapped = _linear_util.wrap_init(fun, debug_info=api_util.debug_info(why, fun, avals, {}))
+    jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(wrapped, avals, **how)
     return ClosedJaxpr(jaxpr, consts)
 
 
@@ -401,7 +399,7 @@ def scoped_sharding(sharding: Any, aval: Any, rank: int, manual: ManualContext |
     """As `_to_physical_op_sharding`: the sharding of the physical array, with manual axes marked so inside a shard_map."""
     sharding = physical_sharding(aval, sharding)
     if manual is not None and manual.axes:
-        context = _sharding_impls.SPMDAxisContext(manual.mesh, manual.axes)
+        context = mlir.SPMDAxisContext(manual.mesh, manual.axes)
         return _mlir.add_manual_axes(context, sharding, rank)
     return sharding
 
@@ -413,8 +411,8 @@ def custom_partitioning_rule(eqn: JaxprEqn, mesh: Any) -> str | None:
         return None
     call = eqn.params["call"]
     with make_context(), ir.Location.unknown():
-        operands: list[ir.Type] = [ir.RankedTensorType.get(a.shape, _mlir.dtype_to_ir_type(a.dtype)) for a in call.in_avals]
-        results: list[ir.Type] = [ir.RankedTensorType.get(a.shape, _mlir.dtype_to_ir_type(a.dtype)) for a in call.out_avals]
+        operands: list[ir.Type] = [ir.RankedTensorType.get(a.shape, mlir.dtype_to_ir_type(a.dtype)) for a in call.in_avals]
+        results: list[ir.Type] = [ir.RankedTensorType.get(a.shape, mlir.dtype_to_ir_type(a.dtype)) for a in call.out_avals]
         factors: Any = {}
         if callable(rule):
             rule = rule(*eqn.params["static_args"], mesh, operands, results)
@@ -550,7 +548,7 @@ def _own_arguments(rule: Callable[..., Any]) -> int:
 
 def register_checks(primitive: Primitive, rule: CheckRule) -> None:
     """Lets `jax.experimental.checkify` find the checks inside of a primitive with several results."""
-    first = _own_arguments(_checkify.error_checks[_pjit.jit_p])  # jax >= 0.12 passes a context in front of the error
+    first = _own_arguments(_checkify.error_checks[primitives.jit_p])  # jax >= 0.12 passes a context in front of the error
 
     def run(*args: Any, **params: Any) -> tuple[Any, Sequence[Any]]:
         error, enabled, *operands = args[first:]
@@ -561,7 +559,7 @@ def register_checks(primitive: Primitive, rule: CheckRule) -> None:
 
 def checked_call(context: tuple[Any, ...], error: Any, enabled: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     """The error and the results of an equation of `jax.jit` with checks, arguments as in `CheckRule`."""
-    return _checkify.error_checks[_pjit.jit_p](*context, error, enabled, *operands, **params)
+    return _checkify.error_checks[primitives.jit_p](*context, error, enabled, *operands, **params)
 
 
 def checkpoint_rule(update: Callable[..., tuple[dict[str, Any], dict[str, Any]]]) -> Callable[..., Any]:
@@ -576,7 +574,7 @@ def all_reduce_primitive(name: str, computation: Primitive) -> Primitive | None:
         return None
     primitive = Primitive(name)
     primitive.def_effectful_abstract_eval(lax.pmax_p.abstract_eval)
-    _mlir.register_lowering(primitive, functools.partial(lower, computation, None))
+    mlir.register_lowering(primitive, functools.partial(lower, computation, None))
     return primitive
 
 
