@@ -36,6 +36,7 @@ from shardy_py.ir import TensorType, Value
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import Step
 from shardy_py.plan.donation import Donated, donations, handed_on, refusals
+from shardy_py.plan.feeding import Feeding, stated
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.progress import observed
 from shardy_py.plan.record import PlanRecord
@@ -189,6 +190,7 @@ class _Planning:
         self.traced = traced
         self.timings = Timings()
         self.alike: tuple[tuple[int, int], ...] = ()
+        self.feeding: Feeding | None = None
         self.groups: dict[int, list[Value]] = {}
         request = traced.request
         self.log: list[Step] | None = [] if request.settings.options.provenance else None
@@ -288,13 +290,15 @@ class _Planning:
             options = request.settings.options
             propagation = PropagationOptions(options.strategy, options.conservative, options.op_priority, options.provenance)
             platform, variants = options.platform_of(request.view.user_mesh), TracedVariants(traced, _plan_alone, imported)
-            return Plan(request.name, request.view.dialect_mesh, *described, propagation, platform, variants, search, dropped)
+            return Plan(request.name, request.view.dialect_mesh, *described, propagation, platform, variants, search, dropped, self.feeding)
 
     def searcher(self, planner: Planner, began: float, kept: TracedCall) -> Searcher:
         """The search for its shardings."""
         base = self.plan(None)
         donated = tuple((d.input, d.output) for d in base.donation if d.output is not None)
         self.alike = (*donated, *handed_on(base.program, base.inputs, base.outputs, base.donation))
+        self.feeding = stated(base.feeding, base.inputs, base.outputs, planner.fed, planner.resident)
+        base = replace(base, stated_feeding=self.feeding)
         user_templates = tuple(UserTemplate(name, self.template_shardings(name, specs)) for name, specs in planner.templates.items())
         if planner.annotations == "hint":
             inside = tuple(constrained_values(_Planning(kept).imported.scope, self.imported.scope))
@@ -337,7 +341,7 @@ class _Planning:
             "inputs": tuple(replace(v, given=given, given_by=by) for v, (given, by) in zip(plan.inputs, own_inputs)),
             "outputs": tuple(replace(v, given=given, given_by=by) for v, (given, by) in zip(plan.outputs, own_results)),
         }
-        return replace(planned, plan=replace(plan, **described))
+        return replace(planned, plan=replace(plan, **described, stated_feeding=self.feeding))
 
     def template_shardings(self, name: str, in_shardings: Any) -> tuple[TensorSharding | None, ...]:
         """The shardings of the arguments in a template of the user's."""
@@ -346,9 +350,8 @@ class _Planning:
 
     def searcher_with(self, annotations: Annotations) -> Searcher:
         """A search for the same call with other annotations."""
-        planning, planner = _Planning(self.traced), self.traced.request.settings.planner
+        planning, planner = self._again(), self.traced.request.settings.planner
         assert planner is not None
-        planning.alike = self.alike
         return planning._searcher(planning.plan(None), annotations, planner, time.monotonic())
 
     def annotations(self) -> Annotations:
@@ -360,10 +363,15 @@ class _Planning:
         members = (tuple(number_of[value] for value in group if value in number_of) for group in self.groups.values())
         return Annotations(inputs, outputs, self.alike, tuple(members))
 
+    def _again(self) -> _Planning:
+        """The call with a program of its own."""
+        planning = _Planning(self.traced)
+        planning.alike, planning.feeding = self.alike, self.feeding
+        return planning
+
     def replan(self, annotations: Annotations, resolution: Resolution, assignment: Sequence[int]) -> Plan:
         """The plan of an assignment of the space of some annotations, of a program of its own."""
-        planning = _Planning(self.traced)
-        planning.alike = self.alike
+        planning = self._again()
         assigned(planning.imported.program, MESH_NAME, self.traced.request.view.dialect_mesh, annotations, resolution, assignment)
         return planning.planned(CHOSEN).plan
 
@@ -393,7 +401,7 @@ class PropagatedSeeds:
         copy = constrained(self.closed, pins, request.view.auto_mesh)
         seeded = _seeded(traced, "jit", self.inputs, self.outputs if results else traced.out_specs)
         planned = make_plan(replace(seeded, jaxpr=copy.closed))
-        return planned.plan, copy.variables(planned.imported.scope)
+        return replace(planned.plan, stated_feeding=self.planning.feeding), copy.variables(planned.imported.scope)
 
 
 def _seeded(traced: TracedCall, lowering: str, inputs: Sequence[TensorSharding], out_specs: Sequence[object]) -> TracedCall:

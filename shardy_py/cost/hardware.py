@@ -39,6 +39,8 @@ class Hardware:
         transcendental_operations: Vector operations of a function such as exp.
         platform: The JAX platform of its devices (`tpu`, `cuda` or `gpu`, `rocm`); None where that is open. A planner plans for it on
             meshes without devices.
+        host_bandwidth: Bytes per second from the host to the device, and back; of a link that devices share, a device's share. None: what
+            is fed costs nothing.
         sources: Name of an attribute -> the datasheet, manual or book its figure is from, or how it was estimated.
 
     Example:
@@ -56,12 +58,14 @@ class Hardware:
     network: Fabric
     transcendental_operations: float = 16.0
     platform: str | None = None
+    host_bandwidth: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         figures = {**{f"flops[{dtype!r}]": rate for dtype, rate in self.flops.items()}, "vector_flops": self.vector_flops}
         figures |= {"hbm_bytes": self.hbm_bytes, "hbm_bandwidth": self.hbm_bandwidth}
         figures["transcendental_operations"] = self.transcendental_operations
+        figures |= {} if self.host_bandwidth is None else {"host_bandwidth": self.host_bandwidth}
         for name, figure in figures.items():
             if not (isinstance(figure, int | float) and 0 < figure < math.inf):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise HardwareError(

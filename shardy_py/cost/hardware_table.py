@@ -45,6 +45,7 @@ def _tpu(
     wrap: int, network: float,
 ) -> Hardware:  # fmt: skip
     # float32 products run as one bfloat16 pass: jax.lax.Precision.DEFAULT on TPUs.
+    host = 1.6e10 if name in ("v4", "v5e") else 3.2e10
     flops = {"bfloat16": bf16, "float32": bf16, "int8": int8}
     sources = {
         "flops": f"{_BOOK}; float32 at the default precision, which is one bfloat16 pass",
@@ -57,10 +58,11 @@ def _tpu(
         "fabric.reach": f"{_CLOUD}, {name}: size of a pod and shape of its torus",
         "network.bandwidth": "How to Scale Your Model, chapter 2: data centre network per TPU",
         "network.latency": _NETWORK_HOP,
+        "host_bandwidth": _HOSTS[host],
     }
     fabric = Fabric("torus", link, 1e-6, reach, dims, wrap, "ici")
     vector, dcn = 8 * 128 * 4 * clock * cores, Fabric("switch", network, 1e-5, name="dcn")
-    return Hardware(name, flops, vector, memory * _GIB, bandwidth, fabric, dcn, 4.0, "tpu", sources)
+    return Hardware(name, flops, vector, memory * _GIB, bandwidth, fabric, dcn, 4.0, "tpu", host, sources)
 
 
 def _tpu7x() -> Hardware:
@@ -79,7 +81,7 @@ def _tpu7x() -> Hardware:
 
 def _gpu(
     name: str, flops: dict[str, float], vector: float, memory: int, bandwidth: float, link: float, network: float, sheet: str, node: str,
-    reach: int = 8, platform: str = "cuda",
+    reach: int = 8, platform: str = "cuda", host: float = 6.4e10,
 ) -> Hardware:  # fmt: skip
     products, links, joined, transcendental = _MAKERS[platform]
     sources = {
@@ -93,10 +95,19 @@ def _gpu(
         "fabric.reach": f"{node}: {reach} GPUs {joined}",
         "network.bandwidth": f"{node}: one network port per GPU",
         "network.latency": _NETWORK_HOP,
+        "host_bandwidth": _HOSTS[host],
     }
     fabric = Fabric("switch", link, 2e-6, reach, name="nvlink" if platform == "cuda" else "xgmi")
     dcn = Fabric("switch", network, 1e-5, name="dcn")
-    return Hardware(name, flops, vector, memory * _GB, bandwidth, fabric, dcn, 16.0, platform, sources)
+    return Hardware(name, flops, vector, memory * _GB, bandwidth, fabric, dcn, 16.0, platform, host, sources)
+
+
+_HOSTS = {
+    1.6e10: "How to Scale Your Model, chapter 2: PCIe of v4, 16 GB/s each way; an estimate for v5e",
+    3.2e10: "estimate by the link: PCIe 4.0 with 16 lanes, 2 GB/s a lane each way, for each device",
+    6.4e10: "estimate by the link: PCIe 5.0 with 16 lanes, 4 GB/s a lane each way, for each device",
+    2.25e11: "NVIDIA GB200 NVL72 datasheet: NVLink-C2C, 900 GB/s both ways, shared by the two GPUs of a Grace CPU",
+}
 
 
 _MAKERS = {
@@ -132,11 +143,11 @@ _TABLE = (
     _tpu("v6e", 918e12, 1836e12, 1.75e9, 1, 32, 1.6e12, 9e10, 2, 256, 16, 1.25e10),
     _tpu7x(),
     # name, matrix products, vector units, GB, bytes/s to memory, of NVLink one way, of network, source of these, of the node, its GPUs
-    _gpu("a100", _AMPERE, 19.5e12, 80, 2.039e12, 3e11, 2.5e10, "NVIDIA A100 80GB SXM datasheet", "NVIDIA DGX A100 datasheet"),
+    _gpu("a100", _AMPERE, 19.5e12, 80, 2.039e12, 3e11, 2.5e10, "NVIDIA A100 80GB SXM datasheet", "NVIDIA DGX A100 datasheet", host=3.2e10),
     _gpu("h100", _HOPPER, 66.9e12, 80, 3.35e12, 4.5e11, 5e10, "NVIDIA H100 SXM5 architecture white paper", "NVIDIA DGX H100 datasheet"),
     _gpu("h200", _HOPPER, 66.9e12, 141, 4.8e12, 4.5e11, 5e10, "NVIDIA H200 SXM datasheet", "NVIDIA DGX H200 datasheet"),
     _gpu("b200", _BLACKWELL, 75e12, 180, 8e12, 9e11, 5e10, f"{_B200} and HGX B200 specifications", _B200),
-    _gpu("gb200", _GB200, 80e12, 186, 8e12, 9e11, 5e10, f"{_NVL72}, a 72nd of the figures of a rack", _NVL72, 72),
+    _gpu("gb200", _GB200, 80e12, 186, 8e12, 9e11, 5e10, f"{_NVL72}, a 72nd of the figures of a rack", _NVL72, 72, host=2.25e11),
     _gpu("mi300x", _CDNA3, 163.4e12, 192, 5.3e12, 4.48e11, 5e10, f"{_AMD} MI300X", f"{_AMD} MI300X platform", 8, "rocm"),
     _gpu("mi355x", _CDNA4, 157.3e12, 288, 8e12, 5.376e11, 5e10, f"{_AMD} MI355X", f"{_AMD} MI355X platform", 8, "rocm"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.report import LISTED, Report, html_report, html_rows
+
+EXPOSED = 1 / 8
+"""The part of feeding, or of the call before if that is shorter, that the other does not hide; an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,8 @@ class CostAnalysis(Report, Mapping[str, float]):
         path_seconds: The longest chain of ops and collectives that wait for each other; None without hardware.
         exact: Whether all trip counts are known; a loop with an unknown one counts once.
         unknown: Primitives that have no formula, such as kernels: their operations are missing, their bytes are counted.
+        fed_bytes: Bytes between the host and one device: arguments that no result replaces come in every call of a training step, and
+            results that replace none go back. See `shardy_py.plan.feeding`.
     """
 
     name: str
@@ -121,6 +127,7 @@ class CostAnalysis(Report, Mapping[str, float]):
     path_seconds: float | None
     exact: bool
     unknown: tuple[str, ...]
+    fed_bytes: int = 0
 
     @functools.cached_property
     def flops(self) -> float:
@@ -156,9 +163,22 @@ class CostAnalysis(Report, Mapping[str, float]):
     def step_seconds(self) -> Range | None:
         """Bounds on the time of a call.
 
-        At most: all ops and all collectives one after the other. At least: the longest of all ops, of the collectives that share links, and
-        of the critical path.
+        At most: all ops and all collectives one after the other, with what is fed during the call before: the longer of both, and an eighth
+        of the other. At least: the longest of all ops, of the collectives that share links, of the critical path, and of what is fed.
         """
+        busy, feeding = self._busy_seconds, self.feeding_seconds
+        if busy is None or feeding is None:
+            return None
+        return Range(max(busy.low, feeding), max(busy.high, feeding) + EXPOSED * min(busy.high, feeding))
+
+    @functools.cached_property
+    def feeding_seconds(self) -> float | None:
+        """Seconds of `fed_bytes`; None without hardware, 0 where it does not say how fast the link to the host is."""
+        return None if self.hardware is None else self.fed_bytes / (self.hardware.host_bandwidth or math.inf)
+
+    @functools.cached_property
+    def _busy_seconds(self) -> Range | None:
+        """The same without what is fed."""
         if self.compute_seconds is None or self.communication_seconds is None:
             return None
         busy: dict[str, float] = {}
@@ -171,10 +191,8 @@ class CostAnalysis(Report, Mapping[str, float]):
     @property
     def exposed_seconds(self) -> Range | None:
         """Bounds on the seconds of communication that computation does not overlap."""
-        step, compute = self.step_seconds, self.compute_seconds
-        if step is None or compute is None:
-            return None
-        return Range(step.low - compute, step.high - compute)
+        busy, compute = self._busy_seconds, self.compute_seconds
+        return None if busy is None or compute is None else Range(busy.low - compute, busy.high - compute)
 
     @functools.cached_property
     def by_op(self) -> tuple[Share, ...]:
@@ -308,10 +326,13 @@ def summary_rows(cost: CostAnalysis) -> list[tuple[str, str]]:
         ("memory traffic", format_bytes(int(cost.bytes_accessed))),
         ("communicated", format_bytes(cost.communicated_bytes)),
     ]
+    rows += [("fed", format_bytes(cost.fed_bytes))] if cost.fed_bytes else []
     compute, communication, exposed, step = cost.compute_seconds, cost.communication_seconds, cost.exposed_seconds, cost.step_seconds
     if cost.hardware is not None and compute is not None and communication is not None and exposed is not None and step is not None:
         rows += [("compute", seconds_text(compute)), ("communication", seconds_text(communication))]
-        rows += [("  of it exposed", str(exposed)), ("step", str(step))]
+        rows.append(("  of it exposed", str(exposed)))
+        rows += [("feeding", seconds_text(cost.feeding_seconds))] if cost.feeding_seconds else []
+        rows.append(("step", str(step)))
         peak = max(cost.hardware.flops.values()) if not cost.flops else _peak(cost)
         if step.high and peak:
             low, high = cost.flops / peak / step.high, cost.flops / peak / max(step.low, 1e-30)
@@ -445,6 +466,8 @@ def cost_dict(cost: CostAnalysis) -> dict[str, Any]:
         "communicated_bytes": cost.communicated_bytes,
         "compute_seconds": cost.compute_seconds,
         "communication_seconds": cost.communication_seconds,
+        "fed_bytes": cost.fed_bytes,
+        "feeding_seconds": cost.feeding_seconds,
         "exposed_seconds": _bounds(cost.exposed_seconds),
         "step_seconds": _bounds(cost.step_seconds),
         "exact": cost.exact,

@@ -54,7 +54,8 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
         )
     exact = walked.exact and all(c.trips is not None for c in transfers)
     path = None if machine is None else walked.path
-    return CostAnalysis(plan.name, plan.mesh, machine, layout, tuple(ops), collectives, path, exact, tuple(walked.unknown))
+    unknown = tuple(walked.unknown)
+    return CostAnalysis(plan.name, plan.mesh, machine, layout, tuple(ops), collectives, path, exact, unknown, plan.fed_bytes)
 
 
 def _transfers(

@@ -10,9 +10,11 @@ from typing import Any, Literal, Protocol
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Program, Value
+from shardy_py.ir.pieces import local_bytes
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.donation import Donated
+from shardy_py.plan.feeding import Feeding, feeding_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.reshards import Reshard, find_reshards
 from shardy_py.plan.search import Search
@@ -133,6 +135,7 @@ class PlanRecord:
         variants: Plans the function with something changed; None of a stored plan.
         search: The planner's search; None where the user's annotations were propagated.
         dropped: Numbers of the inputs that no result needs, which JAX drops before it compiles; none with `keep_unused=True`.
+        stated_feeding: What is fed, where a planner was told or a file says so; None where the rule of `plan/feeding.py` decides.
     """
 
     name: str
@@ -151,6 +154,7 @@ class PlanRecord:
     variants: Variants | None = None
     search: Search | None = None
     dropped: tuple[int, ...] = ()
+    stated_feeding: Feeding | None = None
 
     @functools.cached_property
     def analyses(self) -> dict[Any, Any]:
@@ -171,6 +175,20 @@ class PlanRecord:
     def is_assigned(self) -> bool:
         """Whether a planner chose the sharding of every value, so that it runs as it is; else some follow by propagation."""
         return self.search is not None and self.search.shards_values
+
+    @functools.cached_property
+    def feeding(self) -> Feeding:
+        """The arguments that come from the host in every call, and the results that go back to it."""
+        donated = {d.input for d in self.donation}
+        return self.stated_feeding or feeding_of(self.program, self.inputs, self.outputs, donated, self.dropped)
+
+    @property
+    def fed_bytes(self) -> int:
+        """The bytes of a device's pieces of these."""
+        main, meshes = self.program.main, self.program.meshes
+        arguments = [(main.arguments[n].type, self.inputs[n].sharding) for n in self.feeding.arguments]
+        results = [(main.result_types[n], self.outputs[n].sharding) for n in self.feeding.results]
+        return sum(local_bytes(type_, sharding, meshes) for type_, sharding in (*arguments, *results))
 
     @functools.cached_property
     def intermediates(self) -> tuple[tuple[Value, PlannedValue], ...]:

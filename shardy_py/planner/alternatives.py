@@ -57,7 +57,7 @@ def _order(outcome: Outcome) -> tuple[float, str]:
 
 
 def _templates(searcher: Searcher) -> list[Outcome]:
-    """The templates as the search finishes them: those of the user's as they were completed, all others as they follow."""
+    """The templates as the search finishes them:  data that built-in ones have whole are cut as in a plan."""
     starts = {template.name: searcher.start_of(template) for template in searcher.templates}
     return [_priced(searcher, Trial(name, start)) for name, start in starts.items() if math.isfinite(searcher.predicted(start))]
 

@@ -10,9 +10,11 @@ from shardy_py.plan.collective_axes import axes_of
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.record import PlanRecord
-from shardy_py.planner.inputs import SHARE
 from shardy_py.planner.options import Planner
 from shardy_py.planner.propagated import Trial
+
+SENT_SHARE = 0.02
+"""The part of the gap that a plan which sends less may cost more: at most a few microseconds of a step of 30 ms."""
 
 MEMORY_SHARE = 0.2
 """The part of the gap that a region may cost more than the cheapest if it takes half of its memory or less: a budget may allow
@@ -116,7 +118,7 @@ def preferred(best: Candidate, other: Candidate, planner: Planner) -> Candidate:
     """
     more = other.seconds - best.seconds
     takes_less = more <= MEMORY_SHARE * planner.gap * best.seconds and other.peak <= best.peak / 2
-    is_equal = more <= SHARE * planner.gap * best.seconds
+    is_equal = more <= SENT_SHARE * planner.gap * best.seconds
     if more < 0 or takes_less or (is_equal and received_of(other.run, planner) < received_of(best.run, planner)):
         return other
     return best

@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,12 +19,15 @@ from shardy_py.ir.types import Type
 from shardy_py.partition.layouts import Layout, layout_of, local_shape, parts
 from shardy_py.partition.op import CHEAP
 from shardy_py.partition.policies import FORWARDING
+from shardy_py.partition.price import piece_bytes
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
+from shardy_py.plan.cost_analysis import EXPOSED
+from shardy_py.plan.feeding import NOTHING, Feeding
 from shardy_py.plan.progress import report
 from shardy_py.plan.trips import trip_count
 from shardy_py.planner.branches import Branch, Conds, counted, with_branches
 from shardy_py.planner.op_tables import Joint, OpTables, Reads, Results, TooLarge, costly, results_of
-from shardy_py.planner.problem import Problem, Table, cost, entries
+from shardy_py.planner.problem import Limit, Problem, Table, cost, entries, weight
 from shardy_py.planner.scopes import Scope
 from shardy_py.planner.shared_sums import reduced_shares
 from shardy_py.planner.space import HANDING_ON, Space
@@ -37,6 +40,9 @@ TIE = 1e-6
 
 Solutions are full of plans of equal cost, since slicing is free; of these the one is taken whose arguments take the least memory, then
 are cut along their first dimensions, and whose values lie where they are used. Much less is lost in the solver's tolerance."""
+
+LESS = 1e-4
+"""The part of a step by which a plan that is fed for less time has to be shorter to be searched for."""
 
 DIMENSION_TIE = 0.2
 """The part of `TIE` for each dimension in front of one of an argument that is cut."""
@@ -77,6 +83,7 @@ class Model:
         layouts: Per such table, the layouts of its entries.
         reads: Per op and value that it reads in a layout of the op's choice, where that stands.
         makes: Per value that an op makes in a layout of its choice, where that stands.
+        feeding: The row of seconds of what is fed; its limit is minus the seconds that no choice changes.
     """
 
     space: Space
@@ -89,6 +96,7 @@ class Model:
     layouts: dict[int, tuple[Layout, ...]]
     reads: dict[tuple[Op, Value], Read]
     makes: dict[Value, Read]
+    feeding: Limit
 
     @functools.cached_property
     def problem(self) -> Problem:
@@ -109,8 +117,23 @@ class Model:
         return self.counting(chosen).problem_seconds(chosen)
 
     def problem_seconds(self, chosen: Sequence[int]) -> float:
+        """The seconds of an assignment, of which the problem has all unless what is fed takes longer."""
+        feeding = weight(self.feeding, entries(self.unbranched, chosen)) - self.feeding.limit
+        return self.fed_seconds(self.cost_seconds(chosen), feeding)
+
+    def cost_seconds(self, chosen: Sequence[int]) -> float:
         """The cost of an assignment, with the part that no choice changes."""
         return cost(self.problem, chosen) + self.constant
+
+    def fed_seconds(self, seconds: float, feeding: float | None = None) -> float:
+        """The seconds of a step by those of the problem, which has a part of feeding, and all of feeding; by default the least there is."""
+        if feeding is None:
+            feeding = sum(float(weights.min()) for weights in self.feeding.weights) - self.feeding.limit
+        return max(seconds, EXPOSED * seconds + (1 - EXPOSED**2) * feeding)
+
+    def fed_within(self, most: float, least: float) -> Limit:
+        """The limit of all plans that take less than some seconds, where the problem takes at least some."""
+        return replace(self.feeding, limit=((1 - LESS) * most - EXPOSED * least) / (1 - EXPOSED**2) + self.feeding.limit)
 
     def counting(self, chosen: Sequence[int]) -> Model:
         """The model whose problem has the branches that take longest under an assignment; itself where it has."""
@@ -194,7 +217,7 @@ class _Branch:
         return Branch(tables, constant, tuple(tuple(each.finished(places) for each in branches) for branches in self.conds))
 
 
-def model_of(op_tables: OpTables, space: Space, most: float = math.inf, among: Array = None) -> Model:
+def model_of(op_tables: OpTables, space: Space, most: float = math.inf, among: Array = None, feeding: Feeding = NOTHING) -> Model:
     """The problem of a program.
 
     Args:
@@ -202,6 +225,7 @@ def model_of(op_tables: OpTables, space: Space, most: float = math.inf, among: A
         space: Its search space.
         most: Entries of all tables together.
         among: Assignments of all classes, one in a row: the tables have the entries of these alone. None: all entries.
+        feeding: What is fed.
 
     Raises:
         TooLarge: There are more.
@@ -210,7 +234,7 @@ def model_of(op_tables: OpTables, space: Space, most: float = math.inf, among: A
         _Builder(op_tables, space, most, among, prices=False).main()  # prices take ten times as long as to see that there are too many
     builder = _Builder(op_tables, space, most, among)
     builder.main()
-    return builder.model()
+    return builder.model(feeding)
 
 
 class _Builder:
@@ -506,8 +530,8 @@ class _Builder:
         numbers = np.argsort(np.argsort(first))[of_sum.reshape(-1)]
         return numbers, np.bincount(numbers, self.move_costs, len(first))
 
-    def model(self) -> Model:
-        """The problem."""
+    def model(self, feeding: Feeding) -> Model:
+        """The problem, in which each value that is fed has the price of its piece."""
         space, tables, constant = self.space, list[Table](), self.op_tables.manual_seconds
         self.note_results_at_hand()
         numbers, costs = self.merge_moves()
@@ -529,17 +553,25 @@ class _Builder:
         constant += float(sum(costs[m] for m in needed))
         costs[list(needed)] = 0.0
         main = self.program.main
+        fed: set[Value | int] = {*(main.arguments[n] for n in feeding.arguments), *feeding.results}
+        second, feeding_weights, least = self.machine.hardware.host_bandwidth or math.inf, dict[int, Array](), 0.0
         for value, type_ in (*((a, a.type) for a in main.arguments), *enumerate(main.result_types)):
             local, joint = self.joint([space.classes[value]])
             domain, size = joint.candidates.domains[0], max(math.prod(type_.shape), 1)
-            pieces = np.array([math.prod(local_shape(type_.shape, layout, self.mesh)) for layout in domain], float) / size
+            elements = np.array([math.prod(local_shape(type_.shape, layout, self.mesh)) for layout in domain])
+            bytes_: Array = piece_bytes(type_, cast("Any", elements))
+            seconds = bytes_[joint.candidates.index[0]] / second * (value in fed)
             cut_dims = np.array([sum(dim for dim, axes in enumerate(layout) if axes) for layout in domain], float)
-            ties = (pieces + DIMENSION_TIE * cut_dims)[joint.candidates.index[0]]
-            table = self.table(local, _Draft(joint.strategies, np.zeros(len(ties)), ties), numbers)
+            ties = (elements / size + DIMENSION_TIE * cut_dims)[joint.candidates.index[0]]
+            table = self.table(local, _Draft(joint.strategies, EXPOSED * seconds, ties), numbers)
             if table.classes and type_.rank:
+                feeding_weights |= {len(tables): seconds} if value in fed else {}
                 values[value] = len(tables)
                 layouts[len(tables)] = tuple(joint.candidates.domains[0][i] for i in joint.candidates.index[0])
                 tables.append(table)
+            else:
+                constant += EXPOSED * float(seconds[0])
+                least -= float(seconds[0])
         unit = TIE * (constant + sum(float(table.costs.min()) for table in tables if len(table.costs)))
         tables = [replace(table, ties=table.ties * unit) for table in tables]
         sizes = tuple(len(space.strategies[c]) for c in space.free)
@@ -551,7 +583,8 @@ class _Builder:
             if key in places and value.defining_op is not None and value.defining_op.name not in CONSTRAINTS
         }
         conds = tuple(tuple(branch.finished(places) for branch in branches) for branches in self.conds)
-        model = Model(space, space.free, problem, constant, conds, (), values, layouts, reads, makes)
+        row = Limit(tuple(feeding_weights), tuple(feeding_weights.values()), least)
+        model = Model(space, space.free, problem, constant, conds, (), values, layouts, reads, makes, row)
         return model.counting([0] * len(sizes))
 
     def table(self, local: Sequence[int], draft: _Draft, numbers: Array) -> Table:

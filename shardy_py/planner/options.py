@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -39,6 +39,9 @@ class Planner:
             as it would from `in_shardings` and `out_shardings` of the user's.
         annotations: What the user's constraints on values inside are: `"keep"`, they hold; `"hint"`, the search starts from them; or
             `"ignore"`, they are left out. `in_shardings`, `out_shardings`, rules and groups always hold.
+        fed: Patterns of paths of arguments that come from the host in every call, and of results that go back, such as `"batch['x']"` or
+            `"batch*"`, where `plan.search.space` says otherwise; one text or several.
+        resident: The same of what stays on the devices, as frozen parameters do. What `fed` names as well is fed.
 
     Raises:
         HardwareError: Such hardware is not known.
@@ -61,6 +64,8 @@ class Planner:
     templates: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     constraints: bool = True
     annotations: KeptAnnotations = "keep"
+    fed: str | Sequence[str] = ()
+    resident: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
         hardware_named(self.hardware)
@@ -75,6 +80,12 @@ class Planner:
             "constraints": (isinstance(self.constraints, bool), "True or False"),
             "annotations": (self.annotations in get_args(KeptAnnotations), '"keep", "hint" or "ignore"'),
         }
+        for name in ("fed", "resident"):
+            patterns = getattr(self, name)
+            patterns = (patterns,) if isinstance(patterns, str) else patterns
+            are_texts = isinstance(patterns, list | tuple) and all(isinstance(each, str) for each in patterns)
+            ranges[name] = (are_texts, 'a pattern of paths, such as "batch*", or several')
+            object.__setattr__(self, name, tuple(patterns) if are_texts else patterns)
         for name, (fits, range_) in ranges.items():
             if not fits:
                 raise UserError(f"{name} is {getattr(self, name)!r}", where=f"Planner({name}=...)", why=f"it is {range_}")

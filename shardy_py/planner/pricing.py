@@ -125,7 +125,7 @@ class Prices:
                 )
         shares = path in paths and not searcher.space.resolution.layers
         other, problem, start = self._annotated(paths.index(path), layout) if shares else self._pinned(classes, layout)
-        solution = solve(problem, [start], gap=searcher.planner.gap, seconds=self._seconds)
+        solution = self._solution(other, problem, start)
         plan = self._cheapest(other, solution, start)
         if plan is None:
             return Price(path, str(spec), math.inf, None, math.inf)
@@ -178,6 +178,18 @@ class Prices:
         order = sorted(range(len(plans)), key=lambda i: (over[i], objective(plans[i], planner)))
         return plans[order[0]] if order else None
 
+    def _solution(self, other: Searcher, problem: Problem, start: Sequence[int]) -> Solution:
+        """The solution of a problem; if it is fed longer than the rest takes, of all that may take less, unless a class is pinned."""
+        gap, model = self.searcher.planner.gap, other.model
+        solution = solve(problem, [start], gap=gap, seconds=self._seconds)
+        is_pinned = any(len(one.costs) < len(all_.costs) for one, all_ in zip(problem.tables, model.problem.tables))
+        if math.isinf(solution.cost) or is_pinned or model.problem_seconds(solution.assignment) == model.cost_seconds(solution.assignment):
+            return solution
+        shortest = min((solution.assignment, start), key=model.problem_seconds)
+        limit = model.fed_within(model.problem_seconds(shortest), solution.bound + model.constant)
+        fed = solve(replace(problem, limits=(*problem.limits, limit)), [start], gap=gap, seconds=self._seconds)
+        return replace(solution, assignment=tuple(shortest) if math.isinf(fed.cost) else fed.assignment)
+
     def _bound(self, other: Searcher, solution: Solution) -> float:
         """The lower bound of the objective of a search."""
         return (solution.bound + other.model.constant) * (1 - other.planner.overlap)
@@ -203,7 +215,7 @@ class Prices:
         for path, sharding, dropped in described:
             if sharding is not None:
                 other, problem, start = self._with(dropped)
-                solution = solve(problem, [start], gap=searcher.planner.gap, seconds=self._seconds)
+                solution = self._solution(other, problem, start)
                 plan = self._cheapest(other, solution, start)
                 seconds, peak = (math.inf, 0) if plan is None else (objective(plan, searcher.planner), peak_of(plan, searcher.planner))
                 if seconds > self.best.seconds or not searcher.planner.fits(peak):  # the plan keeps the other annotations

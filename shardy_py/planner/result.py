@@ -16,7 +16,6 @@ from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import NOTHING, Search, Status
 from shardy_py.planner.assignment import ROUNDING
 from shardy_py.planner.constraint_prices import constraint_prices
-from shardy_py.planner.inputs import lying_whole
 from shardy_py.planner.judge import Candidate, latency_of
 from shardy_py.planner.search import Searcher
 from shardy_py.planner.space import Resolution
@@ -65,7 +64,7 @@ def _space(searcher: Searcher, best: Candidate) -> dict[str, object]:
         **_resolution_notes(searcher.space.resolution),
         "objective of the model": _objective_of_model(searcher, best),
         "not donated": _not_donated(searcher),
-        "data that lie whole": _whole_data(searcher, best.run),
+        "fed": _fed(searcher, best.run),
         "ops without a rule": _opaque_ops(searcher, best.run),
         "time limit": "ended the search: on a machine that is less busy it may end with another plan" if searcher.is_late else "",
         "constraints": ""
@@ -121,11 +120,16 @@ def _not_donated(searcher: Searcher) -> str:
     return f"{count} arguments lie as the results of their names and types, which are taken for their next values" if count else ""
 
 
-def _whole_data(searcher: Searcher, plan: PlanRecord) -> str:
-    """Data inputs of which every device has all."""
-    whole = lying_whole(plan, searcher.program.main.arguments, list(searcher.data))
-    listed = _listed([f"{path} {format_bytes(size)}" for size, path in whole])
-    return f"{listed}: bringing them to every device is in no price" if whole else ""
+def _fed(searcher: Searcher, plan: PlanRecord) -> str:
+    """What comes from the host in every call, and goes back to it."""
+    feeding, planner = plan.feeding, searcher.planner
+    values = [*(plan.inputs[n] for n in feeding.arguments), *(plan.outputs[n] for n in feeding.results)]
+    if not values:
+        return "nothing: a step without a backward pass, or that replaces no argument, has its arguments on the devices"
+    seconds = cost_of(plan, planner.hardware, planner.links).feeding_seconds
+    price = seconds_text(seconds) if seconds else "in no price without the host_bandwidth of the hardware"
+    listed = _listed([value.path for value in values])
+    return f"{listed}: {format_bytes(plan.fed_bytes)} a device, {price}; what the step replaces stays on the devices"
 
 
 def _opaque_ops(searcher: Searcher, plan: PlanRecord) -> str:

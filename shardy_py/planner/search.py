@@ -32,7 +32,7 @@ from shardy_py.planner.infeasibility import infeasible, least_bytes
 from shardy_py.planner.inputs import cut
 from shardy_py.planner.judge import Candidate, objective, peak_of, preferred
 from shardy_py.planner.memory import binding, bytes_of, fixed_bytes, peak_bytes
-from shardy_py.planner.model import Model, model_of
+from shardy_py.planner.model import LESS, Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge
 from shardy_py.planner.options import Planner
 from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted, weight
@@ -240,7 +240,7 @@ class Searcher:
         started = time.monotonic()
         op_tables = self.enter(resolution)
         among = None if self.space.resolution.mixes else np.array(list(self.assignments))
-        self.model: Model = model_of(op_tables, self.space, math.inf if most is None else most, among)
+        self.model: Model = model_of(op_tables, self.space, math.inf if most is None else most, among, self.base.feeding)
         for space, chosen, candidate in self.judgments:
             moved = transferred(chosen, (self.program, space), (self.program, self.space))
             if transferred(moved, (self.program, self.space), (self.program, space)) == chosen:
@@ -419,9 +419,16 @@ class Searcher:
         return followed(self.space, self.neighbours, template.strategies, order, copies, every, partly=template.partly)
 
     def start_of(self, template: Template) -> tuple[int, ...]:
-        """The assignment of a template: of the user's as it was completed, of others as they follow."""
+        """The assignment of a template as it is finished: small data that lie whole in a built-in one are cut."""
         solution = self.completions.get(template.name)
-        return tuple(self.start(template)) if solution is None or math.isinf(solution.cost) else solution.assignment
+        if solution is None or math.isinf(solution.cost):
+            return self.with_data_cut(self.model.problem, tuple(self.start(template)))
+        return solution.assignment
+
+    def with_data_cut(self, problem: Problem, assignment: tuple[int, ...]) -> tuple[int, ...]:
+        """An assignment in which all arguments that are fed are cut, as far as the gap allows."""
+        arguments = self.program.main.arguments
+        return cut(self.model, problem, assignment, [arguments[n] for n in self.base.feeding.arguments], self.planner.gap)
 
     def completed(self, template: Template, best: Sequence[int], seconds: float) -> Solution:
         """A cheap assignment in which arguments are sharded as in a template."""
@@ -515,21 +522,34 @@ class Searcher:
         """
         starts = self.starts()
         limits: list[Limit] = []
-        bound = 0.0
+        bound, least_seconds, most = 0.0, 0.0, math.inf
         for round_ in range(ROUNDS):
             solution, least = self.branched(limits, starts)
             if round_ == 0:
-                bound = least
+                bound, least_seconds = self.model.fed_seconds(least), least
+            elif len(limits) == 1 and limits[0].tables == self.model.feeding.tables:  # all that take less than `most` keep it
+                bound = max(bound, min(most, self.model.fed_seconds(least)))
             if math.isinf(solution.cost):
                 break
-            evaluation = Evaluation(self.limited(limits))
+            problem = self.limited(limits)
             # Within the gap much is left to chance, such as the dimension along which a small input is cut.
-            polished = descend(evaluation, solution.assignment) if self.is_sharded(solution.assignment) else None
+            polished = descend(Evaluation(problem), solution.assignment) if self.is_sharded(solution.assignment) else None
             best = tuple(map(int, polished.assignment)) if polished and polished.allowed else solution.assignment
-            candidate = self.candidate("", cut(self.model, evaluation, best, list(self.data), self.planner.gap))
-            if self.planner.fits(candidate.peak):
+            candidate = self.candidate("", self.with_data_cut(problem, best))
+            seconds = self.model.problem_seconds(candidate.assignment)
+            is_fed_longest = max(bound, self.model.cost_seconds(candidate.assignment)) < (1 - LESS) * seconds
+            if self.planner.fits(candidate.peak) and not is_fed_longest:
                 break
-            limits += self.fullest(candidate)
+            limits += [] if self.planner.fits(candidate.peak) else self.fullest(candidate)
+            if is_fed_longest:
+                shortest = tuple(min((candidate.assignment, *starts), key=self.predicted))
+                most = self.predicted(shortest)
+                if shortest != candidate.assignment:
+                    self.candidate("", shortest)
+                limits = [
+                    *(each for each in limits if each.tables != self.model.feeding.tables),
+                    self.model.fed_within(most, least_seconds),
+                ]
             template = self.cheapest_template()
             starts = [
                 solution.assignment,

@@ -11,7 +11,7 @@ from shardy_py.cost.hardware import Hardware, HardwareError
 from shardy_py.cost.hardware_table import HARDWARE, hardware
 from shardy_py.cost.links import Fabric
 
-FIGURES = {"flops", "vector_flops", "transcendental_operations", "hbm_bytes", "hbm_bandwidth"}
+FIGURES = {"flops", "vector_flops", "transcendental_operations", "hbm_bytes", "hbm_bandwidth", "host_bandwidth"}
 FIGURES |= {f"{links}.{what}" for links in ("fabric", "network") for what in ("bandwidth", "latency")} | {"fabric.reach"}
 
 
@@ -37,6 +37,8 @@ def test_figures_are_plausible(name: str) -> None:
     assert 5e11 < known.hbm_bandwidth < 2e13
     assert 50 < known.flops["bfloat16"] / known.hbm_bandwidth < 1000
     assert known.network.bandwidth < known.fabric.bandwidth
+    assert known.host_bandwidth is not None
+    assert 1e10 < known.host_bandwidth < 5e11
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,8 @@ def test_ranges(plan: Plan) -> None:
     assert cost.communication_seconds is not None
     assert cost.step_seconds is not None
     assert cost.exposed_seconds is not None
-    assert cost.step_seconds.high == pytest.approx(cost.compute_seconds + cost.communication_seconds)
+    assert cost.feeding_seconds is not None
+    assert cost.step_seconds.high == pytest.approx(cost.compute_seconds + cost.communication_seconds + cost.feeding_seconds / 8)
     assert max(cost.compute_seconds, cost.communication_seconds / 2) <= cost.step_seconds.low <= cost.step_seconds.high
     assert cost.exposed_seconds.high == pytest.approx(cost.communication_seconds)
     assert 0 <= cost.exposed_seconds.low <= cost.exposed_seconds.high

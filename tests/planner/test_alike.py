@@ -16,7 +16,6 @@ from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.planner.assignment import solve
 from shardy_py.planner.model import model_of
 from shardy_py.planner.op_tables import OpTables
-from shardy_py.planner.problem import cost
 from shardy_py.planner.search import Searcher
 from shardy_py.planner.space import Annotations, resolutions, space_of
 from tests.planner.test_model import FREE_LINKS, Case, drawn, f32, seconds
@@ -58,7 +57,8 @@ def case(function: Callable[..., Any], args: Any, *, layers: bool) -> Case:
     assert resolution.layers is layers
     stated = Annotations((None,) * len(plan.inputs), (None,) * len(plan.outputs), alike)
     space = space_of(program, plan.mesh, stated, resolution)
-    return Case(plan, program, copies, model_of(OpTables(program, Machine(plan.mesh, FREE_LINKS)), space))
+    model = model_of(OpTables(program, Machine(plan.mesh, FREE_LINKS)), space, feeding=plan.feeding)
+    return Case(plan, program, copies, model)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_an_assignment_of_shared_classes_costs_what_its_plan_costs(shared: Case)
     choose = random.Random(0)
     for _ in range(4):
         assignment = drawn(shared.model, choose)
-        priced = cost(shared.model.problem, assignment) + shared.model.constant
+        priced = shared.model.problem_seconds(assignment)
         assert priced == pytest.approx(seconds(shared, assignment), rel=1e-9)
 
 

@@ -14,11 +14,15 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
+from shardy_py.cost.hardware_table import hardware
 from shardy_py.dialect import TensorSharding
 from shardy_py.planner.pins import TOLERANCE, Outcome, Place, fewest_pins
 from tests.planner.test_model import attention, f32, indexing, mlp
 
 MESH = {"x": 2, "y": 4}
+
+H100 = replace(hardware("h100"), host_bandwidth=None)
+"""Feeding costs nothing, so that even a plan of a small step needs constraints."""
 
 
 def scanned(params: Any, batch: jax.Array) -> Any:
@@ -79,7 +83,7 @@ def planned() -> Callable[[str], Planned]:
     def of(name: str) -> Planned:
         if name not in plans:
             function, arguments, donated = PROGRAMS[name]
-            planner = sp.Planner(hardware="h100", time_limit_s=60)
+            planner = sp.Planner(hardware=H100, time_limit_s=60)
             step = sp.auto_shard(function, mesh=MESH, planner=planner, donate_argnums=donated, lowering="jit")
             plans[name] = Planned(function, arguments, donated, step.plan(*arguments))
         return plans[name]
@@ -88,7 +92,7 @@ def planned() -> Callable[[str], Planned]:
 
 
 def seconds(plan: sp.Plan) -> float:
-    step = plan.cost_analysis("h100").step_seconds
+    step = plan.cost_analysis(H100).step_seconds
     assert step is not None
     return step.high
 

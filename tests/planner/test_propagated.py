@@ -104,10 +104,10 @@ def test_a_stored_plan_and_its_code() -> None:
 
 
 def test_a_plan_keeps_its_budget() -> None:
-    free = planned(mesh={"x": 8}).plan(*STEP)
+    free = planned(mesh={"x": 8}, resident="*").plan(*STEP)
     assert free.search is not None
     budget = int(free.search.peak_bytes * 0.9)
-    plan = planned(mesh={"x": 8}, memory_bytes=budget).plan(*STEP)
+    plan = planned(mesh={"x": 8}, resident="*", memory_bytes=budget).plan(*STEP)
     assert plan.search is not None
     assert plan.memory_analysis("h100").peak_memory_in_bytes == plan.search.peak_bytes <= budget
     assert plan.search.objective_seconds >= free.search.objective_seconds

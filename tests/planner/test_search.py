@@ -83,15 +83,23 @@ def test_a_search_says_how_good_its_plan_is() -> None:
     assert search.headline in str(plan).replace("\n  ", " ")
 
 
-def test_data_that_lie_whole_are_named() -> None:
-    whole, cut = (
-        sp.auto_shard(step, mesh={"x": 8}, planner=planner(), in_shardings=(None, spec), donate_argnums=0).plan(*STEP)
-        for spec in (P(), P("x"))
-    )
-    assert whole.search is not None
-    assert cut.search is not None
-    assert whole.search.space["data that lie whole"] == "x 8 MiB: bringing them to every device is in no price"
-    assert "data that lie whole" not in cut.search.space
+def test_data_are_cut_where_that_costs_less_than_the_gap() -> None:
+    """Rows of a table that is cut along its columns are read by all devices; gathering their numbers takes longer than feeding them."""
+
+    def embedded(table: jax.Array, w: jax.Array, rows: jax.Array) -> Any:
+        grads = jax.grad(lambda table: jnp.mean(jnp.tanh(table[rows] @ w)))(table)
+        return table - 0.1 * grads
+
+    def sharding(gap: float) -> str:
+        specs = P(None, "x"), P("x"), None
+        sharded = sp.auto_shard(embedded, mesh={"x": 8}, planner=planner(gap=gap, resident="w"), in_shardings=specs, donate_argnums=0)
+        plan = sharded.plan(f32(4096, 4096), f32(4096, 4096), i32(8192))
+        assert plan.search is not None
+        assert plan.search.gap <= gap
+        return str(plan.inputs[2])
+
+    assert sharding(0.0) == "rows: int32[8192]"
+    assert sharding(0.02) == "rows: int32[8192@x]"
 
 
 def test_no_assignment_is_cheaper() -> None:
@@ -396,9 +404,9 @@ def test_overlapped_steps() -> None:
 
 
 def test_findings_of_choices_are_notes() -> None:
-    """Rows that are multiplied by a cut matrix lie whole, since that costs least; a plan of annotations is warned of what lies whole."""
+    """Rows that are resident lie whole beside a cut matrix, since that costs least; a plan of annotations is warned of what lies whole."""
     shapes = {"in": f32(4096, 16384), "out": f32(16384, 4096)}, f32(8192, 4096)
-    chosen = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0).plan(*shapes)
+    chosen = sp.auto_shard(step, mesh={"x": 8}, planner=planner(resident="*"), donate_argnums=0).plan(*shapes)
     annotated = sp.auto_shard(step, mesh={"x": 8}, in_shardings=(None, P("x")), donate_argnums=0).plan(*shapes)
     assert {finding.severity for finding in annotated.findings if finding.kind in WEIGHED} == {"warning"}
     weighed = [finding for finding in chosen.findings if finding.kind in WEIGHED]

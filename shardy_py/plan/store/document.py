@@ -19,6 +19,7 @@ from shardy_py.passes.propagation.step import Strategy
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.donation import Donated
 from shardy_py.plan.executed import collectives_of
+from shardy_py.plan.feeding import Feeding
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord, RegionPartitioner
 from shardy_py.plan.search import Constraint
@@ -42,7 +43,7 @@ VERSION = 5
 
 _MEMBERS = (
     *("format", "version", "name", "mesh", "platform", *SECTION, "log"),
-    *("inputs", "outputs", "noted", "donation", "dropped", "partitioned", "trees", "propagation"),
+    *("inputs", "outputs", "noted", "donation", "dropped", "fed", "partitioned", "trees", "propagation"),
 )
 _PARTITIONED = ("collectives", "findings", "local_program")
 
@@ -98,6 +99,7 @@ def _document(plan: PlanRecord) -> str:
         "noted": entries.write_entries(Finding, _findings(plan), tables),
         "donation": entries.write_entries(Donated, plan.donation, tables),
         "dropped": list(plan.dropped),
+        "fed": [list(plan.feeding.arguments), list(plan.feeding.results)],
         "partitioned": None if plan.active_partitioner is None else _partition_data(plan, plan.active_partitioner, tables),
         "trees": None if plan.pytrees is None else plan.pytrees.structure(plan).to_data(),
         "propagation": asdict(plan.propagation),
@@ -211,6 +213,9 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
             raise StoreError("there is no such input or output", where=f"donation, row {number}")
     with at("dropped"):
         dropped = tuple(integer(number, 0, len(inputs)) for number in items(data["dropped"]))
+    with at("fed"):
+        fed = zip(items(data["fed"], 2), (inputs, outputs))
+        feeding = Feeding(*(tuple(integer(number, 0, len(values)) for number in items(numbers)) for numbers, values in fed))
     search = None
     if SEARCH in data:
         search = replace(read_search(data[SEARCH]), stored_constraints=listed(CONSTRAINTS, Constraint))
@@ -230,6 +235,7 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
         platform=text(data["platform"]),
         search=search,
         dropped=dropped,
+        stated_feeding=feeding,
     )
 
 

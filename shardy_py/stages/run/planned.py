@@ -54,6 +54,11 @@ def check_planner(planner: object, mesh: object, virtual: int, in_shardings: obj
             "the planner has templates", where="sp.pipeline(planner=)", why="they shard a whole function, and a pipeline plans its stages",
             fix="leave templates out",
         )  # fmt: skip
+    if planner.fed or planner.resident:
+        raise PipelineError(
+            "the planner says what is fed", where="sp.pipeline(planner=)", why="no price of a pipeline includes the link to the host",
+            fix="leave fed and resident out",
+        )  # fmt: skip
     if not planner.constraints:
         raise PipelineError(
             "the planner shards no values inside (constraints=False)", where="sp.pipeline(planner=)",

@@ -13,6 +13,7 @@ from jax.extend.core import Var, jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardy_py.api import auto_shard
+from shardy_py.plan.feeding import NOTHING
 from shardy_py.planner.options import Planner
 from shardy_py.stages.equation_cost import equation_seconds
 from shardy_py.stages.jaxprs import closed_jaxpr, reads, shape_of, struct_of
@@ -72,7 +73,8 @@ class StagePlanner:
 
     def __init__(self, planner: Planner, donated: Callable[[Var], bool]) -> None:
         # What a stage holds depends on how many microbatches are on their way, which `stage_memory` knows.
-        self.planner = replace(planner, memory_bytes=math.inf, time_limit_s=TIME_SHARE * planner.time_limit_s)
+        # Nothing in it is fed: what it takes comes from other stages, or from the call before.
+        self.planner = replace(planner, memory_bytes=math.inf, time_limit_s=TIME_SHARE * planner.time_limit_s, fed=(), resident="*")
         self.donated = donated
         self._plans: dict[tuple[Any, ...], StagePlan] = {}
 
@@ -128,7 +130,7 @@ class ProgramPrices:
         key = (text, tuple(compiling.mesh.shape.items()), specs, str(compiling.structs), places.planner is None)
         seconds = self._seconds.get(key)
         if seconds is None:
-            step = compiling.plan().cost_analysis(self.planner.hardware, links=self.planner.links).step_seconds
+            step = replace(compiling.plan(), stated_feeding=NOTHING).cost_analysis(self.planner.hardware, self.planner.links).step_seconds
             assert step is not None
             seconds = self._seconds[key] = self.planner.objective(step)
         return seconds

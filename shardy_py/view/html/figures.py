@@ -37,6 +37,9 @@ def _figures(analysis: CostAnalysis, memory: MemoryAnalysis) -> list[list[str]]:
     figures = [["operations", f"{count_text(analysis.flops)}FLOP" if analysis.flops >= 1e3 else f"{analysis.flops:.0f} FLOP"]]
     if analysis.hardware is not None and analysis.step_seconds is not None:
         figures.append([f"time on {analysis.hardware.name}", span_text(analysis.step_seconds.low, analysis.step_seconds.high)])
+    if analysis.fed_bytes:
+        time = f", {seconds_text(analysis.feeding_seconds)}" if analysis.feeding_seconds else ""
+        figures.append(["fed by the host", format_bytes(analysis.fed_bytes) + time])
     if memory.headroom_in_bytes is not None:
         room = memory.headroom_in_bytes
         text = f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} too little"

@@ -180,7 +180,7 @@ def test_every_field_is_stored() -> None:
     known = {field.name for field in dataclasses.fields(Plan)}
     apart = {"timings", "variants"}  # the first differ between runs, the second need the function
     apart |= {"search"}  # of plans that a planner made only: tests/planner/test_search.py
-    inside = {"partitioner": "partitioned", "planning_findings": "noted", "pytrees": "trees"}
+    inside = {"partitioner": "partitioned", "planning_findings": "noted", "pytrees": "trees", "stated_feeding": "fed"}
     missing = {inside.get(name, name) for name in known - apart} - stored
     assert not missing, f"Plan.{', Plan.'.join(sorted(missing))} is lost when a plan is stored: add it to plan/store/document.py"
 
