@@ -29,11 +29,6 @@ def representatives(program: Program, classes: Mapping[Value | int, tuple[int, .
 
     Classes that meet in an op are not alike, whatever their colours: a value has no axis twice, and matrices that follow each other
     are best cut along different dimensions.
-
-    Args:
-        program: The program.
-        classes: Per value, or number of a result, the class of each dimension.
-        strategies: Per class, its strategies; classes that are alike have the same.
     """
     occurrences = Counter(_occurrences(program, classes))
     kinds: dict[object, int] = {}
@@ -59,12 +54,7 @@ def representatives(program: Program, classes: Mapping[Value | int, tuple[int, .
 
 @dataclass(frozen=True, slots=True)
 class _Occurrence:
-    """An op, with the classes of the dimensions of its values.
-
-    Attributes:
-        kind: Equal for ops that differ in their classes alone.
-        members: The classes in order.
-    """
+    """An op, with the classes of the dimensions of its values."""
 
     kind: int
     members: tuple[int, ...]

@@ -32,13 +32,7 @@ Constrained = Callable[[Trial], tuple[Constraint, ...]]
 
 
 def alternatives(searcher: Searcher, best: Candidate, constrained: Constrained) -> tuple[Alternative, ...]:
-    """The templates, and then plans that differ from the best in more than one class, each the cheapest first.
-
-    Args:
-        searcher: The search.
-        best: Its result.
-        constrained: Finds the constraints of a trial.
-    """
+    """The templates, and then plans that differ from the best in more than one class, each the cheapest first."""
     outcomes = _templates(searcher) if searcher.propagate is None else _propagated_templates(searcher)
     taken = {outcome.trial.assignment for outcome in outcomes} | {best.assignment}
     near = _assigned(searcher, best) if searcher.propagate is None else iter(searcher.outcomes)

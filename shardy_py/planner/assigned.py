@@ -16,13 +16,7 @@ Shardings = Callable[[Value | int], TensorSharding]
 
 
 def shardings_of(space: Space, assignment: Sequence[int], mesh_name: str) -> Shardings:
-    """The sharding of each value, or result by its number, every dimension closed.
-
-    Args:
-        space: The search space.
-        assignment: Per class, the number of its strategy.
-        mesh_name: The mesh as the program names it.
-    """
+    """The sharding of each value, or result by its number, every dimension closed."""
     dims: dict[Axes, DimensionSharding] = {}
     shardings: dict[Layout, TensorSharding] = {}
 
@@ -39,14 +33,7 @@ def shardings_of(space: Space, assignment: Sequence[int], mesh_name: str) -> Sha
 
 
 def assign(program: Program, space: Space, sharding: Shardings, copies: Mapping[Value, Value]) -> None:
-    """Sets the shardings of a program in place; those inside of a `shard_map` and on single devices stay.
-
-    Args:
-        program: The program.
-        space: The search space of its copy in XLA's form.
-        sharding: The sharding of each value of the copy, and of each result.
-        copies: Value of the program -> the value of the copy.
-    """
+    """Sets the shardings of a program in place; those inside of a `shard_map` and on single devices stay."""
     main = program.main
     stays = {id(op) for outer in program.walk() if outer.name == MANUAL_COMPUTATION for region in outer.regions for op in region.walk()}
     values = [*main.arguments]
@@ -66,16 +53,7 @@ def assign(program: Program, space: Space, sharding: Shardings, copies: Mapping[
 def assigned(
     program: Program, mesh_name: str, mesh: Mesh, annotations: Annotations, resolution: Resolution, assignment: Sequence[int]
 ) -> None:
-    """Sets the shardings of a program to those of an assignment of its space.
-
-    Args:
-        program: The program, after all passes.
-        mesh_name: The mesh as the program names it.
-        mesh: The mesh.
-        annotations: The user's.
-        resolution: The distinctions of the space.
-        assignment: Per class of the space, the number of its strategy.
-    """
+    """Sets the shardings of a program to those of an assignment of its space."""
     copy, _, copies = as_xla_inlines(program)
     space = space_of(copy, mesh, annotations, resolution, groups_of(annotations, program, copies))
     assign(program, space, shardings_of(space, assignment, mesh_name), copies)

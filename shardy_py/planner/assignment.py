@@ -59,13 +59,8 @@ def solve(
     """The best assignment of a problem that is found, and a bound on every other.
 
     Args:
-        problem: Any problem.
         starts: Assignments to begin at; the solution is never worse than one of them that is allowed.
         gap: The search ends when (cost - bound) / cost is at most this.
-        seconds: The search ends after about that time.
-        watch: Is told how far the search is.
-        small: The problem as `reduced` makes it, from an earlier search.
-        rounds: Of `BRANCHES`, after which the search ends whatever time is left.
 
     Returns:
         The solution. Its cost is infinite where nothing that keeps all limits was found.
@@ -87,18 +82,7 @@ def solve(
 
 
 def least(problem: Problem, limit: Limit, starts: Sequence[Sequence[int]] = (), *, seconds: float = 60.0, gap: float = 0.0) -> Solution:
-    """The assignment whose sum of a limit's weights is the least, and a bound on this sum for every other.
-
-    Args:
-        problem: Any problem; its own limits hold.
-        limit: The weights, not negative.
-        starts: As of `solve`.
-        seconds: As of `solve`.
-        gap: As of `solve`.
-
-    Returns:
-        A solution whose cost is the sum.
-    """
+    """The assignment whose sum of a limit's weights is the least, and a bound on this sum for every other."""
     return solve(weighed(problem, limit), starts, gap=gap, seconds=seconds)
 
 
@@ -213,11 +197,7 @@ class _Search:
                 return self.solution()
 
     def pass_messages(self) -> tuple[Program | None, Prices | None]:
-        """Raises the bound by messages, chooses strategies by their prices, and drops what costs more than the best, while much drops.
-
-        Returns:
-            The program of what is left and the prices of its columns; None where the search is at its end.
-        """
+        """Raises the bound by messages and drops columns: the program that is left and its prices, None at the search's end."""
         while not self.close and not self.late:
             if not self.stages[-1].feasible:
                 break
@@ -240,11 +220,7 @@ class _Search:
         return None, None
 
     def narrow(self, of: Program, prices: Prices) -> bool:
-        """Drops what costs more than the best, if that is much.
-
-        Returns:
-            Whether the problem became smaller.
-        """
+        """Drops what costs more than the best, if that is much; returns whether it did."""
         bound, slacks = relaxation.slacks(of, prices)
         keep = bound + slacks <= self.most
         if keep.mean() > NARROWER:
@@ -271,12 +247,7 @@ class _Search:
             self.descend(start)
 
     def solve_linear(self, of: Program, prices: Prices) -> tuple[Prices | None, bool]:
-        """Solves the linear program: on its cheapest columns where it is large, with more of them until none is missing.
-
-        Returns:
-            The best prices, None where the program has no solution; and whether columns are missing, and better assignments were found,
-            so that many of them may be dropped.
-        """
+        """Solves the linear program, cheapest columns first: its prices (None: no solution), and whether many columns may go."""
         columns = self.cheapest(of, prices, COLUMNS)
         best, ascent, branched = prices, None, False
         for _ in range(PRICING_ROUNDS):
@@ -319,17 +290,7 @@ class _Search:
         return best, False
 
     def cheapest(self, of: Program, prices: Prices, count: int, present: Array = None) -> Array:
-        """The columns of least slack: so many entries of tables, those of the best assignment, and all that tables share.
-
-        Args:
-            of: The program.
-            prices: The slacks are those of these prices.
-            count: How many.
-            present: Columns that do not count.
-
-        Returns:
-            Per column, whether it is one of them.
-        """
+        """Whether each column has the least slack, is of the best assignment, or is shared by tables; columns `present` do not count."""
         columns = np.ones(len(of.costs), bool)
         entries_end = int(of.starts[len(of.starts) - 1 - len(of.classes)])
         slacks = relaxation.slacks(of, prices)[1][:entries_end]
@@ -346,17 +307,7 @@ class _Search:
         return columns
 
     def branch(self, of: Program, prices: Prices, nodes: int, units: int) -> bool:
-        """Branch and bound on what may cost less than the best assignment, or on the cheapest part of it.
-
-        Args:
-            of: The program.
-            prices: The best prices of its columns.
-            nodes: The most nodes.
-            units: How large the part may be.
-
-        Returns:
-            Whether nothing better than the best assignment exists.
-        """
+        """Branch and bound on what may cost less than the best assignment; returns whether nothing better exists."""
         bound, slacks = relaxation.slacks(of, prices)
         most = self.most
         if len(slacks) > (count := BRANCHED * units):

@@ -13,24 +13,14 @@ Array = Any
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """The seconds of the ops of a branch; what is sent counts in every branch, and is in the problem.
-
-    Attributes:
-        tables: Number of a table -> seconds of each of its entries.
-        constant: Seconds that no choice changes.
-        conds: The branches of each cond inside.
-    """
+    """The seconds of a branch's ops, per entry of tables and constant; what is sent counts in every branch, and is in the problem."""
 
     tables: Mapping[int, Array]
     constant: float
     conds: Conds
 
     def seconds(self, chosen: Sequence[int]) -> float:
-        """The seconds of the branch.
-
-        Args:
-            chosen: Per table, the number of the entry that an assignment chooses.
-        """
+        """The seconds of the branch."""
         own = sum(float(costs[chosen[table]]) for table, costs in self.tables.items())
         return self.constant + own + sum(costliest(branches, chosen).seconds(chosen) for branches in self.conds)
 

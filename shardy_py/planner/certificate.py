@@ -49,7 +49,6 @@ class Duals:
     """Dual values of a problem.
 
     Attributes:
-        links: Rows of a table and a table that it contains, or, counted on from the number of tables, a class of it.
         messages: What each link shifts, link by link: a cost for each entry of the contained table, or each strategy of the class.
         shares: Per table and move that some of its entries need, in order: the part of the move's cost that these entries bear.
         multipliers: Per limit, the price of a unit.
@@ -66,8 +65,6 @@ class Certificate:
     """The proof of a lower bound.
 
     Attributes:
-        problem: The tables.
-        assignment: The strategies of the plan.
         stages: Duals of the problem as `reduced` leaves it, of what these leave of it, and so on.
         facts: Objective and bound of the model, and the options of the planner that they depend on.
     """
@@ -163,14 +160,7 @@ def decode(text: str) -> Certificate:
 
 
 def check(plan: PlanRecord) -> str:
-    """What a plan's certificate proves, in words.
-
-    Args:
-        plan: A plan of the planner.
-
-    Raises:
-        CertificateError: Something does not add up.
-    """
+    """What a plan's certificate proves, in words; raises CertificateError if something does not add up."""
     if plan.search is None or not plan.search.certificate:
         why = "a planner did not choose its shardings, or the file was changed"
         raise CertificateError("the plan has no certificate", why=why, fix="plan with auto_shard(planner=...), and save that plan")

@@ -45,12 +45,7 @@ def lines_of(searcher: Searcher) -> dict[str, list[Op]]:
 
 
 def constraint_prices(searcher: Searcher, best: Candidate) -> tuple[Price, ...]:
-    """What constraints cost by the model, where it is much: all of them together, and then the lines that cost most if no other held.
-
-    Args:
-        searcher: The search, which has ended.
-        best: The plan that it chose.
-    """
+    """What constraints cost by the model, where it is much: all of them together, and then the lines that cost most if no other held."""
     lines = lines_of(searcher)
     if not lines:
         return ()

@@ -17,14 +17,6 @@ def descend(evaluation: Evaluation, start: Sequence[int], *, rounds: int = ROUND
     """The best assignment that single classes, and all classes of a table at once, lead to from a start.
 
     Limits that the start breaks get a growing price until they are kept, or no price keeps them.
-
-    Args:
-        evaluation: Of the problem.
-        start: An assignment, allowed or not.
-        rounds: How many times each table is gone through at most.
-
-    Returns:
-        The state reached.
     """
     state = State(evaluation, start)
     if not len(evaluation.limits):
@@ -82,17 +74,7 @@ def _single_classes(state: State, scale: float) -> None:
 
 
 def improve(state: State, group: tuple[int, ...], candidates: np.ndarray, scale: float) -> bool:
-    """Gives a group of classes the best of some joint strategies, if that is better than what they have.
-
-    Args:
-        state: The assignment, changed in place.
-        group: Numbers of classes.
-        candidates: Joint strategies, an array of shape (candidates, classes of the group).
-        scale: The cost that a saving is compared with.
-
-    Returns:
-        Whether the assignment changed.
-    """
+    """Gives classes the best of `candidates`, of shape (candidates, classes), if that is better; returns whether the state changed."""
     current = state.assignment[list(group)]
     costs = state.costs(group, np.concatenate([candidates, current[None]]))
     best = int(np.argmin(costs))

@@ -19,14 +19,7 @@ LARGEST_JOIN = 1 << 15  # Joint strategies of a class and its neighbours that ar
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The best strategy of an eliminated class for each joint strategy of its neighbours.
-
-    Attributes:
-        class_: The number of the class.
-        neighbours: The numbers of its neighbours.
-        index: Where a joint strategy of the neighbours stands.
-        best: The best strategy at each place.
-    """
+    """The best strategy of an eliminated class for each joint strategy of its neighbours."""
 
     class_: int
     neighbours: tuple[int, ...]
@@ -41,11 +34,7 @@ class Reduced:
     Attributes:
         problem: The smaller problem. Its classes and strategies have the numbers that they had; many are in no table any more. What
             an assignment costs more than the cost of the eliminated problem at the same place is in `ties`.
-        cost: The cost that all assignments share.
         ties: The ties that every assignment has besides.
-        forced: Strategies of classes that have one only.
-        decided: The eliminated classes, first to last.
-        feasible: Whether an assignment may exist; no table is empty.
     """
 
     problem: Problem
@@ -266,11 +255,7 @@ class _Work:
             rows.moves, rows.at_hand = _normal(rows.moves, rows.at_hand, self.move_costs)
 
     def renumber_moves(self) -> Array:
-        """Leaves out the moves that no table decides on.
-
-        Returns:
-            The costs of those that are left.
-        """
+        """Leaves out the moves that no table decides on."""
         used = np.zeros(len(self.move_costs) + 1, bool)
         for rows in self.rows:
             used[rows.moves] = used[rows.at_hand] = True
@@ -281,11 +266,7 @@ class _Work:
         return self.move_costs[used[:-1]]
 
     def eliminate(self) -> bool:
-        """Takes out classes whose best strategy depends on few neighbours, whose tables have neither moves nor weights.
-
-        Returns:
-            Whether one was taken out.
-        """
+        """Eliminates classes without moves and weights whose best strategy depends on few neighbours; returns whether it did."""
         readers = self.readers()
         plain = [not rows.moves.shape[1] and not rows.at_hand.shape[1] and not rows.weights.any() for rows in self.rows]
         eliminated: set[int] = set()
@@ -331,14 +312,7 @@ class _Work:
 
 
 def reduced(problem: Problem) -> Reduced:
-    """Takes out of a problem what does not need a search.
-
-    Args:
-        problem: Any problem.
-
-    Returns:
-        A smaller problem with the same optimum.
-    """
+    """A smaller problem with the same optimum."""
     work = _Work(problem)
     while True:
         work.restrict()

@@ -16,11 +16,7 @@ DENSE = 1 << 22  # Joint strategies that an index may have a place for: 16 MB.
 
 
 class EntryIndex:
-    """Finds the entry of a table by the strategies of its classes.
-
-    Attributes:
-        forbids: Whether some joint strategies have no entry.
-    """
+    """Finds the entry of a table by the strategies of its classes."""
 
     def __init__(self, table: Table, strategies: Sequence[int]) -> None:
         radices = [strategies[c] for c in table.classes]
@@ -52,13 +48,7 @@ class EntryIndex:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """The part of a group of classes that a table depends on.
-
-    Attributes:
-        table: The number of the table.
-        columns: Which classes of the group the table has.
-        strides: Their strides in the table's keys.
-    """
+    """The part of a group of classes that a table depends on."""
 
     table: int
     columns: Array
@@ -111,11 +101,7 @@ class Evaluation:
 
 
 class State:
-    """An assignment, changed in place, with its entries, how many of them need each move or have it at hand, and the sums of limits.
-
-    Attributes:
-        changes: Number of times that it was changed.
-    """
+    """An assignment, changed in place, with its entries, how many of them need each move or have it at hand, and the sums of limits."""
 
     def __init__(self, evaluation: Evaluation, assignment: Sequence[int], price: float = 0.0) -> None:
         self.evaluation = evaluation
@@ -142,11 +128,7 @@ class State:
         return sum((self.evaluation.weights[at.table][self.entries[at.table]] for at in touched), np.zeros(len(self.sums)))
 
     def _prices(self, uses: Array) -> Array:
-        """Per code of a move, what it adds to the cost: need that nobody else has, or, negative, what is at hand for the need of others.
-
-        Args:
-            uses: By others.
-        """
+        """Per code of a move, what it adds to the cost: need that nobody else has, or, negative, what is at hand for the need of others."""
         needed, at_hand = uses[1:-2:2] > 0, uses[:-2:2] > 0
         prices = np.zeros(len(uses))
         prices[:-2:2] = np.where(needed & ~at_hand, -self.evaluation.move_costs, 0.0)
@@ -179,15 +161,7 @@ class State:
         return total + self.price * float(self.excess(self.sums)) if len(evaluation.limits) else total
 
     def costs(self, group: tuple[int, ...], candidates: Array) -> Array:
-        """The cost of the assignment with each of some strategies of a group of classes, without the tables that do not change.
-
-        Args:
-            group: Numbers of classes.
-            candidates: Joint strategies, an array of shape (candidates, classes of the group).
-
-        Returns:
-            Per candidate, its cost; comparable among candidates of one group.
-        """
+        """The cost with each of `candidates`, of shape (candidates, classes), without the tables that do not change."""
         evaluation = self.evaluation
         changes = candidates - self.assignment[list(group)]
         total = np.zeros(len(candidates))

@@ -17,12 +17,7 @@ Neighbours = Sequence[Sequence[int]]
 
 
 def neighbours_of(program: Program, space: Space) -> Neighbours:
-    """The classes next to each.
-
-    Args:
-        program: The program of the space.
-        space: Its classes.
-    """
+    """The classes next to each."""
     neighbours: list[dict[int, None]] = [{} for _ in space.strategies]
     end = program.main.body.terminator
     results = [tuple(zip(space.classes[value], space.classes[number])) for number, value in enumerate(end.operands)]
@@ -62,12 +57,7 @@ def computes(value: Value) -> bool:
 
 
 def copies_of(arguments: Iterable[Value], space: Space) -> tuple[int, ...]:
-    """The classes of what a step computes with of some arguments, such as a layer of a stack, or a value in another precision.
-
-    Args:
-        arguments: The arguments.
-        space: The classes.
-    """
+    """The classes of what a step computes with of some arguments, such as a layer of a stack, or a value in another precision."""
     waiting, copies = list(arguments), dict[int, None]()
     own = {c for argument in waiting for c in space.classes[argument]}
     while waiting:
@@ -91,16 +81,8 @@ def followed(
     """The strategy of each class where some are stated and the others follow, as far as no value has an axis twice.
 
     Args:
-        space: The classes.
-        neighbours: Of each.
-        strategies: Class -> the number of its strategy; these stay.
         order: Classes whose strategies are carried on, the first as far as they go before the next.
         whole: Classes that stay whole where none of these reach them.
-        rest: Classes whose strategies are carried on then.
-        partly: Whether a strategy is carried on as far as the other dimensions of a value leave its axes.
-
-    Returns:
-        Per class, the number of its strategy; whole where nothing reaches it.
     """
     chosen = [strategies.get(c, 0 if len(each) == 1 else -1) for c, each in enumerate(space.strategies)]
 

@@ -19,15 +19,7 @@ LISTED = 5
 
 
 def infeasible(plan: PlanRecord, name: str, planner: Planner, bound: int, *remedies: str) -> PlannerInfeasible:
-    """The error for a budget that nothing fits: `PlannerBudgetError` where the bound does not prove it.
-
-    Args:
-        plan: The plan with the least peak, which is over the budget.
-        name: The template that it follows; empty where it follows none.
-        planner: The options.
-        bound: No plan has a lower peak.
-        remedies: Those to name first.
-    """
+    """The error for a budget that nothing fits: `PlannerBudgetError` where the bound does not prove it."""
     memory, budget = memory_of(plan, planner.hardware), planner.budget or 0
     least, peak, relief = memory.peak_memory_in_bytes, memory.peak, memory.relief
     largest = memory.contributors[:LISTED]
@@ -66,13 +58,6 @@ def least_bytes(program: Program, space: Space, annotations: Annotations, argume
     """A lower bound on the peak of every plan: arguments, and results that take no argument's memory, in as many pieces as devices.
 
     What the user shards is as the user says.
-
-    Args:
-        program: The program.
-        space: Its largest search space.
-        annotations: The user's.
-        arguments: The numbers of arguments that take no memory.
-        results: Of results that take none.
     """
     main, pins = program.main, (*annotations.inputs, *annotations.outputs)
     ends: list[tuple[Value | int, Type, bool]] = [(a, a.type, n in arguments) for n, a in enumerate(main.arguments)]

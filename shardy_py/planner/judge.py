@@ -29,13 +29,7 @@ class Candidate:
     """An assignment with the figures of its finished plan.
 
     Attributes:
-        name: For people to read.
-        assignment: Per variable of the model, the number of its strategy.
-        plan: Its plan under `lowering="jit"`.
         run: The plan as it runs, of which the figures are; `plan` itself unless that is a region of local arrays.
-        seconds: The objective.
-        peak: Of one device.
-        results: Of a plan that propagation gives, whether results that no step hands on are sharded as in the assignment.
     """
 
     name: str
@@ -53,44 +47,24 @@ class Candidate:
 
 
 def objective(plan: PlanRecord, planner: Planner) -> float:
-    """Seconds of a call of a plan.
-
-    Args:
-        plan: The plan.
-        planner: Says on which hardware, and how much of what may overlap does.
-    """
+    """Seconds of a call of a plan."""
     step = cost_of(plan, planner.hardware, planner.links).step_seconds
     assert step is not None
     return planner.objective(step)
 
 
 def peak_of(plan: PlanRecord, planner: Planner) -> int:
-    """The peak of a device in bytes.
-
-    Args:
-        plan: The plan.
-        planner: Says on which hardware.
-    """
+    """The peak of a device in bytes."""
     return memory_of(plan, planner.hardware).peak_memory_in_bytes
 
 
 def fits(plan: PlanRecord, planner: Planner) -> bool:
-    """Whether the peak of a plan is within the budget.
-
-    Args:
-        plan: The plan.
-        planner: Says on which hardware, and what the budget is.
-    """
+    """Whether the peak of a plan is within the budget."""
     return planner.budget is None or planner.fits(peak_of(plan, planner))
 
 
 def latency_of(plan: PlanRecord, planner: Planner) -> tuple[int, float]:
-    """The number of collectives in a call of a plan, and what they take however little they move.
-
-    Args:
-        plan: The plan.
-        planner: Says on which hardware.
-    """
+    """The number of collectives in a call of a plan, and what they take however little they move."""
     sizes = dict(plan.mesh.shape)
     layout = lay_out(sizes, planner.machine, planner.links)
     collectives = [each.collective for each in cost_of(plan, planner.hardware, planner.links).collectives]
@@ -99,23 +73,12 @@ def latency_of(plan: PlanRecord, planner: Planner) -> tuple[int, float]:
 
 
 def received_of(plan: PlanRecord, planner: Planner) -> int:
-    """Bytes that a device receives in a call of a plan.
-
-    Args:
-        plan: The plan.
-        planner: Says on which hardware.
-    """
+    """Bytes that a device receives in a call of a plan."""
     return sum(each.bytes for each in cost_of(plan, planner.hardware, planner.links).collectives)
 
 
 def preferred(best: Candidate, other: Candidate, planner: Planner) -> Candidate:
-    """The cheaper plan; within the gap the other if it takes half of the memory, or takes as long and receives less.
-
-    Args:
-        best: A plan.
-        other: Another.
-        planner: Says on which hardware, and what the gap is.
-    """
+    """The cheaper plan; within the gap the other if it takes half of the memory, or takes as long and receives less."""
     more = other.seconds - best.seconds
     takes_less = more <= MEMORY_SHARE * planner.gap * best.seconds and other.peak <= best.peak / 2
     is_equal = more <= SENT_SHARE * planner.gap * best.seconds

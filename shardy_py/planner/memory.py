@@ -26,15 +26,7 @@ Array = Any
 
 
 def fixed_bytes(program: Program, model: Model, aliased: Iterable[int], dropped: Collection[int], budget: float) -> Limit:
-    """The bytes of arguments, and of results that take no argument's memory; `argument + output - alias` of every plan.
-
-    Args:
-        program: The program of the model.
-        model: The model.
-        aliased: Numbers of results that take an argument's memory.
-        dropped: Numbers of arguments that the compiled program does not have.
-        budget: The most that they may be.
-    """
+    """The bytes of arguments, and of results that take no argument's memory; `argument + output - alias` of every plan."""
     main, mesh = program.main, model.space.mesh
     in_place = set(aliased)
     values: list[tuple[Value | int, Type]] = [(a, a.type) for i, a in enumerate(main.arguments) if i not in dropped]
@@ -58,17 +50,7 @@ def peak_bytes(
     copies: Mapping[Value, Value],
     ops: Mapping[Op, Op],
 ) -> Limit:
-    """The bytes at a step of a finished plan: arguments, results, and the temporaries that are alive there.
-
-    Args:
-        model: The model.
-        fixed: The limit of arguments and results.
-        peak: The step.
-        budget: The most that may be alive there.
-        chosen: Per table, the entry that the plan has, at which the row is exact.
-        copies: Value of the plan's program -> the value of the model's.
-        ops: Op of the plan's program -> the op of the model's.
-    """
+    """The bytes at a step of a finished plan (`chosen` entries): arguments, results, and temporaries alive there."""
     weights = dict(zip(fixed.tables, fixed.weights))
     for buffer in peak.buffers:
         row = _row(model, buffer, chosen, copies, ops)

@@ -17,9 +17,6 @@ MOST_AXES = 2
 def shapes(devices: int) -> tuple[tuple[int, ...], ...]:
     """The ordered factorizations of a number of devices into at most `MOST_AXES` sizes, fewer axes first.
 
-    Args:
-        devices: The number.
-
     Example:
         >>> shapes(8)
         ((8,), (2, 4), (4, 2))
@@ -51,11 +48,7 @@ def named(shape: tuple[int, ...]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ShapeSearch:
-    """The search for the shape of a mesh: the step of each shape.
-
-    Attributes:
-        steps: Per shape, the seconds of its plan and their lower bound; None where no plan that fits is known.
-    """
+    """The search for the shape of a mesh: the step of each shape."""
 
     steps: Mapping[tuple[int, ...], tuple[float, float] | None]
 
@@ -66,12 +59,7 @@ class ShapeSearch:
         return min(planned, key=lambda shape: planned[shape][0], default=None)
 
     def of_all_shapes(self, search: Search, gap: float) -> Search:
-        """A search of the best shape as one of all shapes, whose lower bound is the least of theirs.
-
-        Args:
-            search: The search.
-            gap: The user's.
-        """
+        """A search of the best shape as one of all shapes, whose lower bound is the least of theirs."""
         others = {shape: step for shape, step in self.steps.items() if shape != self.best}
         texts = [f"({sizes_text(named(shape))}) {'none fits' if step is None else seconds_text(step[0])}" for shape, step in others.items()]
         space = {**search.space, "other mesh shapes": ", ".join(texts) or "none"}

@@ -19,13 +19,7 @@ PASSES = 5  # Between two looks at the moves, which cost as much as several pass
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A class shared by tables, or a table contained in others.
-
-    Attributes:
-        links: To the tables that share it.
-        later: Per link, whether its table shares something that comes later.
-        earlier: Per link, whether its table shares something that comes earlier.
-    """
+    """A class shared by tables, or a table contained in others."""
 
     links: tuple[Link, ...]
     later: tuple[bool, ...]
@@ -39,17 +33,8 @@ class _Uses:
     A pair is a move and such a table.
 
     Attributes:
-        columns: Per move, its column.
         needing: The number of pairs whose table needs the move; the others may have it at hand.
-        rows: Per pair that needs it, the number of its row.
-        moves: Per pair, the place of its move in `columns`; of those that need one, in order.
-        firsts: Per move, its first pair that needs it.
-        tables: Per pair, the columns of its table.
-        starts: Per pair, where its table begins if all tables lie side by side.
         entries: The entries of tables, side by side, that need the move or have it at hand.
-        entry_starts: Per pair, where in `entries` its own begin.
-        entry_columns: The columns of these entries.
-        entry_pairs: Their pairs.
     """
 
     columns: Array
@@ -69,10 +54,6 @@ class Ascent:
     """Raises the bound of a program by shifting costs between tables; sequential reweighted message passing, and shares of moves.
 
     Every step keeps the cost of each assignment, so the bound holds whenever it stops.
-
-    Args:
-        of: The program.
-        unsupported: A cost above that of the best assignment, for what no entry of a table agrees with.
     """
 
     def __init__(self, of: Program, unsupported: float) -> None:
@@ -97,17 +78,7 @@ class Ascent:
         self.uses = _uses(of)
 
     def run(self, prices: Prices, *, rounds: int, enough: float, end: float) -> Prices:
-        """Raises the bound.
-
-        Args:
-            prices: Where to begin.
-            rounds: The most rounds; it ends before when the bound hardly rises.
-            enough: It ends when the bound is as high.
-            end: It ends after the round in which `time.monotonic()` passes this.
-
-        Returns:
-            Prices with a bound at least as high.
-        """
+        """Prices with a bound that is raised until it hardly rises, is `enough`, or `end` (`time.monotonic()`) has passed."""
         current = replace(prices, columns=prices.columns.copy(), equal=prices.equal.copy(), shares=prices.shares.copy())
         bound = current.bound(self.of)
         for _ in range(rounds):

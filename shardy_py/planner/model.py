@@ -53,14 +53,7 @@ PLACE_TIE = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """Layouts in which an op reads or makes a value.
-
-    Attributes:
-        table: The number of its table.
-        own: Per entry, the number of the layout in which it lies.
-        targets: The layouts in which the op may have it.
-        read: Per entry, the number of the layout in which the op has it; -1 where that is the value's own and it is read.
-    """
+    """Layouts in which an op reads or makes a value; -1 where it reads the value's own."""
 
     table: int
     own: Array
@@ -73,17 +66,8 @@ class Model:
     """The problem of a program.
 
     Attributes:
-        space: The classes and their strategies.
-        variables: The classes that are variables of the problem, in order.
         unbranched: The problem without the ops of branches of conds; its classes are numbers in `variables`.
         unbranched_constant: Seconds that no choice changes, without those of branches.
-        conds: The branches of each cond.
-        counted: The branches whose seconds the problem has.
-        values: Per argument, or number of a result, whose layout is a variable's, the number of the table of its layouts.
-        layouts: Per such table, the layouts of its entries.
-        reads: Per op and value that it reads in a layout of the op's choice, where that stands.
-        makes: Per value that an op makes in a layout of its choice, where that stands.
-        feeding: The row of seconds of what is fed; its limit is minus the seconds that no choice changes.
     """
 
     space: Space
@@ -109,11 +93,7 @@ class Model:
         return self.unbranched_constant + sum(branch.constant for branch in self.counted)
 
     def seconds(self, chosen: Sequence[int]) -> float:
-        """The seconds of a call of an assignment: of each cond the branch counts that then takes longest.
-
-        Args:
-            chosen: Per variable, the number of its strategy.
-        """
+        """The seconds of a call of an assignment: of each cond the branch counts that then takes longest."""
         return self.counting(chosen).problem_seconds(chosen)
 
     def problem_seconds(self, chosen: Sequence[int]) -> float:
@@ -143,11 +123,7 @@ class Model:
         return self if branches == self.counted else replace(self, counted=branches)
 
     def assignment(self, chosen: Sequence[int]) -> tuple[int, ...]:
-        """Per class of the space, the number of its strategy.
-
-        Args:
-            chosen: Per variable, the number of its strategy.
-        """
+        """Per class of the space, the number of its strategy."""
         assignment = [0] * len(self.space.strategies)
         for variable, strategy in zip(self.variables, chosen, strict=True):
             assignment[variable] = strategy
@@ -156,14 +132,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Column:
-    """A move of each entry of a table.
-
-    Attributes:
-        key: Equal for columns whose entries choose alike.
-        numbers: Per layout and other layout of a value, the number of the move between them; -1 where there is none.
-        own: Per entry, the number of the layout.
-        other: Per entry, the number of the other layout.
-    """
+    """A move of each entry of a table; `numbers` is -1 between layouts without one."""
 
     key: object
     numbers: Array
@@ -177,15 +146,7 @@ class _Column:
 
 @dataclass(eq=False)
 class _Draft:
-    """A table that is being added up.
-
-    Attributes:
-        strategies: As in `Table`.
-        costs: As in `Table`.
-        ties: As in `Table`.
-        moves: Columns of numbers of moves.
-        at_hand: Columns of numbers of moves that an entry makes unnecessary.
-    """
+    """A table that is being added up; `at_hand` are the moves that an entry makes unnecessary."""
 
     strategies: Array
     costs: Array
@@ -196,40 +157,20 @@ class _Draft:
 
 @dataclass(eq=False)
 class _Branch:
-    """A branch of a cond that is being added up.
-
-    Attributes:
-        seconds: Per table, the seconds of its ops.
-        conds: The branches of each cond inside.
-    """
+    """A branch of a cond that is being added up."""
 
     seconds: dict[tuple[tuple[int, ...], int], Array] = field(default_factory=dict[tuple[tuple[int, ...], int], Array])
     conds: list[list[_Branch]] = field(default_factory=list["list[_Branch]"])
 
     def finished(self, places: Mapping[tuple[tuple[int, ...], int], int]) -> Branch:
-        """The branch.
-
-        Args:
-            places: Number of each table with a choice.
-        """
+        """The branch."""
         tables = {places[key]: seconds for key, seconds in self.seconds.items() if key in places}
         constant = sum(float(seconds[0]) for key, seconds in self.seconds.items() if key not in places)
         return Branch(tables, constant, tuple(tuple(each.finished(places) for each in branches) for branches in self.conds))
 
 
 def model_of(op_tables: OpTables, space: Space, most: float = math.inf, among: Array = None, feeding: Feeding = NOTHING) -> Model:
-    """The problem of a program.
-
-    Args:
-        op_tables: The program and its prices.
-        space: Its search space.
-        most: Entries of all tables together.
-        among: Assignments of all classes, one in a row: the tables have the entries of these alone. None: all entries.
-        feeding: What is fed.
-
-    Raises:
-        TooLarge: There are more.
-    """
+    """The problem of a program; raises TooLarge if its tables have more than `most` entries together."""
     if not math.isinf(most):
         _Builder(op_tables, space, most, among, prices=False).main()  # prices take ten times as long as to see that there are too many
     builder = _Builder(op_tables, space, most, among)
@@ -238,15 +179,7 @@ def model_of(op_tables: OpTables, space: Space, most: float = math.inf, among: A
 
 
 class _Builder:
-    """Adds up tables and moves.
-
-    Args:
-        op_tables: The program and its prices.
-        space: Its classes.
-        most: Entries of all tables together.
-        among: As of `model_of`.
-        prices: Whether tables get their costs and moves; otherwise their entries are counted only.
-    """
+    """Adds up tables and moves."""
 
     def __init__(self, op_tables: OpTables, space: Space, most: float, among: Array, prices: bool = True) -> None:
         self.op_tables = op_tables
@@ -483,11 +416,7 @@ class _Builder:
         return key, draft
 
     def joint(self, classes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], Joint]:
-        """The joint strategies of some values by the classes of their dimensions: no axis twice in a value.
-
-        Returns:
-            The classes, and their joint strategies.
-        """
+        """The joint strategies of some values by the classes of their dimensions: no axis twice in a value."""
         local = tuple(dict.fromkeys(c for each in classes for c in each))
         numbers = {c: i for i, c in enumerate(local)}
         shape = tuple(tuple(numbers[c] for c in each) for each in classes)
@@ -510,11 +439,7 @@ class _Builder:
                 self.drafts[key].at_hand.append(_Column(results.key, numbers, results.own, results.makes))
 
     def merge_moves(self) -> tuple[Array, Array]:
-        """Merges moves that the same entries need, or have at hand, such as those of layers that are sharded alike.
-
-        Returns:
-            Per move, its new number; and the costs of the new ones.
-        """
+        """Merges moves that the same entries need or make unnecessary: per move its new number, and the new costs."""
         sums = np.zeros(len(self.move_costs), np.uint64)  # of a hash of each use, so that equal sets of uses have equal sums
         uses: dict[object, int] = {}
         seen: set[tuple[int, bytes]] = set()
@@ -588,13 +513,7 @@ class _Builder:
         return model.counting([0] * len(sizes))
 
     def table(self, local: Sequence[int], draft: _Draft, numbers: Array) -> Table:
-        """A draft as a table of variables.
-
-        Args:
-            local: Its classes.
-            draft: The draft.
-            numbers: Per move, its number in the problem; last -1.
-        """
+        """A draft as a table of variables."""
         free = [i for i, c in enumerate(local) if c in self.variables]
         moves, at_hand = (_stacked([c.renumbered(numbers) for c in columns], len(draft.costs)) for columns in (draft.moves, draft.at_hand))
         variables = tuple(self.variables[local[i]] for i in free)

@@ -28,12 +28,7 @@ Array = Any
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joint:
-    """Joint strategies of the classes of some values.
-
-    Attributes:
-        strategies: Per entry and class, the number of its strategy.
-        candidates: The layouts of the values.
-    """
+    """Joint strategies of the classes of some values."""
 
     strategies: Array
     candidates: Candidates
@@ -44,10 +39,6 @@ class Reads:
     """Layouts in which an operand is read.
 
     Attributes:
-        key: Equal for those that differ in nothing but the value.
-        domain: The layouts that it may have.
-        own: Per entry, the number of its layout.
-        targets: The layouts in which it may be read.
         read: Per entry, the number of the layout in which it is read.
         moves: Numbers of one layout and of another, and the seconds of bringing it there, where that takes some.
     """
@@ -62,16 +53,7 @@ class Reads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
-    """Layouts in which a result is made.
-
-    Attributes:
-        key: Equal for those that differ in nothing but the value.
-        domain: The layouts that it may have.
-        own: Per entry, the number of its layout.
-        targets: The layouts in which it may be made.
-        makes: Per entry, the number of the layout in which it is made.
-        moves: Numbers of one layout and of another, where they differ, and the two.
-    """
+    """Layouts in which a result is made; `moves` between two of them have the seconds that they take."""
 
     key: object
     domain: Sequence[Layout]
@@ -83,14 +65,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Priced:
-    """The prices of a kind of op under joint strategies.
-
-    Attributes:
-        table: The prices.
-        misplaced: The number of values that do not lie as the op reads or makes them, per entry.
-        reads: Per operand, the layouts in which it is read; None where the op makes it itself.
-        results: Per result, the layouts in which it is made.
-    """
+    """The prices of a kind of op under joint strategies; `reads` is None for operands that the op makes itself."""
 
     table: PriceTable
     misplaced: Array
@@ -103,19 +78,7 @@ class TooLarge(Exception):
 
 
 class OpTables:
-    """The parts that models of one program share: prices depend on strategies alone, not on which classes are apart.
-
-    Args:
-        program: The program.
-        machine: Whose prices.
-
-    Attributes:
-        program: The program.
-        machine: Whose prices.
-        count: Number of its ops.
-        counted: Those whose work or traffic counts.
-        manual_seconds: Seconds inside of the user's `shard_map`s, which no choice changes.
-    """
+    """The parts that models of a program share, as prices depend on strategies alone; no choice changes `manual_seconds`."""
 
     def __init__(self, program: Program, machine: Machine) -> None:
         self.program = program
@@ -129,17 +92,7 @@ class OpTables:
         self._priced: dict[object, Priced] = {}
 
     def joint(self, shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], most: float, rows: Array = None) -> Joint:
-        """The joint strategies of numbered classes: no axis twice in a value.
-
-        Args:
-            shape: Per value, the classes of its dimensions.
-            domains: Per class, its strategies.
-            most: Entries at most.
-            rows: Numbers of strategies, one of each class in a row: only these; None is all.
-
-        Raises:
-            TooLarge: There are more than `most`.
-        """
+        """The joint strategies of numbered classes, no axis twice in a value; raises TooLarge if there are more than `most`."""
         key = shape, domains, b"" if rows is None else rows.tobytes()
         joint = self._joints.get(key)
         if joint is None:
@@ -147,13 +100,7 @@ class OpTables:
         return joint
 
     def priced(self, op: Op, origin: Callable[[Value], Value], joint: Joint) -> Priced:
-        """The prices of an op.
-
-        Args:
-            op: The op.
-            origin: The value that a value forwards.
-            joint: The joint strategies of its operands and results.
-        """
+        """The prices of an op."""
         spec, memory = spec_of(op, origin), self._fusion.accesses(op)
         kind = spec, memory, id(joint)
         priced = self._priced.get(kind)
@@ -224,11 +171,7 @@ def _misplaced(candidates: Candidates, price: PriceTable) -> Array:
 
 
 def _rows(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], most: float) -> Array:
-    """All joint strategies of numbered classes, one of each class in a row.
-
-    Raises:
-        TooLarge: There are more than `most`.
-    """
+    """All joint strategies of numbered classes, one of each class in a row. Raises TooLarge if there are more than `most`."""
     names = list(dict.fromkeys(part.name for domain in domains for axes in domain for part in axes))
     bits = {name: 1 << i for i, name in enumerate(names)}
     masks = [np.array([sum({bits[p.name] for p in axes}) for axes in domain], np.int64) for domain in domains]

@@ -16,15 +16,7 @@ from shardy_py.planner.seeds import Seeds
 
 
 def pasted(plan: PlanRecord, constraints: Sequence[Constraint], seeds: Seeds, planner: Planner, *, is_region: bool) -> str:
-    """The plan as code; see `Search.as_in_shardings`.
-
-    Args:
-        plan: The plan, as XLA's partitioner runs it.
-        constraints: The constraints with which propagation gives it.
-        seeds: Plans the function from fewer shardings, by propagation.
-        planner: Says what takes how long.
-        is_region: Whether the plan runs as a region, of which these are not the figures.
-    """
+    """The plan as code; see `Search.as_in_shardings`."""
 
     def propagated(some: Sequence[Constraint], *, results: bool) -> PlanRecord:
         return seeds.plan({each.number: each.sharding for each in some}, results=results)[0]

@@ -40,12 +40,7 @@ Kind = tuple[int, ...]
 
 
 def constraints_of(searcher: Searcher, best: Candidate) -> tuple[Constraint, ...]:
-    """The fewest constraints with which propagation gives a plan.
-
-    Args:
-        searcher: The search; its program has the shardings of the plan.
-        best: The plan.
-    """
+    """The fewest constraints with which propagation gives a plan."""
     program, names = searcher.base.program, searcher.base.names
     seeds = searcher.seeds(best.plan)
     variables, places = seeds.variables(), list[Place]()
@@ -107,10 +102,6 @@ class Place:
     """A value that a constraint may stand on.
 
     Attributes:
-        number: Among all variables of the function, in program order.
-        sharding: The plan's.
-        kind: Its classes.
-        in_source: Whether a line of the user's code makes it: not the backward pass, nor what a derivative carries through a loop.
         is_further: Whether an earlier place is of the same value: what a loop carries is constrained in front of it, at the end of its
             body, and behind it, where the first alone does not keep what the others are read as from changing it.
         is_read: Whether it is an operand as one op reads it, which no value shows: such places are taken where all others do not do.
@@ -126,13 +117,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A program propagated from some pins.
-
-    Attributes:
-        seconds: Of a step.
-        fits: Whether its peak is within the budget.
-        shardings: By number of a variable; those that nothing uses are left out.
-    """
+    """A program propagated from some pins."""
 
     seconds: float
     fits: bool
@@ -148,17 +133,7 @@ Propagate = Callable[[Collection[int]], Outcome]
 
 
 def fewest_pins(places: Sequence[Place], propagate: Propagate, seconds: float) -> tuple[int, ...]:
-    """The variables to pin.
-
-    Args:
-        places: Those that may be pinned, in program order.
-        propagate: Tries pins.
-        seconds: A step of the plan.
-
-    Returns:
-        Their numbers, in program order. The step that propagation gives with them takes as long as the plan's, or as long as with all
-        values pinned where XLA's partitioner has its own way.
-    """
+    """The numbers of the variables to pin, in program order, with which propagation takes no longer than the plan."""
     pins: dict[int, Place] = {}
     reads = [place for place in places if place.is_read]
     limit = seconds * (1 + TOLERANCE)
@@ -194,14 +169,7 @@ def _leader(differing: Sequence[Place]) -> Place:
 
 
 def _needed(pins: Sequence[int], propagate: Propagate, outcome: Outcome, seconds: float) -> list[int]:
-    """The pins that are left when each that is not needed is dropped, first by halves, then one by one, and once more.
-
-    Args:
-        pins: In the order in which they are dropped.
-        propagate: Tries pins.
-        outcome: With all of them.
-        seconds: A step of the plan.
-    """
+    """The pins that are left when each that is not needed is dropped, first by halves, then one by one, and once more."""
     remaining, current = list(pins), max(outcome.seconds, seconds)
     most = current * (1 + ALL_TOLERANCE)
 

@@ -40,14 +40,7 @@ MakeSearcher = Callable[[Annotations], Searcher]
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """Answers questions about a search.
-
-    Attributes:
-        searcher: The search; its program is that of the plan, and stays as it is.
-        best: Its result.
-        bound: Its lower bound.
-        searcher_with: Makes searches with other annotations.
-    """
+    """Answers questions about a search."""
 
     searcher: Searcher
     best: Candidate
@@ -82,15 +75,7 @@ class Prices:
         return alternatives(self.searcher, self.best, self.constraints_of)
 
     def price(self, path: str, spec: Sequence[Any]) -> Price:
-        """The cost of pinning a value, and what must lie as it does, beside the plan.
-
-        Args:
-            path: The value.
-            spec: Its sharding; dimensions that it leaves out are whole.
-
-        Raises:
-            UserError: There is no such value, or it cannot be sharded so.
-        """
+        """What pinning a value costs, and what else is sharded alike then. Raises UserError if there is no such value or sharding."""
         searcher = self.searcher
         paths = [v.path for v in searcher.base.inputs]
         value, where = self._value(path), f"plan.search.price({path!r}, {spec!r})"

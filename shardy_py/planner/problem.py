@@ -21,9 +21,6 @@ class Table:
     """Costs of joint strategies of some classes.
 
     Attributes:
-        classes: The numbers of the classes, without duplicates.
-        strategies: Per entry and class, the number of the class's strategy; no two rows are equal.
-        costs: Per entry, its cost; not negative.
         moves: Per entry, the numbers of the moves that it needs, padded with -1; an array of shape (entries, most moves of an entry).
         ties: Per entry, a cost that decides between solutions of equal cost; no part of the objective.
         at_hand: Per entry, the numbers of the moves that it makes unnecessary, whoever needs them; as `moves`.
@@ -43,13 +40,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limit:
-    """A bound on a sum of weights of entries.
-
-    Attributes:
-        tables: Numbers of tables.
-        weights: Per table, the weight of each of its entries.
-        limit: The most that the weights of the entries chosen may add up to.
-    """
+    """A bound on a sum of weights of entries."""
 
     tables: tuple[int, ...]
     weights: tuple[Array, ...]
@@ -58,14 +49,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Choose a strategy for each class at the least cost.
-
-    Attributes:
-        strategies: Per class, the number of its strategies.
-        tables: The tables; a table without costs whose classes other tables contain makes these agree on the joint strategy.
-        moves: Per move, its cost.
-        limits: The limits that hold.
-    """
+    """Choose a strategy for each class at the least cost; a table without costs makes the tables that contain its classes agree."""
 
     strategies: tuple[int, ...]
     tables: tuple[Table, ...]
@@ -78,8 +62,6 @@ class Solution:
     """An assignment and the bound on every other.
 
     Attributes:
-        assignment: Per class, the number of its strategy.
-        cost: Its cost, ties left out.
         bound: No assignment that the problem allows costs less.
         status: "optimal" where cost and bound are as close as was required, "time_limit" where time ran out first, "work_limit" where the
             counted work did, "infeasible" where no assignment keeps the limits.
@@ -127,15 +109,7 @@ def pinned(problem: Problem, class_: int, strategies: Sequence[int]) -> Problem:
 
 
 def restricted(problem: Problem, strategies: Mapping[int, Sequence[int]]) -> Problem:
-    """The problem in which classes have some of their strategies only; all keep their numbers.
-
-    Args:
-        problem: Any problem.
-        strategies: Number of a class -> the strategies that it keeps.
-
-    Returns:
-        A problem with fewer entries.
-    """
+    """The problem in which classes have some of their strategies only; all keep their numbers."""
     allowed: dict[int, Array] = {}
     for class_, choices in strategies.items():
         allowed[class_] = np.zeros(problem.strategies[class_], bool)
@@ -161,15 +135,7 @@ def with_entries(problem: Problem, masks: Sequence[Array]) -> Problem:
 
 
 def weighed(problem: Problem, limit: Limit) -> Problem:
-    """The problem whose costs are the weights of a limit: its optimum is the least limit that an assignment keeps.
-
-    Args:
-        problem: Any problem; its own limits hold.
-        limit: Weights, not negative, of the problem's entries.
-
-    Returns:
-        A problem with the same assignments.
-    """
+    """The problem whose costs are a limit's weights, not negative: its optimum is the least limit that an assignment keeps."""
     costs = [np.zeros(len(table.costs)) for table in problem.tables]
     for table, weights in zip(limit.tables, limit.weights):
         costs[table] = costs[table] + weights

@@ -29,13 +29,7 @@ FORBIDDEN = 1e30
 
 
 def certificate_of(searcher: Searcher, best: Candidate, bound: float) -> str:
-    """The certificate of a search, as text.
-
-    Args:
-        searcher: The search, which has ended.
-        best: The plan that it chose.
-        bound: The lower bound that it states.
-    """
+    """The certificate of a search, as text."""
     planner, model = searcher.planner, searcher.model
     problem = searcher.limited()
     if any(weight(limit, entries(problem, best.assignment)) > limit.limit for limit in problem.limits):
@@ -51,12 +45,7 @@ def certificate_of(searcher: Searcher, best: Candidate, bound: float) -> str:
 
 
 def stages_of(problem: Problem, most: float) -> tuple[Duals, ...]:
-    """Duals of a problem, and then of what is left where it costs at most so much.
-
-    Args:
-        problem: A problem.
-        most: The cost of one of its assignments.
-    """
+    """Duals of a problem, and then of what is left where it costs at most so much."""
     stages: list[Duals] = []
     left = most
     for _ in range(STAGES):

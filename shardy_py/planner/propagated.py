@@ -24,13 +24,7 @@ IMPROVEMENT = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Shardings of arguments and results.
-
-    Attributes:
-        name: For people to read; empty of what no template says.
-        assignment: Per variable of the model, the number of its strategy; only those of arguments and results count.
-        results: Whether results that no step hands on are sharded as in the assignment; else they follow too.
-    """
+    """Shardings of arguments, and of results: where `results` is false, those that no step hands on follow by propagation."""
 
     name: str
     assignment: tuple[int, ...]
@@ -39,13 +33,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The figures of the plan of a trial.
-
-    Attributes:
-        trial: The trial.
-        seconds: The objective.
-        over: Bytes by which its peak is over the budget.
-    """
+    """The figures of the plan of a trial."""
 
     trial: Trial
     seconds: float
@@ -61,15 +49,7 @@ Try = Callable[[Trial], Outcome]
 
 
 class Trials:
-    """Trials of a search, each layout of arguments and results once.
-
-    Args:
-        model: The model whose assignments they are of.
-        arguments: The arguments of the function.
-        attempt: Propagates a trial.
-        enough: Seconds of a plan that is good enough.
-        has_time: Whether there is time for one more.
-    """
+    """Trials of a search, each layout of arguments and results once."""
 
     def __init__(self, model: Model, arguments: Sequence[Value], attempt: Try, enough: float, has_time: Callable[[], bool]) -> None:
         self.model, self.attempt, self.enough, self.has_time = model, attempt, enough, has_time
@@ -78,11 +58,7 @@ class Trials:
         self.outcomes: dict[object, Outcome] = {}
 
     def run(self, starts: Sequence[Trial]) -> Outcome:
-        """The best outcome of some trials and, unless it is good enough, of those next to it.
-
-        Args:
-            starts: The first of them is tried whatever the time.
-        """
+        """The best outcome of trials, the first of which always runs, and of those next to it, unless it is good enough."""
         best, *others = (self.outcome(start) for start in starts if not self.outcomes or self.has_room)
         for other in others:
             best = other if other.is_better(best) else best

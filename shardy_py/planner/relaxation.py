@@ -22,13 +22,8 @@ class Link:
     """A table and what it shares with others: a class, or a table that it contains.
 
     Attributes:
-        parent: The columns of the table.
-        child: The columns of what it shares.
         rows: The rows of `Program.equal` that make them agree, one for each of its columns.
-        places: Per entry of the table, the place in `child` that it agrees with.
         order: The entries of the table, by place.
-        starts: Where in `order` each place begins.
-        unsupported: Per place, whether no entry agrees with it.
     """
 
     parent: slice
@@ -42,15 +37,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Costs of columns after the costs of rows are taken off: feasible duals, whose bound holds for every assignment.
-
-    Attributes:
-        columns: Per column, its price.
-        equal: Per row of `Program.equal`, its dual.
-        shares: Per row of `Program.moves`, the part of the move's cost that the entries of its table bear.
-        limits: Per row of `Program.limits`, its dual.
-        constant: The cost that all assignments share.
-    """
+    """Costs of columns less the costs of rows: feasible duals, whose bound holds for every assignment."""
 
     columns: Array
     equal: Array
@@ -75,16 +62,8 @@ class Program:
     """The linear program of a problem: columns are entries of tables, then strategies of classes, then moves.
 
     Attributes:
-        costs: Per column, its cost with ties.
-        ties: Per column, its ties.
-        starts: Where the columns of each table and class begin, and where the last end; one column of each is chosen.
         equal: Rows whose columns add up to nothing: what entries of a table choose, its classes and the tables that it contains choose.
         moves: Rows that are at most nothing: a move is paid where entries need it.
-        limits: Rows of the limits.
-        most: Upper bounds of the rows of limits.
-        classes: The classes that are in a table, in the order of their columns.
-        strategies: Per class, the strategies that its columns stand for.
-        links: Which tables share what.
     """
 
     costs: Array
@@ -129,13 +108,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """The answer of a linear program.
-
-    Attributes:
-        values: Per column its value; None where time ran out.
-        duals: Of the rows that make tables agree, of moves and of limits.
-        feasible: False where no assignment keeps all rows.
-    """
+    """The answer of a linear program: column values (None: out of time), duals of its rows, and whether it is feasible."""
 
     values: Array
     duals: tuple[Array, Array, Array]
@@ -282,16 +255,7 @@ def _matrix(values: Sequence[Array], rows: Sequence[Array], columns: Sequence[Ar
 
 
 def relax(of: Program, scale: float, seconds: float) -> Relaxed:
-    """Solves a linear program.
-
-    Args:
-        of: The program.
-        scale: About what an assignment costs.
-        seconds: The most that it may take.
-
-    Returns:
-        Its values and duals.
-    """
+    """Solves a linear program."""
     factor = UNIT / scale if scale > 0 else 1.0
     inequalities = _stacked(of.moves, of.limits)
     ones = of.one_of_each()
@@ -339,14 +303,7 @@ def rounded(of: Program, values: Array, start: Sequence[int]) -> tuple[int, ...]
 
 
 def conditioned(of: Program, problem: Problem, prices: Prices, start: Sequence[int]) -> tuple[int, ...]:
-    """The assignment of the cheapest strategies, class by class, each under what the classes before it have.
-
-    Args:
-        of: The program of the problem.
-        problem: The problem.
-        prices: Of its columns, whose shares between tables make those of one class comparable.
-        start: An assignment, which classes without columns keep.
-    """
+    """The assignment of the cheapest strategies, class by class, each under what the classes before it have."""
     result = list(start)
     readers: dict[int, list[int]] = {}
     for number, table in enumerate(problem.tables):
@@ -387,14 +344,7 @@ def narrowed(problem: Problem, of: Program, keep: Array) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """The answer of branch and bound.
-
-    Attributes:
-        values: Per column its value; None where nothing was found.
-        bound: No assignment costs less, ties included.
-        feasible: False where no assignment keeps all rows.
-        finished: Whether it ended for its gap.
-    """
+    """The answer of branch and bound."""
 
     values: Array
     bound: float
@@ -403,19 +353,7 @@ class Searched:
 
 
 def search(of: Program, scale: float, *, gap: float, nodes: int, seconds: float, presolve: bool = True) -> Searched:
-    """Branch and bound on the strategies of classes.
-
-    Args:
-        of: The program.
-        scale: About what an assignment costs.
-        gap: Ends when cost and bound are as close, in parts of the cost.
-        nodes: The most nodes of the tree.
-        seconds: The most that it may take.
-        presolve: Whether HiGHS makes the program smaller first.
-
-    Returns:
-        The best values found and the bound of all.
-    """
+    """Branch and bound on strategies, until cost and bound are within `gap`, in parts of the cost."""
     factor = UNIT / scale if scale > 0 else 1.0
     tables = len(of.starts) - 1 - len(of.classes)
     integers = np.zeros(len(of.costs))

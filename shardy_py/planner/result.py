@@ -25,13 +25,7 @@ LISTED = 5
 
 
 def search_of(searcher: Searcher, best: Candidate, bound: float) -> Search:
-    """The report of a search.
-
-    Args:
-        searcher: The search, which has ended.
-        best: The plan that it chose.
-        bound: The lower bound of the upper end of a step.
-    """
+    """The report of a search."""
     planner, run = searcher.planner, best.run
     bound *= 1 - planner.overlap  # the upper end of a step is at least the bound, and the lower end at least nothing
     prices = constraint_prices(searcher, best)

@@ -9,14 +9,7 @@ from shardy_py.plan import scopes
 
 
 class Scope(scopes.Scope):
-    """A scope with the executions that work is counted with.
-
-    Args:
-        trips: Number of executions; None where it is unknown.
-        runs: The same, unknown loops running once.
-        changing: Values that differ from trip to trip; None outside of loops.
-        around: The scope around it.
-    """
+    """A scope with the executions that work is counted with."""
 
     def __init__(self, trips: int | None, runs: int, changing: set[Value] | None, around: Self | None = None) -> None:
         super().__init__(trips, changing, around)

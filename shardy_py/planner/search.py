@@ -109,26 +109,10 @@ class Searcher:
     """A search in progress.
 
     Attributes:
-        base: The plan of the user's annotations alone.
-        annotations: These.
-        planner: The options.
-        collect: Makes plans.
         replan: Makes the plan of an assignment on a program of its own, for an alternative.
-        seeds: Makes plans propagated from a part of the shardings of the program's plan.
-        mesh_name: The mesh as the program names it.
-        began: The time at which planning began.
-        user_templates: Templates of the user.
-        timings: Seconds of each step.
         region: Makes the plan of the program's shardings as a region of local arrays; None under `lowering="jit"`.
         propagate: Makes plans in which values inside follow by propagation; None where they are sharded too.
-        completions: Templates by name, as they are completed.
-        outcomes: Of trials of plans that propagation gives.
-        share: The part of the time that may be taken now.
-        is_late: Whether the time limit ended some of the search.
-        ranks: Templates that were finished before there was a model, by name; the best first.
         finished: All plans that were finished, of which the cheapest that fits is the result.
-        judgments: Templates that were finished before there was a model, with their space and their assignments of all classes.
-        finishing: The seconds that a plan takes to finish, which are left for the last one.
     """
 
     base: PlanRecord
@@ -155,11 +139,7 @@ class Searcher:
     # ------------------------------------------------------------------ the whole search
 
     def run(self) -> tuple[Candidate, float]:
-        """The best plan that is found in the largest space that there is time for, and the lower bound of the upper end of a step.
-
-        Raises:
-            PlannerInfeasible: None fits the budget.
-        """
+        """The best plan in the largest space that there is time for, and a lower bound of it. Raises PlannerInfeasible if none fits."""
         most = ENTRIES * max(self.planner.time_limit_s, 1.0)
         with no_collection():
             for stage in self.stages():
@@ -228,15 +208,7 @@ class Searcher:
         return best, bound
 
     def prepare(self, resolution: Resolution | None = None, most: float | None = None) -> None:
-        """The space and the model.
-
-        Args:
-            resolution: The distinctions of the space; by default all.
-            most: Entries of the model; None for any number.
-
-        Raises:
-            TooLarge: There are more.
-        """
+        """The space and the model; raises TooLarge if it has more than `most` entries."""
         started = time.monotonic()
         op_tables = self.enter(resolution)
         among = None if self.space.resolution.mixes else np.array(list(self.assignments))
@@ -287,13 +259,7 @@ class Searcher:
         return candidate
 
     def finish(self, name: str, variables: tuple[int, ...], chosen: Sequence[int]) -> Candidate:
-        """An assignment of all classes as a finished plan.
-
-        Args:
-            name: For people to read.
-            variables: The strategies of the variables of the model.
-            chosen: Per class, the number of its strategy.
-        """
+        """An assignment of all classes as a finished plan."""
         started = time.monotonic()
         assign(self.base.program, self.space, shardings_of(self.space, chosen, self.mesh_name), self.copies)
         plan = replace(self.collect(CHOSEN), partitioner=None)
@@ -317,15 +283,7 @@ class Searcher:
         return Candidate(trial.name, trial.assignment, plan, run, objective(run, self.planner), peak_of(run, self.planner), trial.results)
 
     def best_propagated(self, best: Candidate, bound: float) -> Candidate:
-        """The best plan of those that propagation gives, next to that of an assignment and to templates.
-
-        Args:
-            best: The plan of the assignment.
-            bound: The lower bound of the upper end of a step.
-
-        Raises:
-            PlannerInfeasible: None fits the budget.
-        """
+        """The best plan that propagation gives, next to an assignment and templates. Raises PlannerInfeasible if none fits."""
         started = time.monotonic()
         report("propagating")
         starts = [Trial("", best.assignment, True), Trial("", best.assignment)]
@@ -383,11 +341,7 @@ class Searcher:
 
     @functools.cached_property
     def own_templates(self) -> tuple[Template, ...]:
-        """The templates of the user's, but those that a space which tells less apart has no plans of.
-
-        Raises:
-            UserError: No space has plans of one.
-        """
+        """The user's templates, without those that a coarser space has no plans of; raises UserError if no space has."""
         paths = [value.path for value in self.base.inputs]
         finest = self.space.resolution == resolutions(self.base.mesh)[0]
         templates: list[Template] = []
@@ -448,9 +402,6 @@ class Searcher:
         The model prices ops one by one. A region also shares copies between readers and fuses otherwise, so that a template may
         run faster than a plan that is cheaper by the model. As far as the gap allows, one that takes half of the memory is preferred, and
         of those that take as long the one that sends less. Beside a plan that shards nothing, one that does is finished in any case.
-
-        Args:
-            best: The plan.
         """
         most = self.predicted(best.assignment) * (1 + REACH)
         sharded = {start: template.name for template in self.templates if self.is_sharded(start := self.start_of(template))}
@@ -489,11 +440,7 @@ class Searcher:
         return arguments | set(base.dropped), results | {d.output for d in base.donation if d.output is not None}
 
     def limited(self, limits: Sequence[Limit] = ()) -> Problem:
-        """The problem under the budget.
-
-        Args:
-            limits: Limits besides that of arguments and results.
-        """
+        """The problem under the budget."""
         return binding(self.model.problem, (self.fixed, *limits))
 
     @functools.cached_property
@@ -515,11 +462,7 @@ class Searcher:
         return [peak_bytes(self.model, self.fixed, peak, budget, chosen, self.copies, self.ops) for peak in over]
 
     def within_budget(self) -> tuple[Candidate, float]:
-        """The best plan within the budget, and the lower bound of the upper end of a step.
-
-        Raises:
-            PlannerInfeasible: No plan that was tried fits.
-        """
+        """The best plan within the budget, and its lower bound. Raises PlannerInfeasible if no plan that was tried fits."""
         starts = self.starts()
         limits: list[Limit] = []
         bound, least_seconds, most = 0.0, 0.0, math.inf
@@ -607,10 +550,6 @@ class Searcher:
         """The best solution, and the lower bound of a step, where of each cond the branch counts that takes longest in it.
 
         A problem counts one branch, so that its bound holds whichever that is. Each solution chooses its branches.
-
-        Args:
-            limits: As of `limited`.
-            starts: Assignments to start from.
         """
         solution = self.solution(self.limited(limits), starts)
         bound = solution.bound + self.model.constant

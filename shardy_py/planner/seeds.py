@@ -16,11 +16,8 @@ class Variable:
     """A variable of the function at a place where it may be constrained.
 
     Attributes:
-        value: The variable's value.
         holder: The value whose sharding a constraint decides: the same, or what a loop carries or slices.
         op: The op that makes it; the loop, where only this and what follows it read the constrained value.
-        primitive: Of the equation that `op` is of.
-        is_unnamed: Whether it cannot have a name in the user's code.
         operand: The number of the operand of `op` that it is, where it may be constrained in front of this alone, as it is read there.
     """
 
@@ -40,10 +37,5 @@ class Seeds(Protocol):
         ...
 
     def plan(self, pins: Mapping[int, TensorSharding], *, results: bool = True) -> tuple[PlanRecord, Sequence[Variable | None]]:
-        """The plan by propagation under XLA's partitioner, and its variables.
-
-        Args:
-            pins: Shardings of variables by their number.
-            results: Whether the results are sharded as planned too.
-        """
+        """The plan by propagation under XLA's partitioner, and its variables."""
         ...

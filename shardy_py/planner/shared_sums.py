@@ -18,9 +18,6 @@ def reduced_shares(program: Program) -> dict[Op, float]:
     """The part of the reduction of each product that is left if it is put off until something else reads the partial sums.
 
     A sum of products is reduced once, and a product of which only sums along dimensions are read is reduced behind them.
-
-    Args:
-        program: The program.
     """
     products: dict[Value, tuple[Op, ...]] = {}
     shares: dict[Op, float] = {}

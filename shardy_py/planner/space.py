@@ -49,13 +49,7 @@ Cuts = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Resolution:
-    """The distinctions of a space.
-
-    Attributes:
-        cuts: Sets of mesh axes over which a dimension may be cut.
-        layers: Whether layers that are alike are sharded each by itself; in a space, whether there are none.
-        mixes: Whether an op has other joint strategies than templates have.
-    """
+    """The distinctions of a space."""
 
     cuts: Cuts
     layers: bool = True
@@ -64,15 +58,7 @@ class Resolution:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Classes of dimensions and their strategies.
-
-    Attributes:
-        mesh: The mesh.
-        classes: Per value, or number of a result, the class of each dimension.
-        strategies: Per class, the axes that may cut it, in parts of prime size; whole is the first unless it is pinned otherwise.
-        members: Per class, its dimensions.
-        resolution: Its distinctions.
-    """
+    """Classes of dimensions per value, or number of a result, and the prime-size axis parts that may cut each; whole is the first."""
 
     mesh: Mesh
     classes: Mapping[Value | int, tuple[int, ...]]
@@ -81,12 +67,7 @@ class Space:
     resolution: Resolution
 
     def layout(self, value: Value | int, assignment: Sequence[int]) -> Layout:
-        """The layout of a value, or of a result by its number.
-
-        Args:
-            value: The value.
-            assignment: Per class, the number of its strategy.
-        """
+        """The layout of a value, or of a result by its number."""
         return tuple(self.strategies[c][assignment[c]] for c in self.classes[value])
 
     @functools.cached_property
@@ -100,11 +81,7 @@ class Annotations:
     """The user's shardings, which stay.
 
     Attributes:
-        inputs: Per argument of the function, its sharding as far as it is stated.
-        outputs: Per result.
         alike: Pairs of numbers of an argument and a result that have one sharding: a step hands them to the next.
-        groups: Sharding groups: per group, the numbers of its members among `values_of` the planned program.
-        freed: Lines of the user's code whose constraints do not hold.
     """
 
     inputs: tuple[TensorSharding | None, ...]
@@ -138,17 +115,7 @@ def values_of(program: Program) -> Iterator[Value]:
 def spaces_of(
     program: Program, mesh: Mesh, annotations: Annotations, groups: Sequence[Sequence[Value]] = ()
 ) -> Callable[[Resolution | None], Space]:
-    """The search spaces of a program, by their distinctions; None is all. Dimensions are joined once for all of them.
-
-    Args:
-        program: After all passes, planned with the user's annotations alone.
-        mesh: Its mesh.
-        annotations: The user's annotations of arguments and results; constraints are ops of the program.
-        groups: Values that are sharded alike, as the user says.
-
-    Raises:
-        UserError: Annotations of members of a group contradict each other.
-    """
+    """The search spaces of a program by resolution (None is all). Raises UserError if annotations of a group contradict each other."""
     joiner = _Joiner(program, mesh, annotations)
     joiner.block(program.main.body)
     joiner.ends()
@@ -177,25 +144,13 @@ def stated(constraint: Op) -> TensorSharding | None:
 
 
 def groups_of(annotations: Annotations, program: Program, copies: Mapping[Value, Value]) -> list[list[Value]]:
-    """The members of sharding groups in a copy of the planned program.
-
-    Args:
-        annotations: They say the groups.
-        program: The planned program.
-        copies: Its values -> those of the copy.
-    """
+    """The members of sharding groups in a copy of the planned program."""
     values = list(values_of(program)) if annotations.groups else []
     return [[copies[values[number]] for number in group if values[number] in copies] for group in annotations.groups]
 
 
 class _Joiner:
-    """Joins dimensions of values into classes, by union-find.
-
-    Args:
-        program: The program.
-        mesh: Its mesh.
-        annotations: The user's.
-    """
+    """Joins dimensions of values into classes, by union-find."""
 
     def __init__(self, program: Program, mesh: Mesh, annotations: Annotations) -> None:
         self.program = program
@@ -219,14 +174,7 @@ class _Joiner:
             self.add(number, type_.shape, sharding or out_spec, pinned=out_spec is not None)
 
     def add(self, value: Value | int, shape: Sequence[int], sharding: TensorSharding | None = None, pinned: bool = False) -> None:
-        """Numbers the dimensions of a value.
-
-        Args:
-            value: The value, or the number of a result.
-            shape: Its shape.
-            sharding: The user's; open dimensions without axes are free.
-            pinned: Whether open dimensions are pinned too.
-        """
+        """Numbers the dimensions of a value."""
         layout = layout_of(sharding, len(shape), self.mesh) if sharding is not None else ()
         self.ranks[value] = len(shape)
         for dim, size in enumerate(shape):
@@ -274,12 +222,7 @@ class _Joiner:
         self.pins[a] = pins[1] if pins[0] is None else pins[0]
 
     def is_taken(self, pin: Axes, dims: Mapping[Value | int, int]) -> bool:
-        """Whether an axis of a pin is pinned to another dimension of one of the values.
-
-        Args:
-            pin: Axes.
-            dims: Value -> the dimension that would have them.
-        """
+        """Whether an axis of a pin is pinned to another dimension of one of the values."""
         return bool(pin) and any(
             set(pin) & set(self.pins[self.root(self.numbers[value, other])] or ())
             for value, dim in dims.items()
@@ -329,11 +272,7 @@ class _Joiner:
             self.plain(op)
 
     def group(self, members: Sequence[Value]) -> None:
-        """Joins the members of a sharding group.
-
-        Raises:
-            UserError: Their pins leave no sharding for all.
-        """
+        """Joins the members of a sharding group; raises UserError if their pins leave no sharding for all."""
         for one in members:
             self.check_group(one, members[0])
             self.alike(one, members[0])
@@ -448,11 +387,7 @@ class _Joiner:
             self.alike(self.program.main.arguments[argument], result)
 
     def space(self, resolution: Resolution | None) -> Space:
-        """The classes.
-
-        Args:
-            resolution: Its distinctions; None is all.
-        """
+        """The classes."""
         resolution = resolution or resolutions(self.mesh)[0]
         numbers: dict[int, int] = {}
         roots = [self.root(number) for number in range(len(self.dims))]

@@ -26,8 +26,6 @@ class Template:
     """Strategies of the classes of arguments.
 
     Attributes:
-        name: For people to read.
-        strategies: Class -> number of its strategy.
         carried: The classes whose strategies what is made of parameters follows too; it is whole along all others, however the
             parameters themselves are cut. None: all.
         partly: Whether classes follow along the axes that others of their values leave, where some are taken.
@@ -44,8 +42,6 @@ class UserTemplate:
     """A template of the user's.
 
     Attributes:
-        name: Its name.
-        shardings: Of each argument of the function; None where the template leaves it open.
         inside: Values of the planned program, and a sharding for each, which counts as far as the space and earlier ones allow.
     """
 
@@ -59,18 +55,7 @@ HINT = "constraints as written"
 
 
 def in_space(template: UserTemplate, program: Program, space: Space, paths: Sequence[str], copies: Mapping[Value, Value]) -> Template:
-    """Strategies of a user's template in a search space.
-
-    Args:
-        template: The template.
-        program: The program.
-        space: Its search space.
-        paths: Names of the arguments.
-        copies: Values of the planned program -> those of this one.
-
-    Raises:
-        UserError: The space has no such plans.
-    """
+    """Strategies of a user's template in a search space; raises UserError if the space has no such plans."""
     strategies: dict[int, int] = {}
     for argument, sharding, path in zip(program.main.arguments, template.shardings, paths, strict=True):
         if sharding is None:
@@ -99,13 +84,7 @@ def in_space(template: UserTemplate, program: Program, space: Space, paths: Sequ
 
 @dataclass(frozen=True)
 class _Roles:
-    """Arguments by role.
-
-    Attributes:
-        batch: Arguments that a step is fed with.
-        parameters: Arguments that it hands to the next one and computes with.
-        state: Arguments that it hands to the next one and only updates: moments of optimizers.
-    """
+    """Arguments by role: of a step's data, of parameters handed to the next step, and of state that it only updates, such as moments."""
 
     batch: tuple[Value, ...]
     parameters: tuple[Value, ...]
@@ -113,14 +92,7 @@ class _Roles:
 
 
 def templates(program: Program, space: Space, annotations: Annotations, neighbours: Neighbours) -> tuple[Template, ...]:
-    """The built-in templates, each once.
-
-    Args:
-        program: The program.
-        space: Its search space.
-        annotations: The user's; pairs of arguments and results tell parameters from data.
-        neighbours: As of `neighbours_of`.
-    """
+    """The built-in templates, each once."""
     roles = _roles(program, annotations)
     distinct: dict[tuple[tuple[int, int], ...], Template] = {}
     feature = _connected(neighbours)

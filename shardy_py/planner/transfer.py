@@ -9,16 +9,7 @@ from shardy_py.planner.space import Space, values_of
 
 
 def transferred(assignment: Sequence[int], source: tuple[Program, Space], target: tuple[Program, Space]) -> tuple[int, ...]:
-    """The assignment that gives values the layouts of another one; values whose layout the space lacks are whole.
-
-    Args:
-        assignment: Per class of the source, the number of its strategy.
-        source: A program and its space.
-        target: A program that is equal but for its objects, and its space.
-
-    Returns:
-        Per class of the target, the number of its strategy.
-    """
+    """The assignment that gives values the layouts of another one; values whose layout the space lacks are whole."""
     results = {number: number for number in range(len(target[0].main.result_types))}
     counterparts: dict[Value | int, Value | int] = {**dict(zip(values_of(target[0]), values_of(source[0]), strict=True)), **results}
     chosen: list[int] = []
