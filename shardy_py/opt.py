@@ -73,7 +73,11 @@ def _warn_of_unknown_ops(program: Program) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """The command line; returns the exit status.
+
+    Args:
+        arguments: The words after the name of the program; None for those of the process.
+    """
     options = _parser().parse_args(arguments)
     try:
         status = _run(options)

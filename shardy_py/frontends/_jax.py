@@ -292,13 +292,7 @@ def context_on(context: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def changed_rule(thunk: Any, change: Callable[[Jaxpr], Jaxpr], mesh: AbstractMesh) -> Any:
-    """A derivative of the user's in the parameters of a `custom_jvp_call` or `custom_vjp_call`, whose jaxpr is changed once it is traced.
-
-    Args:
-        thunk: The parameter.
-        change: Gives the other jaxpr.
-        mesh: The mesh that the call was traced on.
-    """
+    """A user's derivative in the parameters of a `custom_jvp_call` or `custom_vjp_call`, whose jaxpr is changed once it is traced."""
 
     def changed(*zeros: bool) -> Any:
         with traced_on(mesh):

@@ -48,12 +48,7 @@ def spec_of(aval: Any) -> PartitionSpec | None:
 
 
 def untyped(closed: ClosedJaxpr, mesh: AbstractMesh) -> ClosedJaxpr:
-    """The jaxpr for a mesh of Auto axes.
-
-    Args:
-        closed: Traced on the same mesh with Explicit axes.
-        mesh: All axes Auto.
-    """
+    """The jaxpr for a mesh of Auto axes, of one that was traced on the same mesh with Explicit axes."""
     with traced_on(mesh):
         return ClosedJaxpr(_Untyping(mesh).jaxpr(closed.jaxpr, is_main=True), closed.consts)
 

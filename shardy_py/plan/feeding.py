@@ -30,14 +30,8 @@ def feeding_of(program: Program, inputs: Values, outputs: Values, donated: Colle
     """What is fed in a training step, one that has a backward pass and replaces arguments: all that it does not replace.
 
     A result replaces an argument of its type and name, and a donated or nameless one of its type. Nothing is fed elsewhere: what inference
-    does not replace, such as parameters beside a cache, is there already. It depends on no sharding.
-
-    Args:
-        program: The program.
-        inputs: Its arguments.
-        outputs: Its results.
-        donated: Numbers of donated arguments.
-        dropped: Numbers of arguments that the compiled program does not have.
+    does not replace, such as parameters beside a cache, is there already. It depends on no sharding. Arguments that the compiled program
+    does not have are `dropped`.
     """
     ins, outs = ([(value.type, _name(value.path)) for value in values] for values in (inputs, outputs))
     names_in, names_out = ({key for key in keys if key[1]} for keys in (ins, outs))

@@ -79,6 +79,9 @@ def is_series_parallel(graph: ProfileGraph) -> bool:
     Parallel edges become one, then a node with one operand and one use becomes an edge, until nothing changes; what is left of
     a series-parallel graph is one edge.
 
+    Args:
+        graph: Its nodes and edges; stages do not matter.
+
     Example:
         >>> names = tuple(ProfileNode(id, "ReLU") for id in "abcd")
         >>> is_series_parallel(ProfileGraph(names, (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))))

@@ -31,7 +31,7 @@ class PipelineAlternative:
 
     Attributes:
         name: How it is cut and sharded.
-        objective_seconds: As of the search.
+        objective_seconds: Of one step, as `PipelineSearch.objective_seconds`.
         memory_bytes: Of the device that needs most.
         fits: Whether that is within the budget.
     """
@@ -52,7 +52,6 @@ class PipelineSearch:
         lower_bound_seconds: None: nothing is known that all pipelines take.
         budget_bytes: The most that a device may hold; None without a budget.
         name: Of the pipeline, as among the alternatives.
-        stages: Its stages.
         alternatives: All pipelines that were priced, the cheapest first.
         timings: Seconds of each step of the search.
     """

@@ -245,9 +245,7 @@ class Pipelined(Generic[P]):
         """Runs a call as a pipeline and on one device and compares every result; nothing is donated.
 
         Args:
-            args: As in a call.
             rtol: Largest difference, relative to the largest element of a result; integers have to be equal.
-            kwargs: As in a call.
 
         Returns:
             The largest difference.
@@ -381,7 +379,6 @@ class Pipelined(Generic[P]):
         Args:
             args: As in a call, arrays or `jax.ShapeDtypeStruct`s; none for those of the last call.
             hardware: The hardware to model; by default that of `pipeline`.
-            kwargs: As in a call.
         """
         built = self.build(*args, **kwargs) if args or kwargs else self._latest()
         return report(built, self._options.hardware if hardware is None else hardware_named(hardware))

@@ -49,7 +49,6 @@ class Report:
     """Predicted costs of a pipeline on some hardware.
 
     Attributes:
-        rows: One per stage.
         simulation: The schedule with these times, in seconds.
         predicted_seconds: Time of a step by the formula, see `prediction.predicted`.
         hardware: The hardware that was modelled.

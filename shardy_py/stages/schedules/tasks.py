@@ -81,8 +81,11 @@ class Schedule:
 def verify(schedule: Schedule) -> None:
     """Checks that a schedule can run: every task once and on its mesh, none before its inputs, no deadlock.
 
+    Args:
+        schedule: A result of `schedule`, or one written by hand.
+
     Raises:
-        TypeError: It is no schedule.
+        TypeError: It is not a schedule.
         ScheduleError: It cannot run; the message names the first task that is wrong.
 
     Example:
