@@ -25,14 +25,19 @@ from shardy_py.frontends.meshes import Meshes
 def states_shardings(jaxpr: Jaxpr) -> bool:
     """Whether code that was traced on Explicit axes says where values are to lie: `jax.reshard`, `out_sharding=`, other axis types.
 
-    Transposes of ops put shardings into their equations by themselves, so those of gradients are not looked at.
+    Transposes of ops put shardings into their equations by themselves, and so does `zeros_like`, so gradients and arrays of one number
+    are not looked at. Where one of these states a sharding all the same, code does not run on Auto axes.
     """
     return any(_states_sharding(eqn) or any(states_shardings(open_jaxpr(body)) for *_, body in bodies(eqn)) for eqn in jaxpr.eqns)
 
 
 def _states_sharding(eqn: JaxprEqn) -> bool:
-    if eqn.primitive.name in ("reshard", "shard_map"):
+    if eqn.primitive.name == "reshard":
+        return bool(getattr(eqn.outvars[0].aval, "shape", ()))
+    if eqn.primitive.name == "shard_map":
         return True
+    if eqn.primitive.name == "broadcast_in_dim" and not getattr(eqn.invars[0].aval, "shape", ()):
+        return False
     shardings = [value for value in eqn.params.values() if isinstance(value, NamedSharding) and AxisType.Explicit in value.mesh.axis_types]
     return bool(shardings) and "transpose" not in str(eqn.source_info.name_stack)
 

@@ -109,11 +109,11 @@ def in_place(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Valu
 
 @runs_dry
 def device_put(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
-    """Moves a value to another memory space, except on CPU; its devices are those of the region anyway."""
+    """Moves a value to another memory space; its devices are those of the region anyway."""
     results = []
-    for value, device in zip(operands, eqn.params["devices"], strict=True):
+    for value, operand, device in zip(operands, eqn.invars, eqn.params["devices"], strict=True):
         space = _space(device)
-        if space is None or interpreter.region.platform == "cpu" or is_key(value.dtype):
+        if space in (None, getattr(operand.aval, "memory_space", None)) or is_key(value.dtype):
             results += identity(interpreter, eqn, index, [value], scope)
             continue
         at = settled_layout(value)
