@@ -30,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Lists findings."""
-    plan = plan_of(options.target, options)
+    plan = plan_of(options.target, options, as_it_is=True)
     with progress(f"checking {plan.name}"):
         findings = accepted(plan.findings, options.ignore)
     if options.hardware:

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 HOW = "write MODULE:FUNCTION (train:step, or train.py:step), or the file of a stored plan"
 
 
-def plan_of(target: str, options: Namespace) -> Plan:
+def plan_of(target: str, options: Namespace, *, as_it_is: bool = False) -> Plan:
     """The plan that a target names. Raises CommandError if there is nothing of that name, or the options do not fit it.
 
     Args:
         target: The file of a stored plan, or `MODULE:FUNCTION`: a function under `auto_shard`, any other function of JAX arrays, a function
             that returns a plan, or a plan.
+        as_it_is: Whether a function that is not under `auto_shard` is planned as `sp.plan_of` does, and not as if it were.
     """
     from shardy_py.facade import Plan
 
@@ -50,7 +51,7 @@ def plan_of(target: str, options: Namespace) -> Plan:
     named = lookup(target, options.flags)
     if isinstance(named, Plan):
         return named
-    return _planned(named, target, options)
+    return _planned(named, target, options, as_it_is)
 
 
 _PLANNING = ("mesh", "args", "args_from", "lowering", "platform")
@@ -149,7 +150,7 @@ def _parse_flags(flags: list[str]) -> None:
             raise CommandError(f"{rest[1]!r} is no flag of the module", where="behind --")
 
 
-def _planned(function: Any, target: str, options: Namespace) -> Plan:
+def _planned(function: Any, target: str, options: Namespace, as_it_is: bool) -> Plan:
     from shardy_py.api import AutoSharded, auto_shard
     from shardy_py.api import plan_of as undecorated_plan_of
     from shardy_py.api.auto import BoundAutoSharded
@@ -183,12 +184,7 @@ def _planned(function: Any, target: str, options: Namespace) -> Plan:
     step: Any
     if isinstance(function, AutoSharded):
         step = function.replace(**changes) if changes else function
-    elif (
-        options.planner is None
-        and options.lowering in (None, "jit")
-        and not isinstance(mesh, int)
-        and (mesh is None or hasattr(function, "lower"))
-    ):
+    elif options.planner is None and options.lowering in (None, "jit") and (mesh is None or (as_it_is and not isinstance(mesh, int))):
         args, kwargs = arguments_of(options)
         try:
             with progress(f"planning {name}"):
