@@ -51,9 +51,11 @@ def _order(outcome: Outcome) -> tuple[float, str]:
 
 
 def _templates(searcher: Searcher) -> list[Outcome]:
-    """The templates as the search finishes them:  data that built-in ones have whole are cut as in a plan."""
+    """The templates as the search finishes them; where its time was up, those that it has finished, for another may be cheaper."""
     starts = {template.name: searcher.start_of(template) for template in searcher.templates}
-    return [_priced(searcher, Trial(name, start)) for name, start in starts.items() if math.isfinite(searcher.predicted(start))]
+    finished = {candidate.assignment for candidate in searcher.finished}
+    listed = [name for name, start in starts.items() if start in finished or not searcher.is_late]
+    return [_priced(searcher, Trial(name, starts[name])) for name in listed if math.isfinite(searcher.predicted(starts[name]))]
 
 
 def _propagated_templates(searcher: Searcher) -> list[Outcome]:
