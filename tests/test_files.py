@@ -75,7 +75,7 @@ def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: pathlib.Path, limi
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert len(said) == 14, done.stdout
+    assert len(said) == 13, done.stdout
     for name, text in said.items():
         content = (tmp_path / name).read_bytes()
         assert (content == b"old") == bool(limit), (name, text)
