@@ -168,5 +168,5 @@ def test_an_equation_that_jax_cannot_lower_is_passed_over_where_nothing_uses_it(
 
     x = jnp.arange(32).reshape(8, 4)
     np.testing.assert_array_equal(decorated(lambda x: doubled(x, False), lowering)(x), x * 2)
-    with pytest.raises(OverflowError):
+    with pytest.raises((OverflowError, TypeError)):  # of its constant, or of its float32 for an int32
         decorated(lambda x: doubled(x, True), lowering)(x)
