@@ -45,6 +45,20 @@ def test_modules_as_arguments_and_results() -> None:
     check(step, (layer, X), (None, P("data", "model")))
 
 
+def test_a_step_under_filter_jit_is_checked_as_it_is() -> None:
+    model = eqx.nn.MLP(64, 64, 256, 1, key=jax.random.key(0))
+
+    @eqx.filter_jit(donate="all")
+    def step(model: Any, x: Any) -> Any:
+        gradients = eqx.filter_grad(lambda model: jnp.mean(jax.vmap(model)(x) ** 2))(model)
+        return jax.tree.map(lambda p, g: p - 0.1 * g if g is not None else p, model, gradients, is_leaf=lambda x: x is None)
+
+    report = sp.check(step, model, jax.ShapeDtypeStruct((512, 64), jnp.float32), mesh={"data": 8}, hardware="v5e")
+    assert report.plan.donation
+    assert all(donated.aliased for donated in report.plan.donation if donated.path.startswith("model"))
+    assert report.memory.fits
+
+
 def test_gradient_through_a_checkpointed_loop() -> None:
     internal = pytest.importorskip("equinox.internal", exc_type=ImportError)
 
