@@ -241,7 +241,7 @@ def judged(draw: Draw) -> tuple[list[str], str]:
 
 
 def batch_cut(draw: Draw, own: Finished, fitting: dict[str, Finished]) -> str:
-    """A plan that cuts the batch and takes at most 1 % more; empty where there is none."""
+    """A plan that cuts the batch and takes at most 1 % longer; empty if no such plan exists."""
     for name, each in fitting.items():
         if each.seconds <= (1 + WITHIN) * own.seconds:
             return f"{name} takes {each.seconds:.4g} s, the plan {own.seconds:.4g} s"
@@ -254,7 +254,7 @@ def batch_cut(draw: Draw, own: Finished, fitting: dict[str, Finished]) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    time.monotonic = time.process_time  # the planner's clock: on a busy machine a search comes as far as on a quiet one
+    time.monotonic = time.process_time  # the planner's clock: a busy machine then searches as far as a quiet one
     numbers = range(FIRST.value, FIRST.value + COUNT.value) if DRAW.value is None else [DRAW.value]
     bad = 0
     for number in numbers:

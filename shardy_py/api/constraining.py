@@ -218,7 +218,7 @@ _SLICE = "stablehlo.dynamic_slice"
 
 
 def _is_constraint(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a `with_sharding_constraint` of the user's; others state the shardings in types."""
+    """Whether an equation is a `with_sharding_constraint` in the user code; others state the shardings in types."""
     name = eqn.primitive.name
     return name == "sharding_constraint" or (name == "sdy_sharding_constraint" and eqn.params["origin"] == "sharding_constraint")
 
@@ -233,14 +233,14 @@ def without_constraints(traced: TracedCall) -> TracedCall:
     return replace(traced, jaxpr=ClosedJaxpr(copied.jaxpr, closed.consts))
 
 
-def constrained_values(kept: Scope, dropped: Scope) -> Iterator[tuple[Value, TensorSharding]]:
+def constrained_values(written: Scope, dropped: Scope) -> Iterator[tuple[Value, TensorSharding]]:
     """The values that the user constrains, in a program without the constraints, and their shardings."""
     values: dict[Var, list[Value]] = {}
     for scope in _all_scopes(dropped):
         for variable, value in scope.env.items():
             values.setdefault(variable, []).append(value)
     sources: dict[Var, Var] = {}
-    for scope in _all_scopes(kept):
+    for scope in _all_scopes(written):
         for eqn in scope.jaxpr.eqns:
             if _is_constraint(eqn) and isinstance(eqn.invars[0], Var):
                 source = sources[eqn.outvars[0]] = sources.get(eqn.invars[0], eqn.invars[0])

@@ -168,9 +168,9 @@ def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
     with no_collection(), observed(traced.request.name, settings.options.progress):
         if planner is None:
             return _Planning(traced).planned(None)
-        kept, traced = traced, traced if planner.annotations == "keep" else without_constraints(traced)
+        written, traced = traced, traced if planner.annotations == "keep" else without_constraints(traced)
         planning = _Planning(traced)
-        searcher = planning.searcher(planner, began, kept)
+        searcher = planning.searcher(planner, began, written)
         best, search = searched(searcher, traced, runs=runs)
         prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with)
         if settings.shapes is not None:
@@ -292,7 +292,7 @@ class _Planning:
             platform, variants = options.platform_of(request.view.user_mesh), TracedVariants(traced, _plan_alone, imported)
             return Plan(request.name, request.view.dialect_mesh, *described, propagation, platform, variants, search, dropped, self.feeding)
 
-    def searcher(self, planner: Planner, began: float, kept: TracedCall) -> Searcher:
+    def searcher(self, planner: Planner, began: float, written: TracedCall) -> Searcher:
         """The search for its shardings."""
         base = self.plan(None)
         donated = tuple((d.input, d.output) for d in base.donation if d.output is not None)
@@ -301,7 +301,7 @@ class _Planning:
         base = replace(base, stated_feeding=self.feeding)
         user_templates = tuple(UserTemplate(name, self.template_shardings(name, specs)) for name, specs in planner.templates.items())
         if planner.annotations == "hint":
-            inside = tuple(constrained_values(_Planning(kept).imported.scope, self.imported.scope))
+            inside = tuple(constrained_values(_Planning(written).imported.scope, self.imported.scope))
             user_templates += (UserTemplate(HINT, (None,) * len(base.inputs), inside),) if inside else ()
         return self._searcher(base, self.annotations(), planner, began, user_templates)
 

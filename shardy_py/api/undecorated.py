@@ -42,7 +42,7 @@ def plan_of(fun: Callable[..., Any], *args: Any, mesh: AnyMesh | None = None, op
         The plan, for XLA's partitioner (`lowering="jit"`) unless the function is under `auto_shard`.
 
     Raises:
-        MeshError: There is no mesh.
+        MeshError: No argument and no sharding names a mesh, and none is set.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -93,7 +93,7 @@ def check(
         A report to print, with `findings`, `cost`, `memory`, `plan` and `is_clean`.
 
     Raises:
-        MeshError: There is no mesh.
+        MeshError: No argument and no sharding names a mesh, and none is set.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -107,18 +107,18 @@ def check(
 
 def _mesh_of(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AnyMesh:
     """The mesh that arguments lie on, that is set, or that the function names."""
-    found = next(_meshes(jax.tree.leaves((args, kwargs))), None) or context_devices() or context_mesh()
-    if found is None and hasattr(fun, "trace"):  # a function under jax.jit names one in its shardings
+    mesh = next(_meshes(jax.tree.leaves((args, kwargs))), None) or context_devices() or context_mesh()
+    if mesh is None and hasattr(fun, "trace"):  # a function under jax.jit names one in its shardings
         traced = jax.make_jaxpr(functools.partial(fun, **kwargs), static_argnums=_static_argnums(fun, args, kwargs))(*args)
-        found = next(_named_in(traced.jaxpr), None)
-    if found is None:
+        mesh = next(_named_in(traced.jaxpr), None)
+    if mesh is None:
         raise MeshError(
             "no mesh",
             where=f"check of {location_of(fun)}",
             why="neither an argument nor the function names one, and none is set",
             fix='pass mesh={"data": 4, "model": 2}, or call it inside `with jax.set_mesh(mesh):`',
         )
-    return found
+    return mesh
 
 
 def _meshes(leaves: Sequence[Any]) -> Iterator[JaxMesh | AbstractMesh]:
@@ -183,5 +183,5 @@ def _donated_slots(jaxpr: Jaxpr, slots: Sequence[int]) -> tuple[int, ...]:
         for v, gives in zip(eqn.invars, eqn.params.get("donated_invars", ()))
         if gives and not any(v is other for other in jaxpr.outvars)
     }
-    kept = {slot for v, slot in zip(jaxpr.invars, slots, strict=True) if v not in donated}
-    return tuple(sorted(set(slots) - kept))
+    needed = {slot for v, slot in zip(jaxpr.invars, slots, strict=True) if v not in donated}
+    return tuple(sorted(set(slots) - needed))

@@ -64,7 +64,7 @@ def collectives_in(hlo_text: str) -> list[CompiledCollective]:
     """The collectives of a compiled program, bodies of loops, branches and other computations included.
 
     Ops are known by opcode, not by name. An op in a computation that is called from several places is listed for each of them. The
-    condition of a loop runs once more than its body. Raises ValueError if the text is not that of a whole HLO module.
+    condition of a loop runs once more than its body. Raises ValueError if the text is not a complete HLO module.
     """
     module = _Module(hlo_text)
     if module.entry is None:

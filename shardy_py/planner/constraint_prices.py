@@ -1,4 +1,4 @@
-"""What a step takes more for the sake of the user's constraints on values inside."""
+"""The extra time of a step that the user's constraints on values inside cause."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LISTED = 3
 
 
 def lines_of(searcher: Searcher) -> dict[str, list[Op]]:
-    """The constraints of the user's on values inside, by their lines."""
+    """The user's constraints on values inside, by source line."""
     lines: dict[str, list[Op]] = {}
     for op in searcher.program.walk():
         if is_constraint(op) and op.result.type.rank > len(op.attributes.get(UNCONSTRAINED, ())):
@@ -61,8 +61,8 @@ def constraint_prices(searcher: Searcher, best: Candidate) -> tuple[Price, ...]:
     else:
         return ()
     full = searcher.model.assignment(best.assignment)
-    kept = transferred(full, (searcher.program, searcher.space), (free.program, free.space))
-    start, problem = [kept[c] for c in free.model.variables], free.limited()
+    assignment = transferred(full, (searcher.program, searcher.space), (free.program, free.space))
+    start, problem = [assignment[c] for c in free.model.variables], free.limited()
     numbers = {c: i for i, c in enumerate(free.model.variables)}
     solution = solve(problem, [start], gap=GAP, seconds=max(0.0, end - time.monotonic()))
     seconds, of_start = free.model.seconds(solution.assignment), free.model.seconds(start)
@@ -75,7 +75,7 @@ def constraint_prices(searcher: Searcher, best: Candidate) -> tuple[Price, ...]:
 
     def alone(ops: list[Op]) -> float:
         pairs = [pair for op in ops for pair in zip(free.space.classes[op.result], searcher.space.classes[op.result])]
-        pins = {numbers[c]: (kept[c],) for c, own in pairs if c in numbers and len(searcher.space.strategies[own]) == 1}
+        pins = {numbers[c]: (assignment[c],) for c, own in pairs if c in numbers and len(searcher.space.strategies[own]) == 1}
         evaluation = Evaluation(restricted(problem, pins))
         near = [pins.get(i, (strategy,))[0] for i, strategy in enumerate(solution.assignment)]
         ends = (descend(evaluation, each).assignment.tolist() for each in (near, start))

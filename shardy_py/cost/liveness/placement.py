@@ -58,8 +58,8 @@ def passed_on(nodes: Iterable[Node], host: set[int]) -> set[int]:
             return v != node.operands[0]
         return node.kind in (Kind.BARRIER, Kind.VIEW, Kind.SHAPE) or bool(placed_in(node.source))
 
-    made = {v for node in steps if node.kind in (Kind.BARRIER, Kind.VIEW, Kind.SHAPE) or placed_in(node.source) for v in node.results}
-    return {v for v in host & made if all(passes(v, node) for node in readers.get(v, ()))}
+    candidates = {v for node in steps if node.kind in (Kind.BARRIER, Kind.VIEW, Kind.SHAPE) or placed_in(node.source) for v in node.results}
+    return {v for v in host & candidates if all(passes(v, node) for node in readers.get(v, ()))}
 
 
 def _flows(node: Node) -> Iterable[tuple[Sequence[int], Sequence[int]]]:
