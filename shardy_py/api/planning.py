@@ -45,13 +45,12 @@ from shardy_py.plan.settings import PropagationOptions
 from shardy_py.plan.store.structure import Structure
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
-from shardy_py.planner.assigned import assigned
 from shardy_py.planner.judge import fits, objective
 from shardy_py.planner.options import Planner
 from shardy_py.planner.pricing import Prices
 from shardy_py.planner.search import Searcher
 from shardy_py.planner.seeds import Variable
-from shardy_py.planner.space import Annotations, Resolution, values_of
+from shardy_py.planner.space import Annotations, Resolution, assigned, values_of
 from shardy_py.planner.templates import HINT, UserTemplate
 
 

@@ -11,13 +11,13 @@ import numpy as np
 from shardy_py.ir import Value
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.search import Alternative, Constraint
-from shardy_py.planner.assigned import Shardings, shardings_of
 from shardy_py.planner.descent import descend
 from shardy_py.planner.evaluation import Evaluation, State
 from shardy_py.planner.judge import Candidate, objective, peak_of
 from shardy_py.planner.problem import restricted
 from shardy_py.planner.propagated import Outcome, Trial
 from shardy_py.planner.search import Searcher
+from shardy_py.planner.space import Shardings, shardings_of
 
 NEAR = 3
 """Plans next to the best that are listed."""

@@ -18,8 +18,7 @@ from shardy_py.planner.judge import Candidate
 from shardy_py.planner.op_tables import TooLarge
 from shardy_py.planner.problem import restricted
 from shardy_py.planner.search import LARGE, Searcher
-from shardy_py.planner.space import resolutions, stated
-from shardy_py.planner.transfer import transferred
+from shardy_py.planner.space import resolutions, stated, transferred
 from shardy_py.rules.traits import is_constraint
 
 WORTH = 0.1

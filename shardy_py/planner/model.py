@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -24,16 +24,15 @@ from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATIO
 from shardy_py.plan.cost_analysis import EXPOSED
 from shardy_py.plan.feeding import NOTHING, Feeding
 from shardy_py.plan.progress import report
+from shardy_py.plan.scopes import Scope
 from shardy_py.plan.trips import trip_count
-from shardy_py.planner.branches import Branch, Conds, counted, with_branches
-from shardy_py.planner.op_tables import Joint, OpTables, Reads, Results, TooLarge, costly, results_of
+from shardy_py.planner.op_tables import Joint, OpTables, Reads, Results, TooLarge, costly, reduced_shares, results_of
 from shardy_py.planner.problem import Limit, Problem, Table, cost, entries, weight
-from shardy_py.planner.scopes import Scope
-from shardy_py.planner.shared_sums import reduced_shares
 from shardy_py.planner.space import HANDING_ON, Space
 from shardy_py.rules.traits import CONSTRAINTS
 
 Array = Any
+
 
 TIE = 1e-6
 """The part of a lower bound of the step by which an argument or result that lies whole is dearer than one that is cut to nothing.
@@ -49,6 +48,55 @@ DIMENSION_TIE = 0.2
 
 PLACE_TIE = 0.05
 """The part of `TIE` for each value that an op reads or makes otherwise than it lies."""
+
+
+class CountedScope(Scope):
+    """A scope of `plan/scopes` in a program that has not been partitioned, with the executions that work is counted with."""
+
+    def __init__(self, trips: int | None, runs: int, changing: set[Value] | None, around: Self | None = None) -> None:
+        super().__init__(trips, changing, around)
+        self.runs = runs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """The seconds of a branch's ops, per entry of tables and constant; what is sent counts in every branch, and is in the problem."""
+
+    tables: Mapping[int, Array]
+    constant: float
+    conds: Conds
+
+    def seconds(self, chosen: Sequence[int]) -> float:
+        """The seconds of the branch."""
+        own = sum(float(costs[chosen[table]]) for table, costs in self.tables.items())
+        return self.constant + own + sum(costliest(branches, chosen).seconds(chosen) for branches in self.conds)
+
+
+Conds = tuple[tuple[Branch, ...], ...]
+
+
+def costliest(branches: Sequence[Branch], chosen: Sequence[int]) -> Branch:
+    """The branch that takes longest, the first of equals."""
+    return max(branches, key=lambda branch: branch.seconds(chosen))
+
+
+def counted(conds: Conds, chosen: Sequence[int]) -> Iterator[Branch]:
+    """The costliest branch of every cond under an assignment, nested conds included."""
+    for branches in conds:
+        branch = costliest(branches, chosen)
+        yield branch
+        yield from counted(branch.conds, chosen)
+
+
+def with_branches(problem: Problem, branches: Sequence[Branch]) -> Problem:
+    """A problem with the seconds of some branches added to those of its tables."""
+    if not branches:
+        return problem
+    costs = [table.costs for table in problem.tables]
+    for branch in branches:
+        for table, seconds in branch.tables.items():
+            costs[table] = costs[table] + seconds
+    return replace(problem, tables=tuple(replace(table, costs=each) for table, each in zip(problem.tables, costs)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,9 +244,9 @@ class _Builder:
         self.reduced_shares = reduced_shares(self.program)
         self.variables: dict[int, int] = {c: i for i, c in enumerate(space.free)}
         self.origin: dict[Value, Value] = {}
-        self.home: dict[Value, Scope] = {}
+        self.home: dict[Value, CountedScope] = {}
         self.drafts: dict[tuple[tuple[int, ...], int], _Draft] = {}
-        self.moves: dict[tuple[Value, Scope, Layout, Layout], int] = {}
+        self.moves: dict[tuple[Value, CountedScope, Layout, Layout], int] = {}
         self.move_costs: list[float] = []
         self.reads: list[tuple[Op, Value, tuple[tuple[int, ...], int], Reads]] = []
         self.results_at_hand: list[tuple[tuple[tuple[int, ...], int], Value, Results]] = []
@@ -208,21 +256,21 @@ class _Builder:
     def main(self) -> None:
         """The body of the function, and its results."""
         main = self.program.main
-        scope = Scope(1, 1, None)
+        scope = CountedScope(1, 1, None)
         for argument in main.arguments:
             self.home[argument] = scope
         self.block(main.body, scope)
         for number, value in enumerate(main.body.terminator.operands):
             self.to_layout_of(main.body.terminator, value, number, main.result_types[number], scope)
 
-    def block(self, block: Block, scope: Scope) -> None:
+    def block(self, block: Block, scope: CountedScope) -> None:
         """The ops of a block but its terminator."""
         for op in block.ops[:-1]:
             self.ops_seen += 1
             report("pricing ops", self.ops_seen / self.op_tables.count)
             self.op(op, scope)
 
-    def op(self, op: Op, scope: Scope) -> None:
+    def op(self, op: Op, scope: CountedScope) -> None:
         """One op."""
         name = op.name
         if name == WHILE:
@@ -250,13 +298,13 @@ class _Builder:
             self.results(op, scope)
             self.plain(op, scope)
 
-    def results(self, op: Op, scope: Scope) -> None:
+    def results(self, op: Op, scope: CountedScope) -> None:
         """Notes where the results of an op are at home, and whether they change."""
         for result in op.results:
             self.home[result] = scope
         scope.spread(op, self.origin)
 
-    def forward(self, op: Op, values: Sequence[Value], targets: Sequence[Value], scope: Scope) -> None:
+    def forward(self, op: Op, values: Sequence[Value], targets: Sequence[Value], scope: CountedScope) -> None:
         """Forwarded values: the same value if layouts are equal by construction, else one to move to."""
         for value, target in zip(values, targets):
             if self.space.classes[value] == self.space.classes[target]:
@@ -269,7 +317,7 @@ class _Builder:
                         around.changing.add(target)
                         break
 
-    def loop(self, op: Op, scope: Scope) -> None:
+    def loop(self, op: Op, scope: CountedScope) -> None:
         """A loop: operands are moved once, results of the body on every trip."""
         count = trip_count(op)
         ends = op.regions[1].terminator.operands
@@ -280,7 +328,7 @@ class _Builder:
             trips = None if count is None or scope.trips is None else scope.trips * (count + more)
             runs = scope.runs * ((1 if count is None else count) + more) if count != 0 else 0
             changing = {a for a, changes in zip(region.arguments, varies) if changes}
-            inner = Scope(trips, runs, changing, scope)
+            inner = CountedScope(trips, runs, changing, scope)
             for argument, operand, changes in zip(region.arguments, op.operands, varies):
                 self.home[argument] = inner
                 if not changes and self.space.classes[argument] == self.space.classes[operand]:
@@ -292,12 +340,12 @@ class _Builder:
                         self.to_layout_of(region.terminator, end, result, result.type, inner)
         self.results(op, scope)
 
-    def branches(self, op: Op, scope: Scope) -> None:
+    def branches(self, op: Op, scope: CountedScope) -> None:
         """The branches of a cond."""
         around, branches = self.branch, list[_Branch]()
         (self.conds if around is None else around.conds).append(branches)
         for region in op.regions:
-            inner = Scope(scope.trips, scope.runs, None if scope.changing is None else set(), scope)
+            inner = CountedScope(scope.trips, scope.runs, None if scope.changing is None else set(), scope)
             self.branch = _Branch()
             branches.append(self.branch)
             self.block(region, inner)
@@ -308,7 +356,7 @@ class _Builder:
 
     # ------------------------------------------------------------------ tables
 
-    def plain(self, op: Op, scope: Scope) -> None:
+    def plain(self, op: Op, scope: CountedScope) -> None:
         """The prices of an op, and the moves of its operands."""
         is_counted = op in self.op_tables.counted
         if op.name in CHEAP and not is_counted:
@@ -346,7 +394,7 @@ class _Builder:
                 total += self.machine.settle(result.type, whole, whole, axes).seconds
         return total
 
-    def move(self, op: Op, key: tuple[tuple[int, ...], int], draft: _Draft, value: Value, scope: Scope, reads: Reads) -> None:
+    def move(self, op: Op, key: tuple[tuple[int, ...], int], draft: _Draft, value: Value, scope: CountedScope, reads: Reads) -> None:
         """A column of moves of an operand."""
         origin = self.origin.get(value, value)
         once = (scope.hoist_scope(origin).trips or 1) * 1.0
@@ -365,7 +413,7 @@ class _Builder:
         draft.moves.append(_Column(reads.key, numbers, reads.own, reads.read))
         self.reads.append((op, origin, key, reads))
 
-    def to_layout_of(self, op: Op, value: Value, target: Value | int, type_: Type, scope: Scope) -> None:
+    def to_layout_of(self, op: Op, value: Value, target: Value | int, type_: Type, scope: CountedScope) -> None:
         """Moves a value to the layout of another."""
         own, other = self.space.classes[value], self.space.classes[target]
         if own == other or not type_.rank:
@@ -381,14 +429,16 @@ class _Builder:
             (source, target), (source_numbers, target_numbers) = candidates.domains, candidates.index
             self.results_at_hand.append((key, result, results_of(id(joint), target, target_numbers, source, source_numbers)))
 
-    def to_sharding(self, op: Op, value: Value, sharding: TensorSharding, scope: Scope) -> None:
+    def to_sharding(self, op: Op, value: Value, sharding: TensorSharding, scope: CountedScope) -> None:
         """Moves a value to a sharding."""
         if value.type.rank:
             local, joint = self.joint([self.space.classes[value]])
             target = layout_of(sharding, value.type.rank, self.mesh)
             self.bring(op, value, scope, local, joint, (target,), np.zeros(len(joint.strategies), int))
 
-    def bring(self, op: Op, value: Value, scope: Scope, local: Sequence[int], joint: Joint, targets: Sequence[Layout], read: Array) -> None:
+    def bring(
+        self, op: Op, value: Value, scope: CountedScope, local: Sequence[int], joint: Joint, targets: Sequence[Layout], read: Array
+    ) -> None:
         """Moves of a value from its layout to others."""
         origin = self.origin.get(value, value)
         maker = origin.defining_op

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardy_py.cost.collectives import collective_seconds
-from shardy_py.cost.compute import roofline_seconds
+from shardy_py.cost.compute import PRODUCTS, roofline_seconds
 from shardy_py.cost.links import levels_of
 from shardy_py.cost.traffic import Fusion
 from shardy_py.ir import Op, Program, Value
@@ -208,3 +208,39 @@ def _joint(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], r
         value_domains.append(tuple(tuple(domains[c][rows[at, c]] for c in value) for at in first))
         index.append(own.reshape(-1))
     return Joint(rows, Candidates(tuple(value_domains), np.array(index, np.int64).reshape(len(shape), len(rows))))
+
+
+ALONE = frozenset(("stablehlo.transpose", "stablehlo.reshape", "stablehlo.negate"))
+"""Ops of one operand that is a partial sum."""
+
+TOGETHER = frozenset(("stablehlo.add", "stablehlo.subtract"))
+"""Ops all of whose operands are partial sums over the same axes."""
+
+
+def reduced_shares(program: Program) -> dict[Op, float]:
+    """The part of the reduction of each product that is left if it is put off until something else reads the partial sums.
+
+    A sum of products is reduced once, and a product of which only sums along dimensions are read is reduced behind them.
+    """
+    products: dict[Value, tuple[Op, ...]] = {}
+    shares: dict[Op, float] = {}
+    for op in program.walk():
+        partial = [products[v] for v in op.operands if v in products and len(v.uses) == 1]
+        if op.name in PRODUCTS:
+            added: tuple[Op, ...] = (op,)
+        elif _is_linear(op, len(partial)):
+            added = tuple(product for each in partial for product in each)
+        else:
+            continue
+        products[op.result] = added
+        for product in added:
+            share = math.prod(op.result.type.shape) / (len(added) * math.prod(product.result.type.shape))
+            shares[product] = min(shares.get(product, 1.0), share)
+    return shares
+
+
+def _is_linear(op: Op, partial: int) -> bool:
+    """Whether an op is linear in so many of its operands."""
+    if op.name in TOGETHER:
+        return partial == len(op.operands)
+    return partial == 1 and (op.name in ALONE or op.name == "stablehlo.multiply" or op.primitive == "reduce_sum")

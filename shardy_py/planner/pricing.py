@@ -22,14 +22,12 @@ from shardy_py.planner.alternatives import alternatives
 from shardy_py.planner.assignment import solve
 from shardy_py.planner.constraint_prices import lines_of
 from shardy_py.planner.judge import Candidate, objective, peak_of
-from shardy_py.planner.pasted import pasted
-from shardy_py.planner.pins import constraints_of
+from shardy_py.planner.pins import constraints_of, pasted
 from shardy_py.planner.problem import Problem, Solution, pinned
 from shardy_py.planner.proof import certificate_of
 from shardy_py.planner.propagated import Trial
 from shardy_py.planner.search import Searcher
-from shardy_py.planner.space import Annotations, stated
-from shardy_py.planner.transfer import transferred
+from shardy_py.planner.space import Annotations, stated, transferred
 
 SHARE = 0.1
 """The part of the time limit that one price may take."""

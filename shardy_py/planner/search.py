@@ -21,14 +21,13 @@ from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.progress import report
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import CHOSEN, Search
-from shardy_py.planner.assigned import assign, shardings_of
 from shardy_py.planner.assignment import least as least_of
 from shardy_py.planner.assignment import solve
 from shardy_py.planner.descent import descend
 from shardy_py.planner.elimination import reduced
+from shardy_py.planner.errors import infeasible, least_bytes
 from shardy_py.planner.evaluation import Evaluation
 from shardy_py.planner.following import Neighbours, copies_of, followed, neighbours_of
-from shardy_py.planner.infeasibility import infeasible, least_bytes
 from shardy_py.planner.inputs import cut
 from shardy_py.planner.judge import Candidate, objective, peak_of, preferred
 from shardy_py.planner.memory import binding, bytes_of, fixed_bytes, peak_bytes
@@ -38,9 +37,8 @@ from shardy_py.planner.options import Planner
 from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted, weight
 from shardy_py.planner.propagated import Outcome, Trial, Trials
 from shardy_py.planner.seeds import Seeds
-from shardy_py.planner.space import Annotations, Resolution, Space, groups_of, resolutions, spaces_of
+from shardy_py.planner.space import Annotations, Resolution, Space, assign, groups_of, resolutions, shardings_of, spaces_of, transferred
 from shardy_py.planner.templates import Template, UserTemplate, in_space, templates
-from shardy_py.planner.transfer import transferred
 
 ROUNDS = 6
 """Searches under a budget, each with the limits of the fullest steps of all plans before."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
-from shardy_py.dialect.axis import Axes
+from shardy_py.dialect.axis import Axes, merged
 from shardy_py.errors import UserError
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.ir.op_forms import UNCONSTRAINED
@@ -23,6 +23,7 @@ from shardy_py.partition.layouts import Layout, layout_of, parts
 from shardy_py.partition.op import CHEAP
 from shardy_py.partition.strategy import WHOLE
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
+from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.values import location_of
 from shardy_py.planner.alike import representatives
 from shardy_py.rules import rule_for
@@ -447,3 +448,62 @@ class _Scalars(dict[Value | int, tuple[int, ...]]):
 
     def __missing__(self, value: Value | int) -> tuple[int, ...]:
         return ()
+
+
+def transferred(assignment: Sequence[int], source: tuple[Program, Space], target: tuple[Program, Space]) -> tuple[int, ...]:
+    """The assignment that gives values the layouts of another one; values whose layout the space lacks are whole."""
+    results = {number: number for number in range(len(target[0].main.result_types))}
+    counterparts: dict[Value | int, Value | int] = {**dict(zip(values_of(target[0]), values_of(source[0]), strict=True)), **results}
+    chosen: list[int] = []
+    for strategies, members in zip(target[1].strategies, target[1].members):
+        value, dim = members[0]
+        axes = source[1].layout(counterparts[value], assignment)[dim]
+        chosen.append(strategies.index(axes) if axes in strategies else 0)
+    return tuple(chosen)
+
+
+Shardings = Callable[[Value | int], TensorSharding]
+
+
+def shardings_of(space: Space, assignment: Sequence[int], mesh_name: str) -> Shardings:
+    """The sharding of each value, or result by its number, every dimension closed."""
+    dims: dict[Axes, DimensionSharding] = {}
+    shardings: dict[Layout, TensorSharding] = {}
+
+    def sharding(value: Value | int) -> TensorSharding:
+        layout = space.layout(value, assignment)
+        if layout not in shardings:
+            for axes in layout:
+                if axes not in dims:
+                    dims[axes] = DimensionSharding(merged(axes, space.mesh))
+            shardings[layout] = TensorSharding(mesh_name, [dims[axes] for axes in layout])
+        return shardings[layout]
+
+    return sharding
+
+
+def assign(program: Program, space: Space, sharding: Shardings, copies: Mapping[Value, Value]) -> None:
+    """Sets the shardings of a program in place; those inside of a `shard_map` and on single devices stay."""
+    main = program.main
+    stays = {id(op) for outer in program.walk() if outer.name == MANUAL_COMPUTATION for region in outer.regions for op in region.walk()}
+    values = [*main.arguments]
+    for op in program.walk():
+        if id(op) not in stays:
+            values += op.results
+            if op.name != MANUAL_COMPUTATION:
+                values += [argument for region in op.regions for argument in region.arguments]
+    for value in values:
+        copy = copies.get(value)
+        if copy is not None and (copy in space.classes or not value.type.rank):
+            if value.sharding is None or not value.sharding.mesh_in(program.meshes).is_maximal:
+                value.sharding = sharding(copy)
+    main.result_shardings = [sharding(number) for number in range(len(main.result_types))]
+
+
+def assigned(
+    program: Program, mesh_name: str, mesh: Mesh, annotations: Annotations, resolution: Resolution, assignment: Sequence[int]
+) -> None:
+    """Sets the shardings of a program to those of an assignment of its space."""
+    copy, _, copies = as_xla_inlines(program)
+    space = space_of(copy, mesh, annotations, resolution, groups_of(annotations, program, copies))
+    assign(program, space, shardings_of(space, assignment, mesh_name), copies)

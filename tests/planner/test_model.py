@@ -27,13 +27,11 @@ from shardy_py.partition.price import Machine
 from shardy_py.plan.memory.analysis import lifetimes
 from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.search import CHOSEN
-from shardy_py.planner.assigned import assign, shardings_of
 from shardy_py.planner.memory import fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
-from shardy_py.planner.op_tables import OpTables, TooLarge
+from shardy_py.planner.op_tables import OpTables, TooLarge, reduced_shares
 from shardy_py.planner.problem import entries, weight
-from shardy_py.planner.shared_sums import reduced_shares
-from shardy_py.planner.space import Annotations, space_of
+from shardy_py.planner.space import Annotations, assign, shardings_of, space_of
 from tests.partition.test_price import summed
 from tests.random_numbers import SLOW_CHIPS
 from tests.sweep.configurations import GENERATORS, configuration_of

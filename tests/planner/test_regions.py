@@ -13,7 +13,7 @@ from jax import lax
 import shardy_py as sp
 from shardy_py.backends.compiled_differences import differences
 from shardy_py.backends.compiled_text import collectives_in
-from shardy_py.planner.shared_sums import reduced_shares
+from shardy_py.planner.op_tables import reduced_shares
 from tests.planner.test_model import PROGRAMS, f32
 from tests.planner.test_search import STEP, planner, step
 from tests.random_numbers import QUICK, SLOW_CHIPS
