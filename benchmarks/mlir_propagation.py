@@ -1,6 +1,6 @@
 """Times `sdy-propagation-pipeline` on lowered training steps beside the C++ one inside jaxlib, in one process.
 
-C++: the pipeline on the lowered module. Ours: `passes.pipelines.PropagationPipeline` on the `Program` read from the
+C++: the pipeline on the lowered module. Ours: `opt.pipelines.PropagationPipeline` on the `Program` read from the
 same module. Lowering and reading are not counted on either side.
 
 Both see a one-layer model first, so that imports are not counted, then models of widths neither has seen, so that
@@ -31,7 +31,7 @@ from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import passmanager
 
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.passes.pipelines import PropagationPipeline
+from shardy_py.opt.pipelines import PropagationPipeline
 
 LAYERS = flags.DEFINE_integer("layers", 24, "Depth of the model.", lower_bound=1)
 REPEAT = flags.DEFINE_integer("repeat", 5, "Models timed.", lower_bound=1)

@@ -17,11 +17,11 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.backends.mlir import to_mlir
 from shardy_py.dialect import TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import Op
+from shardy_py.opt.to_mlir import to_mlir
 from tests.reference import lower
 
 SHARED = pathlib.Path(os.environ.get("SHARDY_SHARED") or pathlib.Path(__file__).parents[3] / "shared")

@@ -14,12 +14,12 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.backends.mlir import to_mlir
 from shardy_py.dialect import PropagationDirection, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir import from_mlir, locate, parse_module
 from shardy_py.frontends.mlir_attributes import AttributeText
 from shardy_py.ir import TOKEN, Op, OpaqueType, Program
+from shardy_py.opt.to_mlir import to_mlir
 from tests.reference import SAME_SHARDY, lower, programs_equal, run_pipeline
 
 MESH = 'sdy.mesh @mesh = <["a"=2, "b"=4]>\n'

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from shardy_py.opt.table import PASSES
 from shardy_py.passes.base import Option
-from shardy_py.passes.table import PASSES
 
 _NAMES = tuple(PASSES)
 _WHOLE = tuple(name for name in _NAMES if name.endswith("-pipeline"))

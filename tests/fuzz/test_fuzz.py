@@ -14,7 +14,7 @@ import time
 import pytest
 
 from shardy_py.facade import Plan
-from shardy_py.passes.table import PASSES
+from shardy_py.opt.table import PASSES
 from tests.fuzz import running
 from tests.fuzz.modules import damaged_module
 from tests.fuzz.pipelines import draw_pipeline

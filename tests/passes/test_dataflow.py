@@ -5,7 +5,8 @@ from __future__ import annotations
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Op, Program
-from shardy_py.passes import dataflow, pipelines
+from shardy_py.opt import pipelines
+from shardy_py.passes import dataflow
 from shardy_py.passes.export.close_shardings import CloseShardings
 from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
 from shardy_py.passes.export.update_non_divisible_input_output_shardings import UpdateNonDivisibleInputOutputShardings

@@ -9,7 +9,7 @@ import pytest
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir import parse_module
 from shardy_py.opt import run_passes
-from shardy_py.passes.table import PASSES
+from shardy_py.opt.table import PASSES
 from tests.passes.oracle import jaxlib_text
 from tests.reference import NEEDS_SAME_SHARDY
 

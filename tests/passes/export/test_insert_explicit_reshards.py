@@ -278,7 +278,7 @@ def test_what_shardy_dies_of_is_an_error() -> None:
 
 
 def test_golden_cases() -> None:
-    """Uses lie in the order that they have in jaxlib; tests/test_opt.py compares the text with the stored one."""
+    """Uses lie in the order that they have in jaxlib; tests/opt/test_opt.py compares the text with the stored one."""
     cases = list(corpus(InsertExplicitReshards.name))
     if not cases:
         pytest.skip("the golden corpus is not here")

@@ -10,7 +10,7 @@ import pytest
 
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Program
-from shardy_py.passes import table
+from shardy_py.opt import table
 from tests.passes.oracle import corpus
 from tests.passes.propagation.modules import PASSES, dims
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.passes.propagation.aggressive_propagate import AggressivePropagate
+from shardy_py.opt.aggressive_propagate import AggressivePropagate
 from shardy_py.passes.propagation.driver import Propagation
 from tests.passes.propagation.modules import MESH_TEXT, USER_PRIORITY, propagated
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.passes.propagation.aggressive_propagate import AggressivePropagate
+from shardy_py.opt.aggressive_propagate import AggressivePropagate
 from shardy_py.passes.propagation.log import Step
 from shardy_py.passes.propagation.sharding_groups import ShardingGroupConflictWarning, sharding_groups
 from tests.passes.propagation.modules import MESH_TEXT, propagated

@@ -1,0 +1,206 @@
+"""Runs passes on MLIR modules, as `sdy_opt` does.
+
+python -m shardy_py.opt --pass-pipeline='sdy-propagation-pipeline' model.mlir
+python -m shardy_py.opt --list
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import pathlib
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import TextIO
+
+from shardy_py.dialect.format import printable
+from shardy_py.files import write_file
+from shardy_py.frontends.mlir import from_mlir, parse_module
+from shardy_py.ir import Program
+from shardy_py.ir.verifier import DIALECTS
+from shardy_py.opt.run_pipeline import run_pipeline
+from shardy_py.opt.table import PASSES
+from shardy_py.opt.to_mlir import to_mlir
+from shardy_py.passes.base import Pass
+from shardy_py.rules import is_registered
+
+__all__ = ["UnknownOpWarning", "diagnostics", "main", "run_passes"]
+
+
+class UnknownOpWarning(UserWarning):
+    """An op unknown to all passes: it stays, and nothing propagates through it."""
+
+
+def run_passes(module_text: str, pipeline: str = "", *, verify_each: bool = False, locations: bool = False) -> str:
+    """Runs a pass pipeline on a module.
+
+    Args:
+        module_text: A module of StableHLO and SDY ops; ops of other dialects stand in their generic form.
+        pipeline: As MLIR writes it, such as `sdy-add-data-flow-edges,func.func(sdy-sink-data-flow-edges)`; "" reads, verifies
+            and prints the module. A pass on functions may also stand outside of `func.func(...)`.
+        verify_each: Whether the program is verified after the last pass too, before MLIR does; it is between passes in any case.
+        locations: Whether ops say where they come from.
+
+    Returns:
+        The module as MLIR prints it.
+
+    Raises:
+        ValueError: If the module is invalid, a pass or option does not exist, or a pass finds the module wrong. Where Shardy
+            checks the same, the message has Shardy's words.
+
+    Example:
+        >>> text = "func.func @f(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }"
+        >>> print(run_passes(text, "sdy-close-shardings"))
+        module {
+          func.func @f(%arg0: tensor<8xf32>) -> tensor<8xf32> {
+            return %arg0 : tensor<8xf32>
+          }
+        }
+        <BLANKLINE>
+    """
+    module = parse_module(module_text)
+    program = from_mlir(module, keep=True)
+    _warn_of_unknown_ops(program)
+    run_pipeline(program, pipeline, verify_each=verify_each)
+    return to_mlir(program, locations=locations, context=module.context)
+
+
+def _warn_of_unknown_ops(program: Program) -> None:
+    for name in dict.fromkeys(op.name for op in program.walk()):
+        if not is_registered(name) and name.partition(".")[0] not in DIALECTS:
+            warnings.warn(UnknownOpWarning(f"op '{name}' is not known: it is kept and nothing propagates through it"), stacklevel=3)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status.
+
+    Args:
+        arguments: The words after the name of the program; None for those of the process.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        status = _run(options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _let_go_of_output()
+        return 0
+    except OSError as error:
+        _let_go_of_output()
+        _say(f"error: cannot write to standard output: {error}")
+        return 1
+    except (MemoryError, RecursionError) as error:
+        _say(f"error: the module is too large or nested too deep: {error or type(error).__name__}")
+        return 1
+    return status
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.list:
+        print(_list())
+        return 0
+    try:
+        text = sys.stdin.read() if options.file == "-" else pathlib.Path(options.file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        _say(f"error: cannot read '{options.file}': {error}")
+        return 1
+    name = "<stdin>" if options.file == "-" else options.file
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = _show_warning
+            result = run_passes(text, options.pass_pipeline, verify_each=options.verify_each, locations=options.mlir_print_debuginfo)
+    except ValueError as error:
+        _say(diagnostics(error, name))
+        return 1
+    if options.output == "-":
+        sys.stdout.write(result)
+        return 0
+    try:
+        write_file(options.output, result)
+    except OSError as error:
+        _say(f"error: cannot write '{options.output}': {error}")
+        return 1
+    return 0
+
+
+def _say(text: str) -> None:
+    """Writes to standard error; names in a module or of a file do not steer the terminal."""
+    print(printable(text), file=sys.stderr)
+
+
+def _let_go_of_output() -> None:
+    """Discards standard output from here on, so that Python prints no error about a closed pipe at exit."""
+    with contextlib.suppress(OSError, ValueError):  # it may be no file, as in a test
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def diagnostics(error: ValueError, name: str) -> str:
+    """An error as MLIR prints it, with the file name if the error has a place in a file.
+
+    Args:
+        error: The exception of `run_passes`.
+        name: Name of the file.
+
+    Example:
+        >>> print(diagnostics(ValueError('error: "-":3:5: expected operation name'), "f.mlir"))
+        f.mlir:3:5: error: expected operation name
+    """
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    text = text.removeprefix("Unable to parse module assembly:\n")
+    placed = _PLACE.sub(lambda match: f"{match[1]}{name}:{match[3]}:{match[4]}: {match[2]}: ", text)
+    if placed != text:
+        return placed
+    line = _LINE.match(getattr(error, "where", None) or "")
+    return f"{name}:{line[1]}: error: {text}" if line else f"{name}: error: {text}"
+
+
+_LINE = re.compile(r"-:(\d+(?::\d+)?)")
+_PLACE = re.compile(r'^( *)(error|warning|note|remark): "-":(\d+):(\d+): ', re.MULTILINE)
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+) -> None:
+    _say(f"warning: {message}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m shardy_py.opt",
+        description="Run Shardy's passes on an MLIR module.",
+        epilog=_passes_and_options(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="the module; - is standard input (the default)")
+    parser.add_argument("--pass-pipeline", default="", metavar="PIPELINE", help="passes to run, such as 'sdy-propagation-pipeline'")
+    parser.add_argument("-o", dest="output", default="-", metavar="FILE", help="where the result goes; - is standard output (the default)")
+    parser.add_argument("--list", action="store_true", help="print all passes with their options, and stop")
+    parser.add_argument("--verify-each", action="store_true", help="verify the program after each pass")
+    parser.add_argument("--mlir-print-debuginfo", action="store_true", help="print locations of ops")
+    return parser
+
+
+def _passes_and_options() -> str:
+    lines = ["passes, with their options and defaults:"]
+    for name, pass_ in PASSES.items():
+        lines.append(f"  {name}: {pass_.doc()}")
+        for option in pass_.options():
+            choices = f" ({', '.join(option.choices)})" if option.choices else ""
+            lines.append(f"    {option.name}={option.shown_default}: {option.doc}{choices}")
+    return "\n".join(lines)
+
+
+def _list() -> str:
+    width = max(map(len, PASSES))
+    return "\n".join(f"{name:{width}}  {_summary(pass_)}" for name, pass_ in PASSES.items())
+
+
+def _summary(pass_: type[Pass]) -> str:
+    if not pass_.options():
+        return pass_.doc()
+    return f"{pass_.doc()} {{{' '.join(f'{option.name}={option.shown_default}' for option in pass_.options())}}}"

@@ -1,0 +1,123 @@
+"""`sdy.all_gather`, `sdy.all_slice`, `sdy.all_reduce` and `sdy.reduce_scatter`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shardy_py.dialect import AxisRef, TensorSharding
+from shardy_py.dialect.axis import num_shards
+from shardy_py.ir import Block, Op, TensorType, Value
+from shardy_py.opt.partitioner.convert_global_to_local.devices import emit_part
+from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter, scalar_body
+from shardy_py.opt.partitioner.convert_global_to_local.groups import collective_attributes, flat
+
+
+def all_gather(op: Op, out: Emitter) -> Sequence[Value]:
+    """One gather where one dimension is gathered, else one per dimension or one over a new leading dimension."""
+    sharding = result_sharding(op)
+    mesh = out.world.mesh(sharding)
+    axes, gathered = _dims(op, out, "gathering_axes", "gathers")
+    (value,) = op.operands
+    if len(gathered) == 1 or out.world.options.per_dim_all_gather:
+        for dim in reversed(gathered):
+            value = _gather(out, value, dim, axes[dim], sharding)
+        return (value,)
+    counts = [num_shards(axes[dim], mesh) for dim in gathered]
+    shape = value.type.shape
+    value = _gather(out, out.reshape(value, (1, *shape)), 0, flat(axes), sharding)
+    value = out.reshape(value, (*counts, *shape))
+    place = {dim: i for i, dim in enumerate(gathered)}
+    order: list[int] = []
+    for dim in range(len(shape)):
+        order += (place[dim], len(gathered) + dim) if dim in place else (len(gathered) + dim,)
+    value = out.transpose(value, order)
+    return (out.reshape(value, out.facts.results[0].local.shape),)
+
+
+def _gather(out: Emitter, value: Value, dim: int, axes: Sequence[AxisRef], sharding: TensorSharding) -> Value:
+    mesh = out.world.mesh(sharding)
+    count = num_shards(axes, mesh)
+    shape = tuple(n * count if i == dim else n for i, n in enumerate(value.type.shape))
+    attributes = {"all_gather_dim": dim, **collective_attributes(out, axes, sharding)}
+    return out.value("all_gather", (value,), TensorType(shape, value.type.dtype), attributes)
+
+
+def all_slice(op: Op, out: Emitter) -> Sequence[Value]:
+    """A slice that starts at an offset of the device's own."""
+    axes = [dim.axes for dim in op.attributes["slicing_axes"].lists]
+    return (emit_part(out, op.operands[0], axes, out.world.mesh(result_sharding(op)), out.facts.results[0].local.shape),)
+
+
+def all_reduce(op: Op, out: Emitter) -> Sequence[Value]:
+    """An all-reduce over groups of devices."""
+    return (_reduce(out, op.operands[0], op.attributes["reduction_axes"].axes),)
+
+
+def _reduce(out: Emitter, value: Value, axes: Sequence[AxisRef]) -> Value:
+    attributes = collective_attributes(out, axes, result_sharding(out.op))
+    return out.value("all_reduce", (value,), value.type, attributes, (_body(out, value),))
+
+
+_BODIES = ("add", "maximum", "minimum")
+"""`reduction_op` -> the op that reduces."""
+
+
+def _body(out: Emitter, value: Value) -> Block:
+    reduction: int = out.op.attributes.get("reduction_op", 0)
+    return scalar_body(_BODIES[reduction], value.type.dtype)
+
+
+def reduce_scatter(op: Op, out: Emitter) -> Sequence[Value]:
+    """One reduce-scatter where one dimension is cut, else an all-reduce and a slice, or one over a new leading dimension."""
+    sharding = result_sharding(op)
+    mesh = out.world.mesh(sharding)
+    axes, cut = _dims(op, out, "reduce_scatter_axes", "scatters")
+    (value,) = op.operands
+    local = out.facts.results[0].local
+    if len(cut) == 1:
+        return (_scatter(out, value, cut[0], axes[cut[0]], local.shape),)
+    if not out.world.options.combine_multi_dimension_reduce_scatter:
+        return (emit_part(out, _reduce(out, value, flat(axes)), axes, mesh, local.shape),)
+    split: list[int] = []
+    major: list[int] = []
+    minor: list[int] = []
+    for dim, size in enumerate(local.shape):
+        if axes[dim]:
+            major.append(len(split))
+            split.append(num_shards(axes[dim], mesh))
+        minor.append(len(split))
+        split.append(size)
+    value = out.transpose(out.reshape(value, split), (*major, *minor))
+    value = out.reshape(value, (math.prod(split[i] for i in major), *local.shape))
+    value = _scatter(out, value, 0, flat(axes), (1, *local.shape))
+    return (out.reshape(value, local.shape),)
+
+
+def _scatter(out: Emitter, value: Value, dim: int, axes: Sequence[AxisRef], shape: Sequence[int]) -> Value:
+    attributes = {"scatter_dimension": dim, **collective_attributes(out, axes, result_sharding(out.op))}
+    return out.value("reduce_scatter", (value,), TensorType(tuple(shape), value.type.dtype), attributes, (_body(out, value),))
+
+
+def _dims(op: Op, out: Emitter, attribute: str, does: str) -> tuple[list[tuple[AxisRef, ...]], list[int]]:
+    """The axes of each dimension, and the dimensions that have any."""
+    axes = [dim.axes for dim in op.attributes[attribute].lists]
+    dims = [dim for dim, listed in enumerate(axes) if listed]
+    if not dims:
+        raise out.error(f"{does} along no axis", fix="run canonicalize, which removes it, before sdy-convert-global-to-local")
+    return axes, dims
+
+
+def result_sharding(op: Op) -> TensorSharding:
+    """The sharding of a collective's result."""
+    sharding = op.results[0].sharding
+    assert sharding is not None
+    return sharding
+
+
+CONVERSIONS: dict[str, Conversion] = {
+    "sdy.all_gather": all_gather,
+    "sdy.all_reduce": all_reduce,
+    "sdy.all_slice": all_slice,
+    "sdy.reduce_scatter": reduce_scatter,
+}

@@ -1,0 +1,119 @@
+"""All passes by name: what `--pass-pipeline` may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardy_py.opt.add_func_data_flow_edges import AddFuncDataFlowEdges
+from shardy_py.opt.aggressive_propagate import AggressivePropagate
+from shardy_py.opt.basic_propagate import BasicPropagate
+from shardy_py.opt.constant_or_scalar_merger import ConstantOrScalarMerger
+from shardy_py.opt.drop_sharding_and_mesh import DropShardingAndMesh
+from shardy_py.opt.explicit_gather_scatter_batching import ExplicitGatherScatterBatching
+from shardy_py.opt.export_named_computations import ExportNamedComputations
+from shardy_py.opt.flatten_call_graph import FlattenCallGraph
+from shardy_py.opt.import_func_calls import ImportFuncCalls
+from shardy_py.opt.inline_meshes import InlineMeshes
+from shardy_py.opt.insert_func_call_reshards import InsertFuncCallReshards
+from shardy_py.opt.lift_inlined_meshes import LiftInlinedMeshes
+from shardy_py.opt.op_priority_propagate import OpPriorityPropagate
+from shardy_py.opt.partitioner.convert_global_to_local.convert import ConvertGlobalToLocal
+from shardy_py.opt.partitioner.pad_for_divisibility import PadForDivisibility
+from shardy_py.opt.partitioner.resolve_permutation_factors import ResolvePermutationFactors
+from shardy_py.opt.pipelines import ExportPipeline, ImportPipeline, PropagationPipeline
+from shardy_py.opt.populate_op_sharding_rules import PopulateOpShardingRules
+from shardy_py.opt.pre_order_funcs import PreOrderFuncs
+from shardy_py.opt.propagate_sharding_from_func_to_call import PropagateShardingFromFuncToCall
+from shardy_py.opt.propagate_to_func_results import PropagateToFuncResults
+from shardy_py.opt.remove_all_gather_reduce_scatter_for_cmv1 import RemoveAllGatherReduceScatterForCmv1
+from shardy_py.opt.remove_propagation_debug_info import RemovePropagationDebugInfo
+from shardy_py.opt.sink_func_data_flow_edges import SinkFuncDataFlowEdges
+from shardy_py.opt.symbol_dce import SymbolDce
+from shardy_py.opt.unflatten_call_graph import UnflattenCallGraph
+from shardy_py.passes.base import Pass
+from shardy_py.passes.export.canonicalize import Canonicalize
+from shardy_py.passes.export.close_shardings import CloseShardings
+from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
+from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
+from shardy_py.passes.export.remove_sharding_groups import RemoveShardingGroups
+from shardy_py.passes.export.remove_sub_axes_in_input_output_shardings import RemoveSubAxesInInputOutputShardings
+from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
+from shardy_py.passes.export.sharding_constraint_to_reshard import ShardingConstraintToReshard
+from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
+from shardy_py.passes.export.update_non_divisible_input_output_shardings import UpdateNonDivisibleInputOutputShardings
+from shardy_py.passes.import_.add_data_flow_edges import AddDataFlowEdges
+from shardy_py.passes.import_.apply_sharding_constraints import ApplyShardingConstraints
+from shardy_py.passes.import_.constant_or_scalar_splitter import ConstantOrScalarSplitter
+from shardy_py.passes.import_.manual_axes_cleanup import ManualAxesCleanup
+from shardy_py.passes.import_.remove_size_one_axes import RemoveSizeOneAxes
+from shardy_py.passes.import_.sharding_group_import import ShardingGroupImport
+from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
+
+_IMPORT = (
+    AddDataFlowEdges,
+    AddFuncDataFlowEdges,
+    ApplyShardingConstraints,
+    ConstantOrScalarSplitter,
+    ExplicitGatherScatterBatching,
+    FlattenCallGraph,
+    ImportFuncCalls,
+    LiftInlinedMeshes,
+    ManualAxesCleanup,
+    PreOrderFuncs,
+    PropagateShardingFromFuncToCall,
+    RemoveSizeOneAxes,
+    ShardingGroupImport,
+    SymbolDce,
+    ImportPipeline,
+)
+
+_PROPAGATION = (
+    PopulateOpShardingRules,
+    BasicPropagate,
+    AggressivePropagate,
+    OpPriorityPropagate,
+    UserPriorityPropagate,
+    PropagationPipeline,
+)
+
+_EXPORT = (
+    Canonicalize,
+    CloseShardings,
+    ConstantOrScalarMerger,
+    DropShardingAndMesh,
+    DropShardingRules,
+    ExportNamedComputations,
+    InlineMeshes,
+    InsertExplicitReshards,
+    InsertFuncCallReshards,
+    PropagateToFuncResults,
+    RemoveAllGatherReduceScatterForCmv1,
+    RemovePropagationDebugInfo,
+    RemoveShardingGroups,
+    RemoveSubAxesInInputOutputShardings,
+    ReshardToCollectives,
+    ShardingConstraintToReshard,
+    SinkDataFlowEdges,
+    SinkFuncDataFlowEdges,
+    UnflattenCallGraph,
+    UpdateNonDivisibleInputOutputShardings,
+    ExportPipeline,
+)
+
+_PARTITIONER = (ConvertGlobalToLocal, PadForDivisibility, ResolvePermutationFactors)
+
+PASSES: Mapping[str, type[Pass]] = {pass_.name: pass_ for pass_ in (*_IMPORT, *_PROPAGATION, *_EXPORT, *_PARTITIONER)}
+"""Name -> pass, those of the import first."""
+
+OLD_NAMES: Mapping[str, str] = {
+    "sdy-constant-merger": ConstantOrScalarMerger.name,
+    "sdy-constant-splitter": ConstantOrScalarSplitter.name,
+    "sdy-temp-explicit-reshards-for-optimizations": InsertExplicitReshards.name,
+}
+"""Names that passes had in earlier versions of Shardy -> present ones."""
+
+OLD_OPTIONS: Mapping[str, str] = {
+    "dump-directory": "module-dump-directory",
+    "module-dump-directory": "dump-directory",
+}
+"""Names that options had, or have in other passes -> present ones."""
