@@ -93,11 +93,13 @@ def run_model(name: str, model: Model, setting: str) -> None:
             jax.block_until_ready(run(state["params"], batch))
         idle.add(run.statistics)
         state, _ = train(state, batch)
-    same = run.statistics.in_flight == sp.stages.simulate(run.schedule).in_flight
+    same = run.statistics.in_flight == sp.pipelines.simulate(run.schedule).in_flight
     programs = run.build(state["params"], model.batch(0)).programs
     results = max(len(program.outputs) for (role, _), program in programs.items() if role == "F")
     sent, size = crossing(programs)
-    handed = run._runner.engine.programs
+    runner = run._runner
+    assert runner is not None
+    handed = runner.engine.programs
     arrays = max(len(program.outputs) for (role, _), program in handed.items() if role == "F")
     held = max(row.in_flight * row.activation_bytes for row in run.report().rows)
     print(
@@ -162,7 +164,7 @@ def print_schedules() -> None:
     names = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "auto")
     print(f"{'F = B = W = 1':24s}" + "".join(f"{name:>14s}" for name in names))
     for stages, count, transfer in ((4, 8, 0.0), (8, 16, 0.0), (4, 32, 0.0), (4, 32, 1.0)):
-        row = [sp.stages.simulate(sp.stages.schedule(name, stages, count, transfer=transfer), transfer=transfer) for name in names]
+        row = [sp.pipelines.simulate(sp.pipelines.schedule(name, stages, count, transfer=transfer), transfer=transfer) for name in names]
         cells = "".join(f"{f'{r.makespan:g} / {max(r.in_flight)}':>14s}" for r in row)
         print(f"{f'S{stages} M{count} transfer {transfer:g}':24s}{cells}")
     settings = [

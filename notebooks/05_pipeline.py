@@ -48,7 +48,7 @@ def is_shape(value):
 
 # %%
 large = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16), shapes(16, 4096, 64_000), is_leaf=is_shape)
-graph = sp.stages.profile(loss, large, jax.ShapeDtypeStruct((4, 2049), jnp.int32), hardware="h100")
+graph = sp.pipedream.profile(loss, large, jax.ShapeDtypeStruct((4, 2049), jnp.int32), hardware="h100")
 for node in graph.nodes:
     print(f"{node.description:14} {node.forward_ms:7.3f} ms {node.backward_ms:7.3f} ms {node.parameter_bytes / 1e6:6.0f} MB")
 
@@ -59,7 +59,7 @@ for node in graph.nodes:
 # answers on its own recurrence; the exact mode counts every tensor that crosses once, all transfers, and memory.
 
 # %%
-partition = sp.stages.partition(graph, machines=4, bandwidths=50e9, mode="exact", activation_compression=1, straight=True)
+partition = sp.pipedream.partition(graph, machines=4, bandwidths=50e9, mode="exact", activation_compression=1, straight=True)
 print(partition)
 
 # %% [markdown]
@@ -67,14 +67,14 @@ print(partition)
 # of 2, with a fast network inside and a slow one between.
 
 # %%
-print(sp.stages.partition(graph, machines=[4, 2], bandwidths=[300e9, 25e9], mode="exact", activation_compression=1))
+print(sp.pipedream.partition(graph, machines=[4, 2], bandwidths=[300e9, 25e9], mode="exact", activation_compression=1))
 
 # %% [markdown]
 # Where memory does not suffice, one is told which stage is too big, and by how much.
 
 # %%
 try:
-    sp.stages.partition(graph, machines=4, bandwidths=50e9, mode="exact", straight=True, memory_bytes=2e9)
+    sp.pipedream.partition(graph, machines=4, bandwidths=50e9, mode="exact", straight=True, memory_bytes=2e9)
 except ValueError as error:
     print(error)
 
@@ -90,12 +90,12 @@ forward = [sum(node.forward_ms for node in nodes) for nodes in stages]
 half = [sum(node.backward_ms for node in nodes) / 2 for nodes in stages]
 costs = {"forward": forward, "backward": half, "weight": half, "transfer": partition.stages[0].bytes_out / 50e9 * 1e3}
 for name in ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "auto"):
-    schedule = sp.stages.schedule(name, 4, 8, **(costs if name == "auto" else {}))
-    result = sp.stages.simulate(schedule, **costs)
+    schedule = sp.pipelines.schedule(name, 4, 8, **(costs if name == "auto" else {}))
+    result = sp.pipelines.simulate(schedule, **costs)
     print(f"{name:10}  {result.makespan:6.1f} ms  bubble {result.bubble:5.1%}  in flight {result.in_flight}")
 
 # %%
-sp.stages.simulate(sp.stages.schedule("zb-h1", 4, 8), **costs)
+sp.pipelines.simulate(sp.pipelines.schedule("zb-h1", 4, 8), **costs)
 
 # %% [markdown]
 # ## A pipelined run
@@ -130,7 +130,7 @@ for step in range(8):
 apart = jax.tree.map(lambda a, b: float(abs(jax.device_get(a) - jax.device_get(b)).max()), ours, theirs)
 print("parameters agree:", max(jax.tree.leaves(apart)) < 1e-5)
 print("programs per stage:", pipelined.programs_per_stage)
-print("in flight:", pipelined.statistics.in_flight, "as simulated:", sp.stages.simulate(pipelined.schedule).in_flight)
+print("in flight:", pipelined.statistics.in_flight, "as simulated:", sp.pipelines.simulate(pipelined.schedule).in_flight)
 
 # %% [markdown]
 # What each stage costs, here of the large model, of which no array is needed for that:
@@ -140,7 +140,7 @@ print(pipelined.report(large, jax.ShapeDtypeStruct((32, 2049), jnp.int32), hardw
 
 # %% [markdown]
 # The stages found above can be run as they are: a partition of a profile of the loss says where to cut. In a training
-# step, `sp.stages.marked(loss, partition)` is the loss with these stages marked.
+# step, `sp.pipedream.marked(loss, partition)` is the loss with these stages marked.
 
 # %%
 partitioned = sp.pipeline(loss, partition=partition, num_microbatches=8)

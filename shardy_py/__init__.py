@@ -12,6 +12,8 @@ from shardy_py.backends.host_threads import provide as _provide_threads
 
 if TYPE_CHECKING:
     from shardy_py import opt as opt
+    from shardy_py import pipedream as pipedream
+    from shardy_py import pipelines as pipelines
     from shardy_py import stages as stages
     from shardy_py import testing as testing
     from shardy_py.api import AutoSharded as AutoSharded
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from shardy_py.errors import ShardyError as ShardyError
     from shardy_py.errors import SpecError as SpecError
     from shardy_py.facade import Plan as Plan
+    from shardy_py.pipelines.markers import stage as stage
+    from shardy_py.pipelines.pipelining import pipeline as pipeline
     from shardy_py.plan import Collective as Collective
     from shardy_py.plan import Donated as Donated
     from shardy_py.plan import Finding as Finding
@@ -52,8 +56,6 @@ if TYPE_CHECKING:
     from shardy_py.planner.errors import PlannerInfeasible as PlannerInfeasible
     from shardy_py.planner.options import Planner as Planner
     from shardy_py.rules import RuleTable as RuleTable
-    from shardy_py.stages.run import pipeline as pipeline
-    from shardy_py.stages.run import stage as stage
     from shardy_py.view.check import Check as Check
 
 __version__ = "0.1.0"
@@ -93,16 +95,19 @@ _HOMES = {
     "clear_caches": "api",
     "manual_computation": "api",
     "named_computation": "api",
-    "pipeline": "stages.run",
+    "pipeline": "pipelines.pipelining",
     "plan_of": "api",
     "propagation_barrier": "api",
     "sharding_group": "api",
     "sharding_rule": "api",
-    "stage": "stages.run",
+    "stage": "pipelines.markers",
     "with_sharding_constraint": "api",
 }
 
-_MODULES = frozenset({"opt", "stages", "testing"})
+_MODULES = frozenset({"opt", "pipedream", "pipelines", "testing"})
+
+_FORMER = frozenset({"stages"})
+"""Modules by a name that they had before; they go on working, and nothing else names them."""
 
 _provide_threads()
 
@@ -114,7 +119,7 @@ def __getattr__(name: str) -> Any:
     if home is not None:
         value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
         return value
-    if name in _MODULES:
+    if name in _MODULES | _FORMER:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

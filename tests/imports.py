@@ -27,6 +27,8 @@ ORDER = (
     "frontends",
     "backends",
     "api",
+    "pipelines",
+    "pipedream",
     "stages",
     "opt",
     "cli",

@@ -23,19 +23,19 @@ import jax, jax.numpy as jnp
 import shardy_py as sp
 from shardy_py import opt
 from shardy_py.cli.main import main as command
-from shardy_py.stages.conversion.converting import write_files
+from shardy_py.pipedream.conversion.converting import write_files
 from shardy_py.testing import assert_plan_matches
 
 here = pathlib.Path(sys.argv[2])
 loss = lambda w, x: jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w))
 shapes = jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((16, 8), jnp.float32)
 plan = sp.auto_shard(loss, mesh={"a": 2}, in_shardings=(None, jax.P("a"))).plan(*shapes)
-graph = sp.stages.profile(loss, *shapes)
+graph = sp.pipedream.profile(loss, *shapes)
 (here / "in.mlir").write_text(plan.as_sdy())
-(here / "graph.txt").write_text(sp.stages.write_graph(graph))
+(here / "graph.txt").write_text(sp.pipedream.write_graph(graph))
 (here / "stored.json").write_text(plan.to_json())
 (here / "package").mkdir()
-PARTITION = ["stages", "partition", "--machines=2", "--bandwidths=1e9"]
+PARTITION = ["pipedream", "partition", "--machines=2", "--bandwidths=1e9"]
 kinds = {
     "plan.json": lambda path: plan.save(path),
     "plan.json.gz": lambda path: plan.save(path),
@@ -45,11 +45,11 @@ kinds = {
     "pinned.json": lambda path: assert_plan_matches(plan, path, update=True),
     "opt.mlir": lambda path: opt.main([str(here / "in.mlir"), "-o", str(path)]),
     "partition.txt": lambda path: command([*PARTITION, str(here / "graph.txt"), "-o", str(path)]),
-    "profile.txt": lambda path: command(["stages", "profile", "jax.numpy:tanh", "--args", "f32[8,8]", "-o", str(path)]),
+    "profile.txt": lambda path: command(["pipedream", "profile", "jax.numpy:tanh", "--args", "f32[8,8]", "-o", str(path)]),
     "view.html": lambda path: command(["view", str(here / "stored.json"), "-o", str(path)]),
     "package/stage0.py": lambda path: write_files(path.parent, {path.name: "# " * 400}),
-    "schedule.json": lambda path: command(["stages", "simulate", "1f1b", "--stages=2", "--microbatches=4", "--perfetto", str(path)]),
-    "schedule.svg": lambda path: command(["stages", "simulate", "1f1b", "--stages=2", "--microbatches=4", "--svg", str(path)]),
+    "schedule.json": lambda path: command(["pipedream", "simulate", "1f1b", "--stages=2", "--microbatches=4", "--perfetto", str(path)]),
+    "schedule.svg": lambda path: command(["pipedream", "simulate", "1f1b", "--stages=2", "--microbatches=4", "--svg", str(path)]),
 }
 limit = int(sys.argv[1])
 for name in kinds:

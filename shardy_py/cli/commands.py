@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from shardy_py.cli import check, diff, explain, plan, stages, view
+from shardy_py.cli import check, diff, explain, pipedream, plan, view
 from shardy_py.cli.command import Command
+
+_PIPEDREAM = "profile a model, divide it into pipeline stages"
 
 COMMANDS = (
     Command("plan", "plan a function, and show, save or draw the plan", plan.add, plan.run),
@@ -11,5 +13,5 @@ COMMANDS = (
     Command("check", "list what deserves a look; exit 1 if there are warnings or errors", check.add, check.run),
     Command("diff", "say what differs between two plans", diff.add, diff.run),
     Command("view", "open a plan as a page in the browser", view.add, view.run),
-    Command("stages", "profile a model, divide it into pipeline stages, write them as code, simulate schedules", stages.add, stages.run),
+    Command("pipedream", f"{_PIPEDREAM}, write them as code, simulate schedules", pipedream.add, pipedream.run, former="stages"),
 )

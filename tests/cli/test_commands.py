@@ -237,7 +237,7 @@ def test_options_that_do_not_fit(stored: str, capsys: Captured) -> None:
         ["plan", stored, "--save", ""],
         ["plan", stored, "--html", ""],
         ["view", stored, "-o", ""],
-        ["stages", "simulate", "--svg", ""],
+        ["pipedream", "simulate", "--svg", ""],
     )
     for arguments in ([], ["plan"], ["draw"], ["plan", stored, "--limit", "x"], *empty):
         assert main(arguments) == 2

@@ -1,0 +1,179 @@
+"""Profiles, partitions and simulations as lines, their colours on a terminal, and as data for JSON."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Any
+
+from rich.text import Text
+
+from shardy_py.cli.pipedream.staged import crossing_of, members_of
+from shardy_py.dialect.format import aligned
+from shardy_py.pipedream.partitions.result import Partition
+from shardy_py.pipedream.profiles.graph import ProfileGraph
+from shardy_py.pipelines.schedules.gantt import Simulation
+from shardy_py.plan.cost_analysis import seconds_text
+from shardy_py.plan.movements import format_bytes
+
+VERSION = 1
+
+_PICTURE = {"cyan": r"\d", "yellow": "[a-j]", "green": "w", "dim": r"\."}
+# Stages that idle longer than these are red and yellow.
+_LONG, _SOME = 0.5, 0.25
+
+
+_PROFILE = ("node", "what", "forward", "backward", "output", "parameters")
+
+
+def profile_rows(graph: ProfileGraph, limit: int | None) -> list[tuple[str, ...]]:
+    """A line per node, in file order; of more than `limit` those that take longest."""
+    nodes = list(graph.nodes)
+    if limit is not None and len(nodes) > limit:
+        longest = sorted(range(len(nodes)), key=lambda i: (-nodes[i].time_ms, i))[:limit]
+        nodes = [nodes[i] for i in sorted(longest)]
+    return [
+        (
+            node.id,
+            node.description,
+            seconds_text(node.forward_ms / 1e3),
+            seconds_text(node.backward_ms / 1e3),
+            format_bytes(int(node.activation_bytes)),
+            format_bytes(int(node.parameter_bytes)),
+        )
+        for node in nodes
+    ]
+
+
+def profile_total(graph: ProfileGraph) -> str:
+    """All of a profile in a line."""
+    forward, backward = (sum(values) / 1e3 for values in zip(*((n.forward_ms, n.backward_ms) for n in graph.nodes)))
+    size = format_bytes(int(sum(node.parameter_bytes for node in graph.nodes)))
+    return f"{len(graph):,} nodes, {seconds_text(forward)} forward, {seconds_text(backward)} backward, {size} of parameters"
+
+
+def profile_text(graph: ProfileGraph, limit: int | None) -> str:
+    """A profile as lines."""
+    rows = profile_rows(graph, limit)
+    more = [] if len(rows) == len(graph) else [f"... and {len(graph) - len(rows):,} nodes that take less"]
+    return "\n".join([*aligned([_PROFILE, *rows], right=range(2, len(_PROFILE))), *more, profile_total(graph)])
+
+
+def profile_data(graph: ProfileGraph, file: str) -> dict[str, Any]:
+    """A profile as data."""
+    return {
+        "format": "shardy_py.stages.profile",
+        "version": VERSION,
+        "file": file,
+        "nodes": [
+            {
+                "id": node.id,
+                "description": node.description,
+                "forward_ms": node.forward_ms,
+                "backward_ms": node.backward_ms,
+                "activations": list(node.activations),
+                "parameter_bytes": node.parameter_bytes,
+            }
+            for node in graph.nodes
+        ],
+        "edges": [list(edge) for edge in graph.edges],
+    }
+
+
+_STAGES = ("stage", "nodes", "forward", "backward", "in", "out", "parameters")
+
+
+def stage_rows(graph: ProfileGraph) -> list[tuple[str, ...]]:
+    """A line per stage of a graph with stage ids: times, bytes in and out, parameters."""
+    members = members_of(graph)
+    crossing = [0.0, *crossing_of(graph), 0.0]
+    rows = []
+    for stage, nodes in enumerate(members):
+        times = (sum(node.forward_ms for node in nodes), sum(node.backward_ms for node in nodes))
+        sizes = (crossing[stage], crossing[stage + 1], sum(node.parameter_bytes for node in nodes))
+        figures = (*(seconds_text(time / 1e3) for time in times), *(format_bytes(int(size)) for size in sizes))
+        rows.append((str(stage), str(len(nodes)), *figures))
+    return rows
+
+
+def stage_text(graph: ProfileGraph) -> str:
+    """The stages of a graph as lines."""
+    return "\n".join(aligned([_STAGES, *stage_rows(graph)], right=range(len(_STAGES))))
+
+
+def paint_bubbles(text: Text) -> None:
+    """Colours the idle share at the end of each line of a partition; stages that idle much stand out."""
+    for match in re.finditer(r"(?m)([\d.]+)%$", text.plain):
+        share = float(match[1]) / 100
+        text.stylize("bold red" if share > _LONG else "yellow" if share > _SOME else "green", *match.span())
+
+
+def partition_data(partition: Partition) -> dict[str, Any]:
+    """A partition as data."""
+    return {
+        "format": "shardy_py.stages.partition",
+        "version": VERSION,
+        "mode": partition.mode,
+        "pipeline_seconds": partition.pipeline_time,
+        "lower_bound_seconds": partition.lower_bound,
+        "gap": partition.gap,
+        "single_seconds": partition.single_time,
+        "stages": [{**asdict(stage), "bubble": bubble} for stage, bubble in zip(partition.stages, partition.bubbles)],
+        "stage_of": dict(partition.stage_of),
+    }
+
+
+_MESHES = ("mesh", "busy ms", "bubble", "in flight", "until W", "memory")
+
+
+def mesh_rows(result: Simulation) -> list[tuple[str, ...]]:
+    """A line per mesh: busy time, idle share, activations that it holds."""
+    rows = []
+    for mesh in range(result.schedule.meshes):
+        busy = sum(span.end - span.start for span in result.spans if span.mesh == mesh)
+        idle = 1 - busy / result.makespan if result.makespan else 0.0
+        memory = () if result.memory is None else (format_bytes(int(result.memory[mesh])),)
+        rows.append((str(mesh), f"{busy:g}", f"{idle:.1%}", str(result.in_flight[mesh]), str(result.stashed[mesh]), *memory))
+    return rows
+
+
+def simulation_text(result: Simulation, width: int) -> str:
+    """A simulation as lines: the picture, and a line per mesh."""
+    rows = mesh_rows(result)
+    return "\n".join([picture(result, width), *aligned([_MESHES[: len(rows[0])], *rows], right=range(len(_MESHES)))])
+
+
+def paint_picture(text: Text) -> None:
+    """Colours the tasks in the picture of a simulation."""
+    for row in re.finditer(r"(?m)^mesh \d+ \|(.*)\|", text.plain):
+        for style, letters in _PICTURE.items():
+            for task in re.finditer(letters, row[1]):
+                text.stylize(style, row.start(1) + task.start(), row.start(1) + task.end())
+
+
+def picture(result: Simulation, width: int) -> str:
+    """The picture, in lines of at most `width` characters."""
+    meshes, most = result.schedule.meshes - 1, max(result.in_flight)
+    return result.as_text(max(1, width - len(f"mesh {meshes} || in flight {most}")))
+
+
+def simulation_data(result: Simulation) -> dict[str, Any]:
+    """A simulation as data."""
+    schedule = result.schedule
+    return {
+        "format": "shardy_py.stages.simulation",
+        "version": VERSION,
+        "schedule": schedule.name,
+        "meshes": schedule.meshes,
+        "microbatches": schedule.microbatches,
+        "virtual": schedule.virtual,
+        "makespan": result.makespan,
+        "bubble": result.bubble,
+        "in_flight": list(result.in_flight),
+        "stashed": list(result.stashed),
+        "memory_bytes": None if result.memory is None else list(result.memory),
+        "tasks": [
+            {"mesh": s.mesh, "kind": s.task.kind, "stage": s.task.stage, "microbatch": s.task.microbatch, "start": s.start, "end": s.end}
+            for s in result.spans
+        ],
+    }

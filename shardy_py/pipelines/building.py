@@ -1,0 +1,367 @@
+"""From a function and its arguments to a pipeline that runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Literal, Var
+from jax.sharding import PartitionSpec
+
+from shardy_py.api.specs import refuse_host_memory
+from shardy_py.api.trees import location_of
+from shardy_py.cost.hardware import Hardware
+from shardy_py.frontends.leaves import Leaves, trace_leaves
+from shardy_py.frontends.mesh_context import on_a_mesh_or_none, traced_on
+from shardy_py.pipelines.assignment import Assignment, assign
+from shardy_py.pipelines.errors import PipelineError
+from shardy_py.pipelines.flat import Flat, flatten
+from shardy_py.pipelines.jaxprs import dtype_of, is_extended_dtype, shape_of, struct_of
+from shardy_py.pipelines.markers import Marking, marker_of
+from shardy_py.pipelines.microbatching import Kind, Split, split
+from shardy_py.pipelines.pipeline_search import PipelineSearch
+from shardy_py.pipelines.placing import Places, plan_specs, submeshes, trace_mesh
+from shardy_py.pipelines.programs import Program, evaluate, part_programs, parts_of_parameters, stage_programs, update_programs
+from shardy_py.pipelines.residuals import Handover, Layout, handovers, rematerialized
+from shardy_py.pipelines.schedules.named import is_automatic
+from shardy_py.pipelines.schedules.schedule import schedule
+from shardy_py.pipelines.schedules.tasks import Schedule
+from shardy_py.pipelines.sends import reduce_sends
+from shardy_py.pipelines.single_example import on_one_example
+from shardy_py.pipelines.timing import stage_times
+from shardy_py.pipelines.updates import Updates, place_updates
+from shardy_py.planner.options import Planner
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `pipeline`."""
+
+    fun: Callable[..., Any]
+    num_stages: int | None
+    partition: Marking | None
+    num_microbatches: int
+    mesh: Any
+    axis: str
+    schedule: str | Schedule
+    virtual: int
+    in_shardings: Any
+    batch_argnums: tuple[int, ...] | None
+    local_statistics: bool
+    donate_argnums: tuple[int, ...]
+    memory_bytes: float | None
+    hardware: Hardware
+    planner: Planner | None = None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The types of a call; for each leaf, the number of its argument and whether it is part of the batch."""
+
+    tree: Any
+    structs: tuple[jax.ShapeDtypeStruct, ...]
+    argument: tuple[int, ...]
+    paths: tuple[str, ...]
+    batch: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class StagedStep:
+    """A training step in stages, for one signature.
+
+    Attributes:
+        parts: Programs that cut stacked parameters for stages that need a part of them, once.
+        keys: Inputs that are PRNG keys: every microbatch gets its own.
+    """
+
+    options: Options
+    signature: Signature
+    split: Split
+    assigned: Assignment
+    updates: Updates
+    schedule: Schedule
+    places: Places
+    programs: dict[tuple[str, int], Program]
+    update: list[Program]
+    parts: list[Program]
+    results: tuple[Any, ...]
+    out_tree: Any
+    keys: tuple[Var, ...]
+    plan: Any
+    is_loss: bool
+    search: PipelineSearch | None = None
+
+    def split_dim(self, v: Var) -> int:
+        """The dimension of examples of a per-example result."""
+        return self.split.dims[v][0]
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step, traced and cut in two parts; `whole` is on the whole batch, or on one microbatch if there is only one."""
+
+    whole: Flat
+    micro: Flat
+    split_step: Split
+    out_tree: Any
+    is_loss: bool
+    others: tuple[Var, ...]
+
+
+def build(options: Options, signature: Signature) -> StagedStep:
+    """Traces, cuts and places a step; compiles nothing. Raises PipelineError if it cannot be run as asked."""
+    meshes_needed = _meshes_needed(options)
+    inner_first = None if meshes_needed is None else submeshes(options.mesh, options.axis, meshes_needed)
+    places = None if inner_first is None else Places(inner_first, len(inner_first) * options.virtual)
+    context = trace_mesh(places) if places is not None else jax.sharding.AbstractMesh((), ())
+    traced = trace_step(options, signature, context)
+    assigned = assign(traced.split_step, options.num_stages, options.hardware, stage_names(options))
+    if places is None:
+        places = Places(submeshes(options.mesh, options.axis, _per_mesh(assigned.stages, options.virtual)), assigned.stages)
+    return staged(options, signature, traced, assigned, places)
+
+
+def stage_names(options: Options) -> list[str] | None:
+    """The markers of all stages in order, where a partition gives them."""
+    return None if options.partition is None else [marker_of(number) for number in range(options.num_stages or 0)]
+
+
+def trace_step(options: Options, signature: Signature, context: Any) -> TracedStep:
+    """Traces a step, and cuts it in what runs per microbatch and what runs once.
+
+    Raises PipelineError if it depends on its batch in a way that microbatches do not reproduce.
+    """
+    whole, micro, out_tree, is_loss = _traced(options, signature, context)
+    split_step = split(whole, micro, signature.batch, options.num_microbatches, options.local_statistics)
+    others = tuple(v for v, is_batch in zip(micro.invars, signature.batch) if not is_batch)
+    return TracedStep(micro if options.num_microbatches == 1 else whole, micro, split_step, out_tree, is_loss, others)
+
+
+def staged(
+    options: Options, signature: Signature, traced: TracedStep, assigned: Assignment, places: Places, *, propagate: bool = True
+) -> StagedStep:
+    """The programs of a step whose equations have stages. Raises PipelineError if it cannot be run as asked."""
+    split_step, micro, others = traced.split_step, traced.micro, traced.others
+    order = _schedule(options, split_step, assigned, places)
+    split_stages = {stage for stage, _ in order.split_backwards}
+    splits = [s in split_stages for s in range(assigned.stages)]
+    plan = _shard(options, signature, split_step, places) if places.is_sharded and propagate else None
+    placed = reduce_sends(split_step, assigned, places, options.hardware, options.num_microbatches)
+    split_step, assigned = placed.split, placed.assigned
+    places.specs.update({copy: places.specs[v] for copy, v in placed.copies.items() if v in places.specs})
+    parts = parts_of_parameters(split_step, [v for v in others if len(assigned.uses.get(v, ())) > 1])
+    programs = stage_programs(split_step, assigned, splits, parts)
+    updates, update, results = updating(traced, split_step, programs, parts)
+    cut = part_programs(split_step, parts, updates.owner, [v for program in programs.values() for v in program.inputs if v in parts])
+    keys = _keys(split_step, micro, signature)
+    recomputed: set[Var] = set()
+    for s, handover in enumerate(_handovers(split_step, assigned, programs)):
+        recomputed |= rematerialized(handover, options.hardware, Layout(places.specs, dict(places.mesh(s).shape)))
+    programs = stage_programs(split_step, assigned, splits, parts, recomputed)
+    return StagedStep(
+        options, signature, split_step, assigned, updates, order, places, programs, update, cut, results, traced.out_tree, keys, plan,
+        traced.is_loss,
+    )  # fmt: skip
+
+
+def updating(
+    traced: TracedStep, split_step: Split, programs: Mapping[tuple[str, int], Program], parts: Mapping[Var, Var]
+) -> tuple[Updates, list[Program], tuple[Any, ...]]:
+    """The part that runs once: its rounds and stages, its programs, and the results of the step."""
+    located = {v: program.stage for program in programs.values() for v in program.sums}
+    used: dict[Var, set[int]] = {}
+    for (_, s), program in programs.items():
+        for v in program.inputs:
+            used.setdefault(parts.get(v, v), set()).add(s)
+    updates = place_updates(split_step.update, located, {v: sorted(s) for v, s in used.items()}, traced.others)
+    results = tuple(w if isinstance(w, Literal) else v for v, w in zip(traced.micro.outvars, traced.whole.outvars))
+    return updates, update_programs(split_step, updates, [v for v in results if isinstance(v, Var)]), results
+
+
+def _meshes_needed(options: Options) -> int | None:
+    return None if options.num_stages is None else _per_mesh(options.num_stages, options.virtual)
+
+
+def _per_mesh(stages: int, virtual: int) -> int:
+    if stages % virtual:
+        raise PipelineError(
+            f"{stages} stages cannot lie {virtual} on a mesh", where=f"sp.pipeline(virtual={virtual})",
+            why="every mesh holds the same number of stages", fix=f"use a multiple of {virtual} stages",
+        )  # fmt: skip
+    return stages // virtual
+
+
+def _schedule(options: Options, split_step: Split, assigned: Assignment, places: Places) -> Schedule:
+    meshes = _per_mesh(assigned.stages, options.virtual)
+    if isinstance(options.schedule, str):
+        times: dict[str, Any] = {}
+        if is_automatic(options.schedule):
+            apart = stage_programs(split_step, assigned, [True] * assigned.stages)
+            times = stage_times(apart, places, options.hardware)
+        return schedule(options.schedule, meshes, options.num_microbatches, options.virtual, **times)
+    custom = options.schedule
+    if (custom.meshes, custom.virtual, custom.microbatches) != (meshes, options.virtual, options.num_microbatches):
+        raise PipelineError(
+            f"the schedule is for {custom.meshes} meshes, {custom.virtual} stages on each and {custom.microbatches} microbatches",
+            where="sp.pipeline(schedule=)",
+            why=f"the pipeline has {meshes}, {options.virtual} and {options.num_microbatches}", fix="make it for these numbers",
+        )  # fmt: skip
+    return custom
+
+
+def _resized(signature: Signature, rows: int) -> list[jax.ShapeDtypeStruct]:
+    return [
+        jax.ShapeDtypeStruct((rows, *s.shape[1:]), s.dtype) if is_batch else s for s, is_batch in zip(signature.structs, signature.batch)
+    ]
+
+
+def _traced(options: Options, signature: Signature, context: Any) -> tuple[Flat, Flat, Any, bool]:
+    rows = signature.structs[signature.batch.index(True)].shape[0]
+    each = rows // options.num_microbatches
+    fun = forward = _partitioned(options, signature)
+    # A single microbatch is the batch; it is compared with a batch of twice the size, or of two examples.
+    many = rows if options.num_microbatches > 1 else 2 * rows
+    structs = _resized(signature, many)
+    whole, result = _trace(fun, signature, structs, context)
+    is_loss = _is_loss(whole, result)
+    if is_loss:
+        fun = jax.value_and_grad(forward)
+        whole, result = _trace(fun, signature, structs, context)
+    try:
+        if each > 1:
+            micro, _ = _trace(fun, signature, _resized(signature, each), context)
+        else:
+            micro = on_one_example(*(_trace(fun, signature, _resized(signature, n), context)[0] for n in (2, 3)))
+    except PipelineError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise PipelineError(
+            f"the function cannot be traced with {max(each, 2)} examples instead of {rows}", where=location_of(options.fun),
+            why=f"every microbatch goes through it; JAX says: {str(error).splitlines()[0]}",
+            fix="take sizes from the batch, not from constants",
+        ) from error  # fmt: skip
+    return whole, micro, result.outline.tree, is_loss
+
+
+def _partitioned(options: Options, signature: Signature) -> Callable[..., Any]:
+    """The function, with stages marked where a partition says which."""
+    if options.partition is None:
+        return options.fun
+    parameters = sorted(set(signature.argument) - set(_batch_numbers(options, max(signature.argument))))
+    return options.partition.marked(options.fun, parameters)
+
+
+def _trace(fun: Callable[..., Any], signature: Signature, structs: Sequence[Any], context: Any) -> tuple[Flat, Leaves]:
+    run = functools.partial(trace_leaves, lambda *leaves: fun(*signature.tree.unflatten(leaves)), *structs)
+    is_set = not jax.sharding.get_abstract_mesh().empty
+    jaxpr, result = on_a_mesh_or_none(run, functools.partial(traced_on, context), mesh_first=is_set)
+    for key, aval in zip(result.outline.keys, jaxpr.out_avals, strict=True):
+        refuse_host_memory(aval, f"result{key} of {location_of(fun)}", is_result=True)
+    return flatten(jaxpr, signature.batch), result
+
+
+def _is_loss(flat: Flat, result: Leaves) -> bool:
+    """Whether a function returns one number and takes no gradient."""
+    outline, structs = result.outline, result.values
+    if outline.tree != jax.tree.structure(0) or structs[0].shape or not jax.dtypes.issubdtype(structs[0].dtype, np.floating):
+        return False
+    return not any(node.backward for node in flat.nodes)
+
+
+def _keys(split_step: Split, micro: Flat, signature: Signature) -> tuple[Var, ...]:
+    """Inputs that seed the random numbers of microbatches: of a key type, or wrapped as one."""
+    wrapped = {
+        v for node in split_step.micro.nodes if node.eqn.primitive.name == "random_wrap" for v in node.eqn.invars if isinstance(v, Var)
+    }
+    candidates = [*(v for v, b in zip(micro.invars, signature.batch) if not b), *split_step.micro.consts]
+    return tuple(v for v in candidates if is_extended_dtype(dtype_of(v)) or v in wrapped)
+
+
+def _handovers(split_step: Split, assigned: Assignment, programs: dict[tuple[str, int], Program]) -> list[Handover]:
+    """The handover between the passes of every stage."""
+    free = {v for node, s in zip(split_step.micro.nodes, assigned.stage) if s is None for v in node.eqn.outvars}
+    moving = {v for program in programs.values() for v in program.outputs}
+    moving.update(v for v in split_step.micro.invars if split_step.kinds[v] is Kind.EXAMPLES)
+    return handovers(programs, free.__contains__, lambda v: v not in moving)
+
+
+def _shard(options: Options, signature: Signature, split_step: Split, places: Places) -> Any:
+    """Propagates shardings through one microbatch and the update; fills `places.specs` for all values, so that any cut finds its own."""
+    micro = split_step.micro
+    batch_of = dict(zip(micro.invars, signature.batch))
+    variables = [v for node in (*micro.nodes, *split_step.update) for v in node.eqn.outvars]
+    structs = [struct_of(v) for v in micro.invars]
+
+    def function(*arguments: Any) -> list[Any]:
+        env: dict[Var, Any] = dict(zip(micro.invars, jax.tree.leaves(arguments)))
+        env.update(micro.consts)
+        env.update({v: jax.numpy.zeros(shape_of(v), dtype_of(v)) for v in split_step.prologue})
+        evaluate(micro.nodes, env)
+        evaluate(split_step.update, env)
+        return [env[v] for v in variables]
+
+    arguments = jax.tree.unflatten(signature.tree, structs)
+    shardings = options.in_shardings
+    if shardings is None:
+        axis = next(iter(places.inner))
+        size = places.inner[axis]
+        leaves = [PartitionSpec(axis) if batch_of[v] and shape_of(v)[0] % size == 0 else None for v in micro.invars]
+        shardings = jax.tree.unflatten(signature.tree, leaves)
+    plan, ins, outs = plan_specs(function, options.fun, places, shardings, arguments)
+    places.specs.update(zip(micro.invars, ins))
+    places.specs.update(zip(variables, outs))
+    return plan
+
+
+def batch_leaves(options: Options, paths: Sequence[str], structs: Sequence[Any], argument: Sequence[int]) -> tuple[bool, ...]:
+    """For every leaf, whether it is part of the batch; by default arrays of all arguments but the first, without keys."""
+    last = max(argument, default=0)
+    chosen = _batch_numbers(options, last)
+    out_of_range = [a for a in chosen if not 0 <= a <= last]
+    if out_of_range:
+        raise PipelineError(
+            f"batch_argnums names argument {out_of_range[0]}", where="sp.pipeline(batch_argnums=)",
+            why=f"the call has {last + 1} positional arguments", fix=f"use numbers from 0 to {last}",
+        )  # fmt: skip
+    flags = []
+    for struct, a in zip(structs, argument):
+        is_key = is_extended_dtype(struct.dtype) or (options.batch_argnums is None and struct.dtype == np.uint32 and struct.shape == (2,))
+        flags.append(a in chosen and len(struct.shape) > 0 and not is_key)
+    rows = {paths[i]: structs[i].shape[0] for i, flag in enumerate(flags) if flag}
+    if not rows:
+        raise PipelineError(
+            "there is no batch among the arguments", where="sp.pipeline",
+            why="microbatches are parts of the first dimension of arrays, by default of all arguments but the first",
+            fix="pass the batch as an argument, and its number in batch_argnums=",
+        )  # fmt: skip
+    if len(set(rows.values())) > 1:
+        (a, m), (b, n) = next((x, y) for x in rows.items() for y in rows.items() if x[1] != y[1])
+        raise PipelineError(
+            f"{a} has {m} rows and {b} has {n}", where="the batch", why="the first dimension of every array of the batch is its examples",
+            fix="pass batch_argnums= for the arguments that are the batch; arrays that are not belong in other arguments",
+        )  # fmt: skip
+    size, count = next(iter(rows.values())), options.num_microbatches
+    if size % count or size == 0:
+        good = [d for d in range(1, size + 1) if size % d == 0]
+        near = min(good, key=lambda d: (abs(d - count), d), default=1)
+        raise PipelineError(
+            f"{size} examples cannot be cut into {count} microbatches", where=f"the first dimension of {next(iter(rows))}",
+            why="microbatches are of one size", fix=f"pass num_microbatches={near}, or a batch of {-(-max(size, 1) // count) * count}",
+        )  # fmt: skip
+    return tuple(flags)
+
+
+def _batch_numbers(options: Options, last: int) -> tuple[int, ...]:
+    """Arguments that hold the batch, of those up to `last`."""
+    if options.batch_argnums is not None:
+        return options.batch_argnums
+    return tuple(range(1, last + 1)) if last else ()
+
+
+def literal(v: Any) -> Any:
+    """The value of a literal result; None for a variable."""
+    return jax.numpy.asarray(v.val) if isinstance(v, Literal) else None

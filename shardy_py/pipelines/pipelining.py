@@ -1,0 +1,414 @@
+"""`pipeline`: a training step that runs as a pipeline over submeshes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Generic, ParamSpec, overload
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from shardy_py.api import nnx_modules
+from shardy_py.api.specs import refuse_host_memory
+from shardy_py.api.trees import location_of, parameter_names
+from shardy_py.cost.hardware import Hardware
+from shardy_py.cost.hardware_table import hardware as hardware_named
+from shardy_py.cost.quantity import quantity
+from shardy_py.frontends.context import api_boundary, traced_dtype
+from shardy_py.pipelines.building import Options, Signature, StagedStep, batch_leaves, build
+from shardy_py.pipelines.comparison import compare, on_one_device
+from shardy_py.pipelines.engine import Statistics
+from shardy_py.pipelines.errors import PipelineError
+from shardy_py.pipelines.markers import Marking
+from shardy_py.pipelines.memory import check_memory, stage_memory
+from shardy_py.pipelines.pipeline_search import PipelineSearch
+from shardy_py.pipelines.placing import replicated
+from shardy_py.pipelines.planned import check_planner, planned
+from shardy_py.pipelines.report import Report, report
+from shardy_py.pipelines.runner import Runner
+from shardy_py.pipelines.schedules.named import check_name
+from shardy_py.pipelines.schedules.tasks import Schedule
+from shardy_py.planner.options import Planner
+
+P = ParamSpec("P")
+
+
+@overload
+def pipeline(
+    fun: Callable[P, Any],
+    /,
+    *,
+    num_microbatches: int,
+    num_stages: int | None = ...,
+    partition: Marking | None = ...,
+    mesh: Any = ...,
+    axis: str = ...,
+    schedule: str | Schedule = ...,
+    virtual: int = ...,
+    in_shardings: Any = ...,
+    batch_argnums: int | Sequence[int] | None = ...,
+    batch_statistics: str | None = ...,
+    donate_argnums: int | Sequence[int] = ...,
+    hardware: str | Hardware = ...,
+    memory_bytes: float | str | None = ...,
+    planner: Planner | None = ...,
+) -> Pipelined[P]: ...
+
+
+@overload
+def pipeline(
+    *,
+    num_microbatches: int,
+    num_stages: int | None = ...,
+    partition: Marking | None = ...,
+    mesh: Any = ...,
+    axis: str = ...,
+    schedule: str | Schedule = ...,
+    virtual: int = ...,
+    in_shardings: Any = ...,
+    batch_argnums: int | Sequence[int] | None = ...,
+    batch_statistics: str | None = ...,
+    donate_argnums: int | Sequence[int] = ...,
+    hardware: str | Hardware = ...,
+    memory_bytes: float | str | None = ...,
+    planner: Planner | None = ...,
+) -> Callable[[Callable[P, Any]], Pipelined[P]]: ...
+
+
+@api_boundary
+def pipeline(
+    fun: Callable[..., Any] | None = None,
+    /,
+    *,
+    num_microbatches: int,
+    num_stages: int | None = None,
+    partition: Marking | None = None,
+    mesh: Any = None,
+    axis: str = "stage",
+    schedule: str | Schedule = "1f1b",
+    virtual: int = 1,
+    in_shardings: Any = None,
+    batch_argnums: int | Sequence[int] | None = None,
+    batch_statistics: str | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    hardware: str | Hardware = "h100",
+    memory_bytes: float | str | None = None,
+    planner: Planner | None = None,
+) -> Any:
+    """Runs a training step as a pipeline, as PipeDream does, but synchronously: the numbers are those of the step on one device.
+
+    The step is traced; its forward pass is cut into stages, by `sp.stage("name")` or into parts of equal modelled cost; its backward
+    pass and its update follow the values they need. Every stage is compiled once per role on a mesh of its own, sharded inside by
+    propagation, and a schedule of microbatches drives them.
+
+    Args:
+        fun: A training step that takes gradients inside, with its state first and its batch after it, all positional; or a function
+            that returns one scalar loss, for which the pipeline returns `(loss, gradients of the first argument)`. Flax NNX modules and
+            optimizers may be arguments; what the step changes in them is changed. Without it, a decorator is returned.
+        num_microbatches: Number of equal parts that the batch is cut into, along the first dimension.
+        num_stages: Number of stages; None for as many as are marked with `sp.stage`, or as the partition has.
+        partition: A partition by `sp.pipedream.partition` of a profile of `fun`, where that is a loss; in a training step mark the
+            loss with `sp.pipedream.marked` instead.
+        mesh: None for one device per mesh, or as many as the partition says; a `jax.sharding.Mesh` or a mapping such as
+            `{"stage": 4, "data": 2}`, whose other axes lie inside of a stage; or a list of meshes, one per
+            position, which may differ in size (replicated stages).
+        axis: The axis along which stages lie.
+        schedule: A name that `sp.pipelines.schedule` takes, or a `Schedule`.
+        virtual: Stages per mesh, for "interleaved", "circular" and "auto".
+        in_shardings: As for `auto_shard`, over the axes inside of a stage. By default the batch lies along the first of them.
+        batch_argnums: Arguments that hold the batch; by default all but the first, or all without NNX modules where there are such. PRNG
+            keys and scalars in them are left whole.
+        batch_statistics: `"microbatch"` lets statistics of the batch that examples use again, as in batch normalization, be those of a
+            microbatch; without it such a step is refused, for no pipeline can compute it.
+        donate_argnums: Arguments whose memory the results may take.
+        hardware: The hardware on which stages are to take equal time, and of `report`: a name such as "h100" or "v5e", or a `Hardware`.
+        memory_bytes: Memory of one device in bytes, a number or `"80GiB"`; a stage that does not fit is an error that says by how much.
+        planner: Chooses what is left open by the cost of a step on its hardware, within its memory: where to cut, the mesh of every
+            stage and the shardings inside. `mesh` is then a number of devices, or None for those of this process; with `num_stages`
+            left out too, the number of stages is chosen, one of them if that is fastest. `search` of the pipeline says what it found.
+
+    Returns:
+        A `Pipelined`: call it as the function.
+
+    Raises:
+        PipelineError: On a call, where the step cannot be run as asked.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> def loss(w, x):
+        ...     for layer in w:
+        ...         x = jnp.tanh(x @ layer)
+        ...     return jnp.mean(x ** 2)
+        >>> run = sp.pipeline(loss, num_stages=2, num_microbatches=4)
+        >>> value, gradients = run([jnp.ones((8, 8)) / 8] * 4, jnp.ones((16, 8)))
+        >>> run.schedule.name, len(gradients)
+        ('1f1b', 4)
+    """
+    if fun is None:
+        return functools.partial(
+            pipeline, num_microbatches=num_microbatches, num_stages=num_stages, partition=partition, mesh=mesh, axis=axis,
+            schedule=schedule, virtual=virtual, in_shardings=in_shardings, batch_argnums=batch_argnums,
+            batch_statistics=batch_statistics, donate_argnums=donate_argnums, hardware=hardware, memory_bytes=memory_bytes, planner=planner,
+        )  # fmt: skip
+    for label, value in (("num_microbatches", num_microbatches), ("num_stages", num_stages), ("virtual", virtual)):
+        if value is None and label == "num_stages":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise PipelineError(
+                f"{label} is {value!r}", where="sp.pipeline", why="it is a number of things, 1 or more", fix=f"pass {label}=4"
+            )
+    memory_bytes = None if memory_bytes is None else quantity(memory_bytes, "sp.pipeline(memory_bytes=)")
+    if not callable(fun):
+        raise TypeError(f"sp.pipeline takes a function, not {fun!r}")
+    if partition is not None:
+        num_stages, mesh = _as_partitioned(partition, num_stages, mesh, virtual)
+    if batch_statistics not in (None, "microbatch"):
+        raise PipelineError(f"batch_statistics is {batch_statistics!r}", where="sp.pipeline", fix='pass "microbatch" or None')
+    if not isinstance(schedule, str | Schedule):
+        raise TypeError(f"schedule is {schedule!r}; pass a name such as '1f1b', or what sp.pipelines.schedule gives")
+    if isinstance(schedule, str):
+        check_name(schedule)
+    if planner is not None:
+        check_planner(planner, mesh, virtual, in_shardings)
+    elif isinstance(mesh, int):
+        raise PipelineError(
+            f"mesh is {mesh}, a number of devices without a shape", where="sp.pipeline(mesh=)",
+            why="without a planner nothing divides them", fix=f"pass mesh={{{axis!r}: {mesh}}}, or planner=sp.Planner(...)",
+        )  # fmt: skip
+    numbers = None if batch_argnums is None else _numbers(batch_argnums, "batch_argnums")
+    options = Options(
+        fun, num_stages, partition, num_microbatches, mesh, axis, schedule, virtual, in_shardings, numbers,
+        batch_statistics == "microbatch", _numbers(donate_argnums, "donate_argnums"), memory_bytes,
+        hardware_named(hardware) if planner is None else planner.machine, planner,
+    )  # fmt: skip
+    return Pipelined(options)
+
+
+def _as_partitioned(partition: Any, num_stages: int | None, mesh: Any, virtual: int) -> tuple[int, Any]:
+    """Number of stages and meshes, where a partition says how many machines run each."""
+    if not isinstance(partition, Marking):
+        raise TypeError(f"partition is {partition!r}; pass what sp.pipedream.partition gives, or a graph with stage ids")
+    count = partition.num_stages
+    if num_stages not in (None, count):
+        raise PipelineError(
+            f"the partition has {count} stages and {num_stages} are asked for", where="sp.pipeline(partition=)",
+            fix="leave num_stages out, or make the partition for as many",
+        )  # fmt: skip
+    if mesh is None and virtual == 1 and max(partition.replication, default=1) > 1:
+        mesh = replicated(partition.replication)
+    return count, mesh
+
+
+def _numbers(argnums: int | Sequence[int], label: str) -> tuple[int, ...]:
+    numbers = (argnums,) if isinstance(argnums, int) else argnums
+    if isinstance(numbers, str) or not isinstance(numbers, Sequence) or not all(isinstance(n, int) for n in numbers):
+        raise TypeError(f"{label} is {argnums!r}; it is the number of an argument, or several: pass {label}=(0,)")
+    return tuple(numbers)
+
+
+class Pipelined(Generic[P]):
+    """The result of `pipeline`: a function that runs as a pipeline, with the signature of the original.
+
+    Args:
+        options: The arguments of `pipeline`.
+    """
+
+    def __init__(self, options: Options) -> None:
+        functools.update_wrapper(self, options.fun)
+        self.__wrapped__ = options.fun
+        self._options = options
+        self._built: dict[tuple[Any, ...], StagedStep] = {}
+        self._runners: dict[tuple[Any, ...], Runner] = {}
+        self._last: StagedStep | None = None
+        self._runner: Runner | None = None
+        self._inner: dict[Any, Pipelined] = {}
+
+    @api_boundary
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """One step; traces, cuts and compiles on the first call of a signature."""
+        inner, positional, call = self._opened(_positional(self._options.fun, args, kwargs) if kwargs else args)
+        result = inner._run(positional, self._options.donate_argnums)
+        self._remember(inner)
+        if call is None:
+            return result
+        result, states = result
+        call.write_back(states)
+        return result
+
+    @api_boundary
+    def verify(self, *args: Any, rtol: float = 1e-4, **kwargs: Any) -> float:
+        """Runs a call as a pipeline and on one device and compares every result; nothing is donated.
+
+        Args:
+            args: As in a call.
+            kwargs: As in a call.
+            rtol: Largest difference, relative to the largest element of a result; integers have to be equal.
+
+        Returns:
+            The largest difference.
+
+        Raises:
+            PipelineError: A result differs by more.
+        """
+        inner, args, _ = self._opened(_positional(self._options.fun, args, kwargs))
+        results = inner._run(args, ())
+        self._remember(inner)
+        fun = jax.value_and_grad(inner._options.fun) if inner._latest().is_loss else inner._options.fun
+        return compare(results, on_one_device(fun, args), rtol)
+
+    def _opened(self, args: tuple[Any, ...]) -> tuple[Pipelined, tuple[Any, ...], nnx_modules.Opened | None]:
+        """The pipeline of the function on states, where there are NNX modules among the arguments, else this one."""
+        if not nnx_modules.present(args, {}):
+            return self, args, None
+        call = nnx_modules.opened(self._options.fun, args)
+        inner = self._inner.get(call.fun)
+        if inner is None:
+            numbers = self._options.batch_argnums
+            if numbers is None:
+                numbers = tuple(i for i in range(len(args)) if i not in call.holding)
+            inner = self._inner[call.fun] = Pipelined(replace(self._options, fun=call.fun, batch_argnums=numbers))
+        return inner, call.args, call
+
+    def _remember(self, inner: Pipelined) -> None:
+        self._last, self._runner = inner._last, inner._runner
+
+    def _run(self, args: tuple[Any, ...], donate: tuple[int, ...]) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            raise PipelineError(
+                "a pipeline cannot be part of another program", where="sp.pipeline",
+                why="Python hands its programs to several meshes; under jax.jit, grad or vmap there are no values to hand out",
+                fix="call it outside, and put what is around it into the function itself",
+            )  # fmt: skip
+        for number in donate:
+            if not 0 <= number < len(args):
+                raise PipelineError(
+                    f"donate_argnums names argument {number}", where="sp.pipeline", why=f"the call has {len(args)} arguments",
+                    fix=f"use numbers from 0 to {len(args) - 1}",
+                )  # fmt: skip
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+                path = self._signature(args).paths[i]
+                raise PipelineError(
+                    f"the buffer of {path} has been deleted", where="sp.pipeline", why="it was donated to an earlier call",
+                    fix="use the result of that call instead",
+                )  # fmt: skip
+        try:
+            kinds = tuple((np.shape(x), jax.dtypes.result_type(x) if not hasattr(x, "dtype") else x.dtype) for x in leaves)
+        except TypeError:
+            self._signature(args)  # Says which leaf it is.
+            raise
+        key = (donate, tree, kinds)
+        runner = self._runners.get(key)
+        if runner is None:
+            built = self.build(*args)
+            donated = [a in donate for a in built.signature.argument]
+            runner = self._runners[key] = Runner(built, donated)
+        self._runner, self._last = runner, runner.built
+        return jax.tree.unflatten(runner.built.out_tree, runner.step(leaves))
+
+    @api_boundary
+    def build(self, *args: Any, **kwargs: Any) -> StagedStep:
+        """The stages of a call, without running or compiling; arguments are arrays or `jax.ShapeDtypeStruct`s.
+
+        Raises:
+            PipelineError: The step cannot be run as asked.
+        """
+        inner, args, _ = self._opened(_positional(self._options.fun, args, kwargs))
+        if inner is not self:
+            built = inner.build(*args)
+            self._remember(inner)
+            return built
+        signature = self._signature(args)
+        key = (signature.tree, tuple((s.shape, s.dtype) for s in signature.structs))
+        built = self._built.get(key)
+        if built is None:
+            built = (build if self._options.planner is None else planned)(self._options, signature)
+            if self._options.memory_bytes is not None:
+                check_memory(stage_memory(built), self._options.memory_bytes)
+            self._built[key] = built
+        self._last = built
+        return built
+
+    def _signature(self, args: tuple[Any, ...]) -> Signature:
+        names = parameter_names(self._options.fun, len(args))
+        paths, structs, argument = [], [], []
+        for number, (name, arg) in enumerate(zip(names, args)):
+            for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]:
+                paths.append(name + jax.tree_util.keystr(path))
+                try:
+                    dtype = traced_dtype(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf).dtype
+                except TypeError as error:
+                    raise TypeError(f"{paths[-1]} is {leaf!r}, which is not an array; close over it instead") from error
+                refuse_host_memory(leaf, f"{paths[-1]}, argument of {location_of(self._options.fun)}")
+                structs.append(jax.ShapeDtypeStruct(np.shape(leaf), dtype))
+                argument.append(number)
+        batch = batch_leaves(self._options, paths, structs, argument)
+        return Signature(jax.tree.structure(args), tuple(structs), tuple(argument), tuple(paths), batch)
+
+    @property
+    def search(self) -> PipelineSearch | None:
+        """The search of the planner that chose the last call or `build`; None without a planner."""
+        return self._latest().search
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the last call or `build`."""
+        return self._latest().schedule
+
+    @property
+    def statistics(self) -> Statistics:
+        """Counts and times of the last call: activations in flight, time of dispatch."""
+        if self._runner is None:
+            raise PipelineError("nothing has run", where="Pipelined.statistics", fix="call the function first")
+        return self._runner.statistics
+
+    @property
+    def programs_per_stage(self) -> list[int]:
+        """Number of programs of every stage, updates left out."""
+        if self._runner is None:
+            raise PipelineError("nothing has run", where="Pipelined.programs_per_stage", fix="call the function first")
+        return self._runner.programs_per_stage
+
+    def report(self, *args: Any, hardware: str | Hardware | None = None, **kwargs: Any) -> Report:
+        """Predicts the costs of the pipeline: a row per stage and the simulated schedule. Nothing runs or is compiled.
+
+        Args:
+            args: As in a call, arrays or `jax.ShapeDtypeStruct`s; none for those of the last call.
+            hardware: The hardware to model; by default that of `pipeline`.
+            kwargs: As in a call.
+        """
+        built = self.build(*args, **kwargs) if args or kwargs else self._latest()
+        return report(built, self._options.hardware if hardware is None else hardware_named(hardware))
+
+    def _latest(self) -> StagedStep:
+        if self._last is None:
+            raise PipelineError("nothing has been built", where="Pipelined", fix="call the function, or .build(...), first")
+        return self._last
+
+    def __repr__(self) -> str:
+        return f"<Pipelined function {getattr(self._options.fun, '__qualname__', self._options.fun)}>"
+
+
+def _positional(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Arguments in the order of the function's parameters."""
+    try:
+        signature = inspect.signature(fun)
+    except (TypeError, ValueError):
+        if not kwargs:
+            return args
+        raise
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{getattr(fun, '__name__', fun)}{signature}: {error}; call the pipeline as this function") from None
+    if bound.kwargs:
+        raise PipelineError(
+            f"{next(iter(bound.kwargs))!r} can only be passed by name", where="sp.pipeline", why="arguments of a step are positional",
+            fix="make it a positional parameter, or close over it",
+        )  # fmt: skip
+    return bound.args

@@ -1,0 +1,294 @@
+"""Chooses the stages of a pipeline, their meshes and the shardings inside of them together, by the cost of a step.
+
+Pieces of the step are planned on meshes of every size; `submeshes` makes stages of them. The pipelines that come of it, and
+those that there are without a planner on as many devices, are priced by one formula, and the cheapest that fits is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from shardy_py.pipelines.assignment import Assignment, assign, pieces
+from shardy_py.pipelines.building import Options, Signature, StagedStep, TracedStep, stage_names, staged, trace_step, updating
+from shardy_py.pipelines.deferred_sums import defer_sums
+from shardy_py.pipelines.errors import PipelineError
+from shardy_py.pipelines.memory import stage_memory
+from shardy_py.pipelines.microbatching import Split
+from shardy_py.pipelines.pipeline_search import PipelineAlternative, PipelineSearch, PlannedStage
+from shardy_py.pipelines.placing import Places, meshes_of, submeshes, trace_mesh
+from shardy_py.pipelines.programs import Program, stage_programs
+from shardy_py.pipelines.schedules.formula import predicted
+from shardy_py.pipelines.schedules.simulation import costs_of
+from shardy_py.pipelines.schedules.tasks import Schedule
+from shardy_py.pipelines.stage_plans import ProgramPrices, StagePlanner, StageProgram, set_specs, stage_program
+from shardy_py.pipelines.submeshes import Run, divided
+from shardy_py.pipelines.timing import PASSES, transfers
+from shardy_py.plan.movements import format_bytes
+from shardy_py.planner.meshes import shapes
+from shardy_py.planner.options import Planner
+
+PIECES = 8
+"""Pieces of the forward pass that stages are made of."""
+
+PIECES_SHARE = 0.5
+"""The part of the time in which pieces are planned; the shapes of meshes that are left over are not used."""
+
+AXES = ("data", "model")
+"""The axes inside of a stage."""
+
+
+def check_planner(planner: object, mesh: object, virtual: int, in_shardings: object) -> None:
+    """Raises PipelineError if the arguments of `pipeline` beside a planner leave it no choice, or one that it cannot make."""
+    if not isinstance(planner, Planner):
+        raise TypeError(f'planner is {planner!r}; pass planner=sp.Planner(hardware="h100")')
+    if isinstance(mesh, int) and (mesh < 1 or isinstance(mesh, bool)):
+        raise PipelineError(f"mesh is {mesh!r}", where="sp.pipeline(mesh=)", why="a number of devices is positive", fix="pass mesh=8")
+    if planner.templates:
+        raise PipelineError(
+            "the planner has templates", where="sp.pipeline(planner=)", why="they shard a whole function, and a pipeline plans its stages",
+            fix="leave templates out",
+        )  # fmt: skip
+    if planner.fed or planner.resident:
+        raise PipelineError(
+            "the planner says what is fed", where="sp.pipeline(planner=)", why="no price of a pipeline includes the link to the host",
+            fix="leave fed and resident out",
+        )  # fmt: skip
+    if not planner.constraints:
+        raise PipelineError(
+            "the planner shards no values inside (constraints=False)", where="sp.pipeline(planner=)",
+            why="what a stage hands to the next is a value inside of the step, and its sharding is chosen", fix="leave constraints out",
+        )  # fmt: skip
+    for label, stated in (("virtual", virtual != 1), ("in_shardings", in_shardings is not None)):
+        if stated:
+            raise PipelineError(
+                f"{label} is stated beside a planner", where=f"sp.pipeline({label}=, planner=)",
+                why="the planner of a pipeline chooses shardings, with one stage on each mesh", fix=f"leave out {label}, or the planner",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """A pipeline with its price."""
+
+    name: str
+    built: StagedStep
+    seconds: float
+    stages: tuple[PlannedStage, ...]
+
+    @property
+    def memory(self) -> int:
+        return max(stage.memory_bytes for stage in self.stages)
+
+
+def planned(options: Options, signature: Signature) -> StagedStep:
+    """The fastest pipeline that fits; raises PipelineError if none fits, or it cannot be run."""
+    return _Search(options, signature).run()
+
+
+class _Search:
+    def __init__(self, options: Options, signature: Signature) -> None:
+        assert options.planner is not None
+        self.began = time.monotonic()
+        self.options, self.signature, self.planner = options, signature, options.planner
+        self.meshes = None if options.mesh is None or isinstance(options.mesh, int) else _meshes(options)
+        self.devices: int = options.mesh or len(jax.local_devices()) if self.meshes is None else sum(m.size for m in self.meshes)
+        context = trace_mesh(Places(self.meshes, len(self.meshes))) if self.meshes else AbstractMesh((), ())
+        self.traced: TracedStep = trace_step(options, signature, context)
+        inputs = zip(self.traced.whole.invars, self.traced.micro.invars, signature.argument, strict=True)
+        donated = {v for w, v, argument in inputs if argument in options.donate_argnums}
+        donated |= {self.traced.split_step.whole_of.get(v, v) for v in donated}
+        self.stages = StagePlanner(self.planner, donated.__contains__)
+        self.prices = ProgramPrices(self.planner)
+        self.rows = signature.structs[signature.batch.index(True)].shape[0] // options.num_microbatches
+        most = max(PIECES, options.num_stages or 0, len(self.meshes or ()))
+        self.cuts = None if options.partition is not None else pieces(self.traced.split_step, most, options.hardware)
+        self.counts = self._counts()
+
+    def _counts(self) -> list[int]:
+        """Numbers of stages to try."""
+        if self.meshes is not None:
+            return [len(self.meshes)]
+        if self.cuts is None:
+            return [self.assigned(self.options.num_stages).stages]
+        most = min(len(self.cuts) + 1, self.devices)
+        if self.options.num_stages is not None:
+            if self.options.num_stages > most:
+                raise PipelineError(
+                    f"{self.options.num_stages} stages, {len(self.cuts) + 1} operations and {self.devices} devices",
+                    where="sp.pipeline(num_stages=, mesh=, planner=)", why="every stage needs a device and an operation on the examples",
+                    fix=f"pass num_stages={most} or fewer, or leave it out",
+                )  # fmt: skip
+            return [self.options.num_stages]
+        if isinstance(self.options.schedule, Schedule):
+            return [self.options.schedule.meshes]
+        return list(range(1, most + 1))
+
+    @property
+    def budget(self) -> float | None:
+        """The most bytes of a device."""
+        return self.planner.budget if self.options.memory_bytes is None else self.options.memory_bytes
+
+    def fits(self, priced: _Priced) -> bool:
+        """Whether every stage is within the budget."""
+        return self.budget is None or priced.memory <= self.budget
+
+    def run(self) -> StagedStep:
+        """The best pipeline."""
+        priced = sorted((*self.by_propagation(), *self.alone(), *self.by_planner()), key=lambda each: each.seconds)
+        fitting = [each for each in priced if self.fits(each)]
+        if not fitting:
+            raise self.infeasible(priced)
+        best = fitting[0]
+        alternatives = tuple(PipelineAlternative(each.name, each.seconds, each.memory, each in fitting) for each in priced)
+        budget = None if self.budget is None or math.isinf(self.budget) else int(self.budget)
+        timings = {"total": time.monotonic() - self.began}
+        return replace(
+            best.built,
+            search=PipelineSearch(self.planner.machine.name, best.seconds, None, budget, best.name, best.stages, alternatives, timings),
+        )
+
+    def infeasible(self, priced: Sequence[_Priced]) -> PipelineError:
+        """The error for a budget that nothing fits."""
+        least = min(priced, key=lambda each: each.memory)
+        number = max(range(len(least.stages)), key=lambda s: least.stages[s].memory_bytes)
+        stage = stage_memory(least.built)[number]
+        activations = stage.in_flight * stage.activation_bytes
+        return PipelineError(
+            f"no pipeline fits {format_bytes(int(self.budget or 0))} a device: the least that was found is {format_bytes(least.memory)}",
+            where=f"sp.pipeline(planner=), stage {stage.name!r} of {least.name}",
+            why=f"parameters take {format_bytes(stage.parameter_bytes)}, their state {format_bytes(stage.state_bytes)}, gradients "
+            f"{format_bytes(stage.gradient_bytes)}, activations in flight {format_bytes(activations)}",
+            fix="use more devices, more microbatches, or jax.checkpoint",
+        )
+
+    def assigned(self, count: int | None, cuts: Sequence[int] | None = None) -> Assignment:
+        """The assignment of equations to `count` stages, cut at the marks of the user where there are any."""
+        return assign(self.traced.split_step, count, self.options.hardware, stage_names(self.options), cuts)
+
+    def by_propagation(self) -> Iterator[_Priced]:
+        """The pipelines that there are without a planner: stages of equal time on equal meshes, along which the batch lies."""
+        axis = self.options.axis
+        for count in self.counts:
+            if self.meshes is not None or self.devices % count == 0:
+                meshes = self.meshes or submeshes({axis: count, AXES[0]: self.devices // count}, axis, count)
+                places = Places(meshes, count)
+                built = staged(self.options, self.signature, self.traced, self.assigned(count), places)
+                yield self.priced("batch along each mesh", built)
+
+    def alone(self) -> Iterator[_Priced]:
+        """The plan without a pipeline: one stage with the whole batch."""
+        if 1 in self.counts and self.meshes is None and isinstance(self.options.schedule, str):
+            options = replace(self.options, num_microbatches=1)
+            traced = trace_step(options, self.signature, AbstractMesh((), ()))
+            assigned = assign(traced.split_step, 1, options.hardware, stage_names(options))
+            places = Places(tuple(meshes_of([(self.devices,)], AXES[:1])), 1, planner=self.stages.planner)
+            yield self.planned(
+                "the batch as a whole, planned", staged(options, self.signature, traced, assigned, places, propagate=False), True
+            )
+
+    def by_planner(self) -> Iterator[_Priced]:
+        """The pipelines of planned pieces: for each number of stages the best one, the most promising first, while there is time."""
+        best = math.inf
+        for estimate, runs in self.divisions():
+            late = time.monotonic() - self.began > self.planner.time_limit_s
+            if best < math.inf and (late or estimate >= best):
+                return
+            cuts = None if self.cuts is None else [self.cuts[run.start - 1] for run in runs[1:]]
+            names = AXES[: max(len(run.shape) for run in runs)]
+            meshes = self.meshes or meshes_of([(*run.shape, *(1,) * (len(names) - len(run.shape))) for run in runs], names)
+            # Parameters are gathered for each microbatch, gradients summed once: neither a microbatch nor the batch has both.
+            for name, by_batch in (("planned", True), ("planned by microbatch", False)):
+                places = Places(tuple(meshes), len(runs), planner=self.stages.planner)
+                built = staged(self.options, self.signature, self.traced, self.assigned(len(runs), cuts), places, propagate=False)
+                priced = self.planned(name, built, by_batch)
+                best = min(best, priced.seconds if self.fits(priced) else math.inf)
+                yield priced
+
+    def planned(self, name: str, built: StagedStep, by_batch: bool) -> _Priced:
+        """A pipeline with the shardings that the planner chooses for its stages."""
+        for s in range(built.places.stages):
+            sizes = dict(built.places.mesh(s).shape)
+            programs = [p for p in (*built.programs.values(), *built.update) if p.stage == s]
+            rows = self.signature.structs[self.signature.batch.index(True)].shape[0] // built.options.num_microbatches
+            program = self.program_of(built.split, programs, by_batch and rows % math.prod(sizes.values()) == 0)
+            set_specs(built.places, s, program, self.stages.chosen(program, sizes))
+        return self.priced(name, built)
+
+    def divisions(self) -> list[tuple[float, tuple[Run, ...]]]:
+        """Stages of the pieces: for each number of stages those whose step takes least, and its seconds, the fastest step first."""
+        count = self.options.num_microbatches
+        seconds = {shape: [t / count for t in times] for shape, times in self.pieces().items()}
+        if self.meshes is not None:
+            # A stage that has one of the meshes has one of so many equal places.
+            divisions = [divided({(1,): next(iter(seconds.values()))}, len(self.meshes), len(self.meshes), count)]
+        else:
+            divisions = [divided(seconds, stages, self.devices, count) for stages in self.counts]
+        crossing = 2 * self.planner.machine.fabric.latency  # at least, over each boundary and back
+        estimates = [(seconds + crossing * (len(runs) - 1), runs) for seconds, runs in (each for each in divisions if each is not None)]
+        return sorted(estimates, key=lambda each: each[0])
+
+    def pieces(self) -> dict[tuple[int, ...], list[float]]:
+        """Shape of a mesh -> seconds of the whole batch in each piece on it."""
+        finest = self.assigned(None if self.cuts is None else len(self.cuts) + 1, self.cuts)
+        split_step = self.traced.split_step
+        programs = stage_programs(split_step, finest, [False] * finest.stages)
+        updates = updating(self.traced, split_step, programs, {})[1]
+        parts = [[p for p in (*programs.values(), *updates) if p.stage == s] for s in range(finest.stages)]
+        whole, single = ([self.program_of(split_step, part, by_batch) for part in parts] for by_batch in (True, False))
+        if self.meshes is not None:
+            largest = max(self.meshes, key=lambda mesh: mesh.size)
+            each = whole if self.rows % largest.size == 0 else single
+            return {tuple(largest.shape.values()): [self.stages.chosen(piece, dict(largest.shape)).seconds for piece in each]}
+        seconds: dict[tuple[int, ...], list[float]] = {}
+        for shape in sorted((shape for size in _sizes(self.devices) for shape in shapes(size)), key=len):
+            if not seconds or time.monotonic() - self.began < PIECES_SHARE * self.planner.time_limit_s or len(shape) == 1:
+                each = whole if self.rows % math.prod(shape) == 0 else single
+                seconds[shape] = [self.stages.chosen(piece, dict(zip(AXES, shape))).seconds for piece in each]
+        return seconds
+
+    # ------------------------------------------------------------------ prices
+
+    def program_of(self, split: Split, programs: Sequence[Program], by_batch: bool) -> StageProgram:
+        """The work of programs of one stage, on the whole batch or on a microbatch, which has to divide among its devices."""
+        return stage_program(split, programs, self.options.num_microbatches, by_batch=by_batch)
+
+    def priced(self, name: str, built: StagedStep) -> _Priced:
+        """A pipeline with its price: the formula of its schedule over the programs that run, and what runs once."""
+        places, count, microbatches = built.places.copy(), built.places.stages, built.options.num_microbatches
+        batch = [v for v, is_batch in zip(built.split.micro.invars, built.signature.batch) if is_batch]
+        programs, updates = defer_sums(built.programs, built.update, places, batch)
+        times = {role: [0.0] * count for role in ("forward", "backward", "weight")}
+        for (role, s), program in programs.items():
+            times[PASSES[role]][s] += self.prices.seconds(program, places)
+        once = [0.0] * count
+        for program in updates:
+            once[program.stage] += self.prices.seconds(program, places)
+        transfer = transfers(built.programs, count, self.planner.machine)
+        step = predicted(built.schedule, costs_of(count, **times, transfer=transfer)) + max(once)
+        seconds = [microbatches * math.fsum(times[role][s] for role in times) + once[s] for s in range(count)]
+        stages = tuple(
+            PlannedStage(dict(places.mesh(s).shape), seconds[s], memory.memory_bytes) for s, memory in enumerate(stage_memory(built))
+        )
+        sizes = " + ".join(str(places.mesh(s).size) for s in range(count))
+        return _Priced(f"{count} stage{'s' if count > 1 else ''} on {sizes} devices, {name}", built, step, stages)
+
+
+def _meshes(options: Options) -> tuple[Mesh | AbstractMesh, ...]:
+    """The meshes that the user states."""
+    mesh = options.mesh
+    if options.num_stages is not None:
+        count = options.num_stages
+    else:
+        count = len(mesh) if isinstance(mesh, Sequence) else int((mesh if isinstance(mesh, Mapping) else mesh.shape).get(options.axis, 1))
+    return submeshes(mesh, options.axis, count)
+
+
+def _sizes(devices: int) -> list[int]:
+    """Sizes of the mesh of a stage: divisors of a number of devices, and powers of two."""
+    return [size for size in range(1, devices + 1) if devices % size == 0 or size & (size - 1) == 0]

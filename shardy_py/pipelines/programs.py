@@ -1,0 +1,223 @@
+"""The programs of a pipeline: a forward and a backward pass for every stage, and updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.core import eval_jaxpr
+from jax.extend.core import Var
+
+from shardy_py.frontends.partial_sums import partial_sums
+from shardy_py.pipelines.assignment import Assignment
+from shardy_py.pipelines.flat import Node
+from shardy_py.pipelines.jaxprs import closed_jaxpr, dtype_of, reads, shape_of
+from shardy_py.pipelines.microbatching import Split
+from shardy_py.pipelines.updates import Updates, closure
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """A value, `member`, as partial sums, one per device."""
+
+    member: Var
+    num_shards: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A part of the step that is compiled by itself.
+
+    Attributes:
+        role: "F", "B" (the whole backward pass), "b" (without gradients of parameters), "W" (these), "U" (an update), or "P" (parts of
+            parameters for other stages).
+        sums: Values that it adds to accumulators, which are further operands and results, in this order.
+        resets: Sums of microbatches for which it makes zeros, as further results.
+        averaged: Inputs that are sums of `parts` estimates, of which the mean is meant.
+        stands: Inputs and sums that stand for the value that they sum up to.
+    """
+
+    role: str
+    stage: int
+    turn: int
+    nodes: tuple[Node, ...]
+    inputs: tuple[Var, ...]
+    outputs: tuple[Var, ...]
+    sums: tuple[Var, ...]
+    resets: tuple[Var, ...] = ()
+    recomputed: tuple[Node, ...] = ()
+    averaged: tuple[Var, ...] = ()
+    parts: int = 1
+    stands: Mapping[Var, PartialSums] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """A name for messages and profiles: `stage1_forward`."""
+        label = {"F": "forward", "B": "backward", "b": "backward_inputs", "W": "backward_weights", "P": "parts"}
+        label["U"] = f"update{self.turn or ''}"
+        return f"stage{self.stage}_{label[self.role]}"
+
+    def function(self) -> Callable[..., tuple[Any, ...]]:
+        """(inputs, accumulators) to (outputs, accumulators)."""
+
+        def run(*arguments: Any) -> tuple[Any, ...]:
+            count = len(self.inputs)
+            env: dict[Var, Any] = {}
+            for v, value in zip(self.inputs, arguments):
+                stand = self.stands.get(v)
+                env[v if stand is None else stand.member] = value if stand is None else jax.numpy.sum(value, 0, dtype=value.dtype)
+            for v in self.averaged:
+                env[v] = (env[v] / self.parts).astype(dtype_of(v))
+            evaluate(self.nodes, env)
+            added = [jax.numpy.add(total, self._summand(v, env)) for total, v in zip(arguments[count:], self.sums)]
+            zeros = [jax.numpy.zeros(shape_of(v), dtype_of(v)) for v in self.resets]
+            return (*(env[v] for v in self.outputs), *added, *zeros)
+
+        run.__name__ = run.__qualname__ = self.name
+        return run
+
+    def _summand(self, v: Var, env: Mapping[Var, Any]) -> Any:
+        stand = self.stands.get(v)
+        return env[v] if stand is None else partial_sums(env[stand.member], stand.num_shards)
+
+
+def evaluate(nodes: Sequence[Node], env: dict[Var, Any]) -> None:
+    """Runs equations on the values of `env`, which gets their results."""
+    results = list(dict.fromkeys(v for node in nodes for v in node.eqn.outvars))
+    inside = set(results)
+    inputs = list(dict.fromkeys(v for node in nodes for v in reads(node.eqn) if v not in inside))
+    jaxpr = closed_jaxpr([node.eqn for node in nodes], inputs, results).jaxpr
+    env.update(zip(results, eval_jaxpr(jaxpr, (), *(env[v] for v in inputs))))
+
+
+def stages_reading(programs: Iterable[Program]) -> dict[Var, set[int]]:
+    """Value -> stages of the programs that read it."""
+    stages: dict[Var, set[int]] = {}
+    for program in programs:
+        for v in program.inputs:
+            stages.setdefault(v, set()).add(program.stage)
+    return stages
+
+
+def parts_of_parameters(split: Split, parameters: Iterable[Var]) -> dict[Var, Var]:
+    """Slices of parameters that microbatches read only in slices, such as the rows of stacked parameters."""
+    slices: dict[Var, Var] = {}
+    whole_of = {v: v for v in parameters}
+    read_whole: set[Var] = {v for v in split.micro.outvars if isinstance(v, Var)} & {*split.sums, *split.stacked, *split.averaged}
+    for node in split.micro.nodes:
+        operands = reads(node.eqn)
+        cut = node.eqn.primitive.name == "slice" and operands[0] in whole_of
+        if cut or (node.eqn.primitive.name in ("squeeze", "reshape") and operands and operands[0] in slices):
+            slices[node.eqn.outvars[0]] = slices.get(operands[0], operands[0])
+        else:
+            read_whole.update(v for v in operands if v in whole_of)
+    return {v: whole for v, whole in slices.items() if whole not in read_whole}
+
+
+def part_programs(split: Split, parts: Mapping[Var, Var], owner: Mapping[Var, int], slices: Iterable[Var]) -> list[Program]:
+    """Programs that cut parameters where they are kept, once per step."""
+    by_stage: dict[int, list[Var]] = {}
+    for v in dict.fromkeys(slices):
+        by_stage.setdefault(owner[parts[v]], []).append(v)
+    programs = []
+    for stage, outputs in sorted(by_stage.items()):
+        body = closure(split.micro.nodes, lambda i: False, lambda i: split.micro.nodes[i].eqn.outvars[0] in parts, outputs)
+        programs.append(Program("P", stage, 0, tuple(body), tuple(_inputs(body, ())), tuple(outputs), ()))
+    return programs
+
+
+def stage_programs(
+    split: Split, assigned: Assignment, split_backward: Sequence[bool], parts: Container[Var] = (), recomputed: Container[Var] = ()
+) -> dict[tuple[str, int], Program]:
+    """The programs of every stage, (role, stage) to program: F, and B or else b and W."""
+    nodes = split.micro.nodes
+    of: list[tuple[str, int] | None] = [
+        None if s is None else ("B" if back else "F", s) for s, back in zip(assigned.stage, assigned.backward)
+    ]
+    for s in range(assigned.stages):
+        if split_backward[s]:
+            _split_backward(nodes, of, s)
+    producer = {v: of[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
+    last = assigned.stages - 1
+    summed = dict.fromkeys([*split.sums, *split.averaged])
+    pinned = [v for v in (*summed, *split.stacked) if producer.get(v) is None]
+    keys = [(role, s) for s in range(assigned.stages) for role in (("F", "b", "W") if split_backward[s] else ("F", "B"))]
+    bodies: dict[tuple[str, int], list[Node]] = {}
+    inputs: dict[tuple[str, int], list[Var]] = {}
+    copied = [where is None and not any(v in parts for v in node.eqn.outvars) for where, node in zip(of, nodes)]
+    repeated = {i for i, node in enumerate(nodes) if any(v in recomputed for v in node.eqn.outvars)}
+    for key in keys:
+        extra = pinned if key == ("F", last) else []
+        before = ("F", key[1])
+
+        def is_free(i: int, before: tuple[str, int] = before) -> bool:
+            return copied[i] or (i in repeated and of[i] == before)
+
+        bodies[key] = closure(nodes, lambda i, key=key: of[i] == key, is_free, extra)
+        inputs[key] = _inputs(bodies[key], extra)
+    read_by: dict[Var, list[tuple[str, int]]] = {}
+    for key in keys:
+        for v in inputs[key]:
+            read_by.setdefault(v, []).append(key)
+    programs: dict[tuple[str, int], Program] = {}
+    for key in keys:
+        own = [v for node in bodies[key] for v in node.eqn.outvars if producer[v] == key or (key == ("F", last) and v in pinned)]
+        outputs = [v for v in own if any(other != key for other in read_by.get(v, ())) or v in split.stacked]
+        sums = [v for v in own if v in summed]
+        body = tuple(bodies[key])
+        recomputed_here = () if key[0] == "F" else tuple(node for node in body if any(v in recomputed for v in node.eqn.outvars))
+        programs[key] = Program(key[0], key[1], 0, body, tuple(inputs[key]), tuple(outputs), tuple(sums), recomputed=recomputed_here)
+    return programs
+
+
+def _split_backward(nodes: Sequence[Node], of: list[tuple[str, int] | None], stage: int) -> None:
+    """Splits the backward pass of a stage: equations that lead to its sends are "b", all others "W"."""
+    producer = {v: i for i, node in enumerate(nodes) for v in node.eqn.outvars}
+    mine = {i for i, key in enumerate(of) if key == ("B", stage)}
+    todo = [
+        producer[v]
+        for i, node in enumerate(nodes)
+        if i not in mine and of[i] is not None and of[i] != ("W", stage)
+        for v in reads(node.eqn)
+        if producer.get(v) in mine
+    ]
+    hurried: set[int] = set()
+    while todo:
+        i = todo.pop()
+        if i not in hurried and (i in mine or of[i] is None):
+            hurried.add(i)
+            todo += [producer[v] for v in reads(nodes[i].eqn) if v in producer]
+    for i in mine:
+        of[i] = ("b" if i in hurried else "W", stage)
+
+
+def update_programs(split: Split, updates: Updates, results: Sequence[Var]) -> list[Program]:
+    """Programs of equations that run once, in the order in which they run."""
+    nodes, group = split.update, updates.group
+    producer = {v: group[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
+    keys = sorted({key for key in group if key is not None})
+    free_results = [v for v in dict.fromkeys(results) if v in producer and producer[v] is None]
+    if free_results and (0, 0) not in keys:
+        keys.insert(0, (0, 0))
+    bodies: dict[tuple[int, int], list[Node]] = {}
+    inputs: dict[tuple[int, int], list[Var]] = {}
+    for key in keys:
+        extra = free_results if key == (0, 0) else []
+        bodies[key] = closure(nodes, lambda i, key=key: group[i] == key, lambda i: group[i] is None, extra)
+        inputs[key] = _inputs(bodies[key], extra)
+    programs: list[Program] = []
+    for key in keys:
+        read_elsewhere = {v for other in keys if other != key for v in inputs[other]} | set(results)
+        own = [v for node in bodies[key] for v in node.eqn.outvars if producer[v] == key or (key == (0, 0) and v in free_results)]
+        outputs = tuple(v for v in own if v in read_elsewhere)
+        programs.append(Program("U", key[1], key[0], tuple(bodies[key]), tuple(inputs[key]), outputs, ()))
+    return programs
+
+
+def _inputs(body: Sequence[Node], results: Sequence[Var]) -> list[Var]:
+    inside = {v for node in body for v in node.eqn.outvars}
+    inputs = dict.fromkeys(v for node in body for v in reads(node.eqn) if v not in inside)
+    inputs.update(dict.fromkeys(v for v in results if v not in inside))
+    return list(inputs)

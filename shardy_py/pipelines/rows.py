@@ -1,0 +1,135 @@
+"""The place of examples inside of a dimension: in rows of their own, or between an outer and an inner part of it.
+
+A dimension of `outer * rows * inner` elements comes from reshapes such as (rows, time) to (rows * time). A property of a microbatch is one
+of the batch as long as every equation keeps these parts apart; one that regroups them would give other numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from shardy_py.pipelines.errors import PipelineError, place
+from shardy_py.pipelines.jaxprs import shape_of, short
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The parts of a dimension of examples: `outer` times all examples of the microbatch, with `inner` neighbours per example."""
+
+    outer: int = 1
+    inner: int = 1
+
+    def size(self, rows: int) -> int:
+        """Elements of the dimension, for a number of examples."""
+        return self.outer * rows * self.inner
+
+
+def follow(
+    eqn: JaxprEqn, operands: Sequence[tuple[int, Rows | None] | None], out_dims: Sequence[tuple[int, ...]], rows: int
+) -> list[Rows | None]:
+    """The place of the examples in the results of an equation. Raises PipelineError if the equation regroups examples."""
+    special = _SPECIAL.get(eqn.primitive.name)
+    if special is not None and operands[0] is not None and operands[0][1] is not None and out_dims[0]:
+        layouts = special(eqn, operands, out_dims, rows)
+        if layouts is None:
+            raise _regroups(eqn)
+        return layouts
+    _check_windows(eqn, operands)
+    parts = {layout for entry in operands if entry is not None and (layout := entry[1]) is not None}
+    if len(parts) > 1:
+        raise _regroups(eqn)
+    if not parts:
+        return [None] * len(out_dims)
+    (layout,) = parts
+    for v, dims in zip(eqn.outvars, out_dims):
+        if dims and shape_of(v)[dims[0]] != layout.size(rows):
+            raise _regroups(eqn)
+    return [layout if dims else None for dims in out_dims]
+
+
+def _regroups(eqn: JaxprEqn) -> PipelineError:
+    return PipelineError(
+        f"{eqn.primitive.name} regroups the examples of {short(eqn.invars[0])}", where=place(eqn),
+        why="what is in one row of its result is spread over several microbatches, or the other way round",
+        fix="keep the examples in a dimension of their own, the first, while they are reshaped, sliced and stacked",
+    )  # fmt: skip
+
+
+def _whole(a: int, b: int) -> int | None:
+    return a // b if b and a % b == 0 and a >= b else None
+
+
+def _reshape(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[Rows | None] | None:
+    d, layout = operands[0]
+    e = out_dims[0][0]
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    outer = _whole(math.prod(before[:d]) * layout.outer, math.prod(after[:e]))
+    inner = _whole(math.prod(before[d + 1 :]) * layout.inner, math.prod(after[e + 1 :]))
+    return None if outer is None or inner is None else [Rows(outer, inner)]
+
+
+def _joined(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[Rows | None] | None:
+    e = out_dims[0][0]
+    layouts = [entry[1] for entry in operands if entry is not None and entry[1] is not None]
+    if len({x.inner for x in layouts}) > 1:
+        return None
+    if eqn.params["dimension"] != e:
+        return [layouts[0]] if len(set(layouts)) == 1 else None
+    outer = _whole(shape_of(eqn.outvars[0])[e], rows * layouts[0].inner)
+    return None if outer is None else [Rows(outer, layouts[0].inner)]
+
+
+def _cut(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[Rows | None] | None:
+    """Slices and pads, and splits: whole runs of all examples may be taken away or added."""
+    d, layout = operands[0]
+    run = rows * layout.inner
+    name = eqn.primitive.name
+    start = 0
+    if name == "slice":
+        start = eqn.params["start_indices"][d]
+        strides = eqn.params["strides"]
+        if strides is not None and strides[d] != 1:
+            return None
+    elif name == "pad":
+        low, _, between = eqn.params["padding_config"][d]
+        start = int(low)
+        if between:
+            return None
+    layouts: list[Rows | None] = []
+    for v, dims in zip(eqn.outvars, out_dims):
+        outer = _whole(shape_of(v)[dims[0]], run) if dims else None
+        if outer is None or start % run:
+            return None
+        layouts.append(Rows(outer, layout.inner))
+    return layouts
+
+
+_SPECIAL: dict[str, Callable[[JaxprEqn, Any, Any, int], list[Rows | None] | None]] = {
+    "reshape": _reshape,
+    "concatenate": _joined,
+    "slice": _cut,
+    "pad": _cut,
+    "split": _cut,
+}
+
+
+def _check_windows(eqn: JaxprEqn, operands: Sequence[tuple[int, Rows | None] | None]) -> None:
+    """Refuses windows and transforms along examples."""
+    first = operands[0] if operands else None
+    if first is None:
+        return
+    d = first[0]
+    windows = eqn.params.get("window_dimensions")
+    numbers = eqn.params.get("dimension_numbers") if eqn.primitive.name == "conv_general_dilated" else None
+    along = (windows is not None and windows[d] != 1) or (numbers is not None and d in numbers.lhs_spec[2:])
+    along = along or (eqn.primitive.name == "fft" and d >= len(shape_of(eqn.invars[0])) - len(eqn.params["fft_lengths"]))
+    if along:
+        raise PipelineError(
+            f"{eqn.primitive.name} runs along the examples of {short(eqn.invars[0])}", where=place(eqn),
+            why="a microbatch does not see the examples of the others", fix="do this outside of the pipelined function",
+        )  # fmt: skip
