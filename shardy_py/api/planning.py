@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -209,13 +210,13 @@ class _Planning:
             self.groups,
         )
 
-    def planned(self, search: Search | None) -> Planned:
-        """The plan with the shardings that the program has now."""
+    def planned(self, search: Search | None, most: float = math.inf) -> Planned:
+        """The plan with the shardings that the program has now; `most` as in `region`."""
         settings = self.traced.request.settings
         if settings.lowering == "jit":
             return Planned(self.plan(search), self.imported, self.traced, None)
         if search is not None and settings.planner is not None:
-            return self.search_result(self.region(search), search)
+            return self.search_result(self.region(search, most), search)
         partitioning = RegionBuilder(self.imported, self.traced)
         return Planned(self.plan(search, partitioning), self.imported, self.traced, partitioning)
 
@@ -225,19 +226,21 @@ class _Planning:
         assert isinstance(region.partitioner, RegionBuilder)
         return Planned(replace(region, search=search), self.imported, self.traced, region.partitioner)
 
-    def region(self, search: Search | None) -> Plan:
+    def region(self, search: Search | None, most: float = math.inf) -> Plan:
         """The plan of the shardings that a planner chose as a region, unless it is left to XLA: the cheaper of two, if it fits.
 
-        One runs equations along the axes that the planner's model runs them along, and one by the fewest bytes.
+        One runs equations by the fewest bytes, and one along the axes that the planner's model runs them along. There is no second one
+        where the first takes more than `most` seconds, nor where all values are whole, which are computed in one way.
         """
         planner = self.traced.request.settings.planner
         assert planner is not None
         main = self.imported.program.main
         values = (*main.arguments, *(result for op in self.imported.program.walk() for result in op.results))
         is_sharded = any(value.sharding is not None and not value.sharding.is_fully_replicated for value in values)
-        kinds = (True, False) if is_sharded else (True,)  # whole values are computed in one way
-        regions = [self.plan(search, RegionBuilder(self.imported, self.traced, by_planner=by_planner)) for by_planner in kinds]
-        regions.sort(key=lambda each: objective(each, planner))
+        regions = [self.plan(search, RegionBuilder(self.imported, self.traced, by_planner=not is_sharded))]
+        if is_sharded and objective(regions[0], planner) <= most:
+            regions.append(self.plan(search, RegionBuilder(self.imported, self.traced, by_planner=True)))
+            regions.sort(key=lambda each: objective(each, planner))
         return next((each for each in regions if fits(each, planner)), regions[0])
 
     def plan(self, search: Search | None, partitioning: RegionBuilder | None = None) -> Plan:
@@ -368,11 +371,11 @@ class _Planning:
         planning.alike, planning.feeding = self.alike, self.feeding
         return planning
 
-    def replan(self, annotations: Annotations, resolution: Resolution, assignment: Sequence[int]) -> Plan:
-        """The plan of an assignment of the space of some annotations, of a program of its own."""
+    def replan(self, annotations: Annotations, resolution: Resolution, assignment: Sequence[int], most: float) -> Plan:
+        """The plan of an assignment of the space of some annotations, of a program of its own; `most` as in `region`."""
         planning = self._again()
         assigned(planning.imported.program, MESH_NAME, self.traced.request.view.dialect_mesh, annotations, resolution, assignment)
-        return planning.planned(CHOSEN).plan
+        return planning.planned(CHOSEN, most).plan
 
 
 class PropagatedSeeds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from shardy_py.planner.evaluation import Evaluation, State
 from shardy_py.planner.judge import Candidate, objective, peak_of
 from shardy_py.planner.problem import restricted
 from shardy_py.planner.propagated import Outcome, Trial
-from shardy_py.planner.search import Searcher
+from shardy_py.planner.search import FAR, Searcher
 from shardy_py.planner.space import Shardings, shardings_of
 
 NEAR = 3
@@ -33,29 +34,35 @@ Constrained = Callable[[Trial], tuple[Constraint, ...]]
 
 def alternatives(searcher: Searcher, best: Candidate, constrained: Constrained) -> tuple[Alternative, ...]:
     """The templates, and then plans that differ from the best in more than one class, each the cheapest first."""
-    outcomes = _templates(searcher) if searcher.propagate is None else _propagated_templates(searcher)
+    most = FAR * best.seconds
+    outcomes = _templates(searcher, most) if searcher.propagate is None else _propagated_templates(searcher)
     taken = {outcome.trial.assignment for outcome in outcomes} | {best.assignment}
-    near = _assigned(searcher, best) if searcher.propagate is None else iter(searcher.outcomes)
+    near = _assigned(searcher, best) if searcher.propagate is None else searcher.outcomes
     others: dict[str, Outcome] = {}
     for outcome in sorted(near, key=lambda each: (each.over > 0, each.seconds)):
         trial = outcome.trial
         differing = sum(a != b for a, b in zip(trial.assignment, best.assignment))
-        if trial.assignment not in taken and not trial.name and differing > 1 and outcome.seconds >= best.seconds and len(others) < NEAR:
+        if trial.assignment not in taken and not trial.name and differing > 1 and len(others) < NEAR:
             name = _name(searcher, best.assignment, trial.assignment)
-            others.setdefault(name, Outcome(Trial(name, trial.assignment, trial.results), outcome.seconds, outcome.over))
-    return tuple(_alternative(searcher, each, constrained) for each in (*sorted(outcomes, key=_order), *others.values()))
+            trial = Trial(name, trial.assignment, trial.results)
+            planned = outcome if searcher.propagate is not None else _priced(searcher, trial)
+            if name not in others and planned.seconds >= best.seconds:
+                others[name] = replace(planned, trial=trial)
+    listed = ((sorted(outcomes, key=_order), most), (sorted(others.values(), key=_order), math.inf))
+    return tuple(_alternative(searcher, each, constrained, seconds) for kind, seconds in listed for each in kind)
 
 
 def _order(outcome: Outcome) -> tuple[float, str]:
     return outcome.seconds, outcome.trial.name
 
 
-def _templates(searcher: Searcher) -> list[Outcome]:
+def _templates(searcher: Searcher, most: float) -> list[Outcome]:
     """The templates as the search finishes them; where its time was up, those that it has finished, for another may be cheaper."""
     starts = {template.name: searcher.start_of(template) for template in searcher.templates}
     finished = {candidate.assignment for candidate in searcher.finished}
     listed = [name for name, start in starts.items() if start in finished or not searcher.is_late]
-    return [_priced(searcher, Trial(name, starts[name])) for name in listed if math.isfinite(searcher.predicted(starts[name]))]
+    possible = {starts[name]: name for name in reversed(listed) if math.isfinite(searcher.predicted(starts[name]))}
+    return [_priced(searcher, Trial(name, start), most) for start, name in possible.items()]
 
 
 def _propagated_templates(searcher: Searcher) -> list[Outcome]:
@@ -65,13 +72,13 @@ def _propagated_templates(searcher: Searcher) -> list[Outcome]:
     return [tried.get(trial.name) or searcher.outcome(trial) for trial in trials]
 
 
-def _priced(searcher: Searcher, trial: Trial) -> Outcome:
-    """The seconds of the finished plan of an assignment."""
-    return Outcome(trial, objective(searcher.plan_of(trial), searcher.planner), 0)
+def _priced(searcher: Searcher, trial: Trial, most: float = math.inf) -> Outcome:
+    """The seconds of the finished plan of an assignment; `most` as of `Region`."""
+    return Outcome(trial, objective(searcher.plan_of(trial, most), searcher.planner), 0)
 
 
 def _assigned(searcher: Searcher, best: Candidate) -> Iterator[Outcome]:
-    """Assignments that local moves lead to from the plan, where the strategy of one of its dearest classes is forbidden."""
+    """Assignments that local moves lead to from the plan, where the strategy of one of its dearest classes is forbidden, by the model."""
     problem = searcher.limited()
     evaluation = Evaluation(problem)
     state = State(evaluation, best.assignment)
@@ -82,7 +89,8 @@ def _assigned(searcher: Searcher, best: Candidate) -> Iterator[Outcome]:
         start[c] = others[int(np.argmin(state.costs((c,), np.array(others)[:, None])))]
         reached = descend(Evaluation(restricted(problem, {c: others})), start)
         if reached.allowed:
-            yield _priced(searcher, Trial("", tuple(map(int, reached.assignment))))
+            assignment = tuple(map(int, reached.assignment))
+            yield Outcome(Trial("", assignment), searcher.predicted(assignment), 0)
 
 
 def _name(searcher: Searcher, best: Sequence[int], other: Sequence[int]) -> str:
@@ -100,7 +108,7 @@ def _changes(values: Sequence[tuple[Value, str]], one: Shardings, two: Shardings
     return [f"{path} as {sharding_text(two(value))}" for value, path in ordered if one(value) != two(value)]
 
 
-def _alternative(searcher: Searcher, outcome: Outcome, constrained: Constrained) -> Alternative:
+def _alternative(searcher: Searcher, outcome: Outcome, constrained: Constrained, most: float) -> Alternative:
     """A trial as part of the result; its plan is made when it is first needed."""
     trial = outcome.trial
     sharding = shardings_of(searcher.space, searcher.model.assignment(trial.assignment), searcher.mesh_name)
@@ -110,7 +118,7 @@ def _alternative(searcher: Searcher, outcome: Outcome, constrained: Constrained)
         outcome.seconds,
         inputs,
         searcher.planner.budget,
-        functools.partial(searcher.plan_of, trial),
+        functools.partial(searcher.plan_of, trial, most),
         functools.partial(peak_of, planner=searcher.planner),
         functools.partial(constrained, trial),
     )

@@ -84,7 +84,7 @@ def _nothing_sharded(searcher: Searcher, best: Candidate) -> str:
     other = min(sharded, key=lambda each: each.seconds)
     count, latency = latency_of(other.run, searcher.planner)
     collectives = f"{count} collective{'s' * (count != 1)}"
-    named = f"the cheapest sharded plan that was finished, {other.name}, {seconds_text(other.seconds)}"
+    named = f"the cheapest sharded plan that was finished, {f'{other.name}, ' if other.name else ''}{seconds_text(other.seconds)}"
     return f"{seconds_text(best.seconds)} on one device; {named}, {seconds_text(latency)} of it latency of {collectives}"
 
 

@@ -98,8 +98,14 @@ ASSIGNMENT_SHARE = 0.5
 Propagate = Callable[[Sequence[TensorSharding], Mapping[int, TensorSharding]], PlanRecord]
 """Makes the plan that propagation gives from shardings of all arguments, and of some results by their numbers."""
 
-Replan = Callable[[Resolution, Sequence[int]], PlanRecord]
-"""Makes the plan of an assignment of a space of such a resolution: per class, the number of its strategy."""
+FAR = 2.0
+"""How many times the cheapest plan a template may take so that its region is made both by the model's prices and by the fewest bytes."""
+
+Region = Callable[[Search | None, float], PlanRecord]
+"""Makes the plan of the program's shardings as a region of local arrays: the best of all kinds if one takes at most so many seconds."""
+
+Replan = Callable[[Resolution, Sequence[int], float], PlanRecord]
+"""Makes the plan of an assignment of a space of such a resolution: per class, the number of its strategy; seconds as of `Region`."""
 
 
 @dataclass(eq=False)
@@ -108,7 +114,7 @@ class Searcher:
 
     Attributes:
         replan: Makes the plan of an assignment on a program of its own, for an alternative.
-        region: Makes the plan of the program's shardings as a region of local arrays; None under `lowering="jit"`.
+        region: None under `lowering="jit"`.
         propagate: Makes plans in which values inside follow by propagation; None where they are sharded too.
         finished: All plans that were finished, of which the cheapest that fits is the result.
     """
@@ -123,7 +129,7 @@ class Searcher:
     began: float
     user_templates: tuple[UserTemplate, ...] = ()
     timings: dict[str, float] = field(default_factory=dict[str, float])
-    region: Collect | None = None
+    region: Region | None = None
     propagate: Propagate | None = None
     completions: dict[str, Solution] = field(default_factory=dict[str, Solution])
     outcomes: tuple[Outcome, ...] = ()
@@ -261,7 +267,9 @@ class Searcher:
         started = time.monotonic()
         assign(self.base.program, self.space, shardings_of(self.space, chosen, self.mesh_name), self.copies)
         plan = replace(self.collect(CHOSEN), partitioner=None)
-        run = plan if self.region is None else self.region(CHOSEN)
+        rivals = (*self.finished, *(judged for _, _, judged in self.judgments)) if name else ()
+        most = FAR * min((each.seconds for each in rivals if self.planner.fits(each.peak)), default=math.inf)
+        run = plan if self.region is None else self.region(CHOSEN, most)
         candidate = Candidate(name, variables, plan, run, objective(run, self.planner), peak_of(run, self.planner))
         self.finishing = max(self.finishing, time.monotonic() - started)
         return candidate
@@ -303,11 +311,11 @@ class Searcher:
         self.timings["propagate"] = time.monotonic() - started
         return candidate
 
-    def plan_of(self, trial: Trial) -> PlanRecord:
-        """The plan that runs an assignment, on a copy of the program."""
+    def plan_of(self, trial: Trial, most: float = math.inf) -> PlanRecord:
+        """The plan that runs an assignment, on a copy of the program; `most` as of `Region`."""
         if self.propagate is not None:
             return self.propagate(*self.shardings(trial))
-        return self.replan(self.space.resolution, self.model.assignment(trial.assignment))
+        return self.replan(self.space.resolution, self.model.assignment(trial.assignment), most)
 
     def outcome(self, trial: Trial) -> Outcome:
         """The figures of the plan that propagation gives."""
