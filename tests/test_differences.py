@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from shardy_py.dialect import Mesh
+from shardy_py.dialect import CHANGES, Mesh
 from shardy_py.errors import ShardyError
 from shardy_py.opt import run_passes
 from tests.dialect.test_against_jaxlib import jaxlib_attribute
@@ -28,6 +28,13 @@ def test_every_row_names_tests_that_exist() -> None:
         paths = re.findall(r"`(tests/[\w/]+\.py)`", row.split("|")[-2])
         assert paths, row
         assert all((ROOT / path).is_file() for path in paths), row
+
+
+def test_every_change_between_releases_has_a_test() -> None:
+    table = (ROOT / "docs" / "differences.md").read_text().split("| change in 0.12 | test |\n|---|---|\n")[1].split("\n\n")[0]
+    rows = [re.fullmatch(r"\| (.*) \| `(tests/[\w/]+\.py)` \|", line) for line in table.splitlines()]
+    assert [row and row[1] for row in rows] == list(CHANGES)
+    assert all(row and (ROOT / row[2]).is_file() for row in rows)
 
 
 @NEEDS_SAME_SHARDY

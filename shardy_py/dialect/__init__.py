@@ -15,6 +15,9 @@ from shardy_py.dialect.rule import DimMapping as DimMapping
 from shardy_py.dialect.rule import FactorType as FactorType
 from shardy_py.dialect.rule import OpShardingRule as OpShardingRule
 from shardy_py.dialect.rule import TensorMapping as TensorMapping
+from shardy_py.dialect.semantics import CHANGES as CHANGES
+from shardy_py.dialect.semantics import INSTALLED as INSTALLED
+from shardy_py.dialect.semantics import Semantics as Semantics
 from shardy_py.dialect.sharding import DimensionSharding as DimensionSharding
 from shardy_py.dialect.sharding import TensorSharding as TensorSharding
 from shardy_py.dialect.sharding import TensorShardingPerValue as TensorShardingPerValue

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardy_py.dialect.semantics import INSTALLED
 from shardy_py.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -244,16 +245,18 @@ class Program:
     Attributes:
         functions: In order; `main` is the entry (or the only one).
         locate: Turns `Op.location` into a `Location`; set by the front end.
+        semantics: The version of Shardy that passes over the program follow.
         calls: Gives `file:line` of the calls around what `Op.location` stands for, innermost first; set by a front end that knows them.
     """
 
-    __slots__ = ("attributes", "calls", "functions", "locate", "mesh_attributes", "meshes")
+    __slots__ = ("attributes", "calls", "functions", "locate", "mesh_attributes", "meshes", "semantics")
 
     def __init__(self, functions: Iterable[Function] = (), meshes: dict[str, Mesh] | None = None) -> None:
         self.functions = list(functions)
         self.meshes: dict[str, Mesh] = dict(meshes or {})
         self.mesh_attributes: dict[str, dict[str, Any]] = {}
         self.attributes: dict[str, Any] = {}
+        self.semantics = INSTALLED
         self.locate: Callable[[object], Location | None] = _located
         self.calls: Callable[[object], tuple[str, ...]] = _no_calls
 

@@ -16,7 +16,9 @@ import warnings
 from collections.abc import Sequence
 from typing import TextIO
 
+from shardy_py.dialect import INSTALLED, Semantics
 from shardy_py.dialect.format import printable
+from shardy_py.dialect.semantics import VERSIONS
 from shardy_py.files import write_file
 from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import Program
@@ -34,7 +36,9 @@ class UnknownOpWarning(UserWarning):
     """An op unknown to all passes: it stays, and nothing propagates through it."""
 
 
-def run_passes(module_text: str, pipeline: str = "", *, verify_each: bool = False, locations: bool = False) -> str:
+def run_passes(
+    module_text: str, pipeline: str = "", *, verify_each: bool = False, locations: bool = False, semantics: Semantics = INSTALLED
+) -> str:
     """Runs a pass pipeline on a module.
 
     Args:
@@ -43,6 +47,7 @@ def run_passes(module_text: str, pipeline: str = "", *, verify_each: bool = Fals
             and prints the module. A pass on functions may also stand outside of `func.func(...)`.
         verify_each: Whether the program is verified after the last pass too, before MLIR does; it is between passes in any case.
         locations: Whether ops say where they come from.
+        semantics: The version of Shardy whose rules and passes these are; that of the jaxlib that is installed if not given.
 
     Returns:
         The module as MLIR prints it.
@@ -63,6 +68,7 @@ def run_passes(module_text: str, pipeline: str = "", *, verify_each: bool = Fals
     """
     module = parse_module(module_text)
     program = from_mlir(module, keep=True)
+    program.semantics = semantics
     _warn_of_unknown_ops(program)
     run_pipeline(program, pipeline, verify_each=verify_each)
     return to_mlir(program, locations=locations, context=module.context)
@@ -113,7 +119,10 @@ def _run(options: argparse.Namespace) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.showwarning = _show_warning
-            result = run_passes(text, options.pass_pipeline, verify_each=options.verify_each, locations=options.mlir_print_debuginfo)
+            semantics = Semantics(options.semantics)
+            result = run_passes(
+                text, options.pass_pipeline, verify_each=options.verify_each, locations=options.mlir_print_debuginfo, semantics=semantics
+            )
     except ValueError as error:
         _say(diagnostics(error, name))
         return 1
@@ -181,6 +190,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", dest="output", default="-", metavar="FILE", help="where the result goes; - is standard output (the default)")
     parser.add_argument("--list", action="store_true", help="print all passes with their options, and stop")
     parser.add_argument("--verify-each", action="store_true", help="verify the program after each pass")
+    what = f"the jaxlib whose Shardy is followed ({INSTALLED}, by the one installed)"
+    parser.add_argument("--semantics", choices=VERSIONS, default=str(INSTALLED), help=what)
     parser.add_argument("--mlir-print-debuginfo", action="store_true", help="print locations of ops")
     return parser
 

@@ -24,4 +24,5 @@ class PopulateOpShardingRules(Pass):
         """Decides `Op.rule` for all ops that have none attached."""
         for op in program.walk():
             if not op.rule_decided:
-                op.rule, op.rule_decided = rule_for(op, conservative=self.conservative_propagation), True
+                op.rule = rule_for(op, conservative=self.conservative_propagation, semantics=program.semantics)
+                op.rule_decided = True

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from shardy_py.dialect import OpShardingRule
 from shardy_py.ir import Op, Type, Value
-from shardy_py.rules import rule_for
+from shardy_py.rules import rule_of
 from shardy_py.rules.traits import CONSTANTS
 
 CHEAP = CONSTANTS | {"stablehlo.iota"}
@@ -61,7 +61,7 @@ def spec_of(op: Op, origin: Callable[[Value], Value] | None = None) -> OpSpec:
     count = len(op.operands)
     operands = tuple(TensorSpec(v.type, i, maker(v)) for i, v in enumerate(op.operands))
     results = tuple(TensorSpec(v.type, count + i) for i, v in enumerate(op.results))
-    rule = op.rule if op.rule_decided else rule_for(op)
+    rule = rule_of(op)
     return OpSpec(op.name, op.primitive, rule, operands, results, op.attributes, _key(op.attributes), rotates(op))
 
 

@@ -10,7 +10,7 @@ from shardy_py.partition.layouts import Layout, layout_of
 from shardy_py.partition.op import CHEAP, OpSpec
 from shardy_py.partition.strategy import Strategy, strategy
 from shardy_py.partition.workarounds import workaround, workaround_of
-from shardy_py.rules import rule_for
+from shardy_py.rules import rule_of
 from shardy_py.rules.traits import CONSTRAINTS
 
 FORWARDING = CONSTRAINTS | {"stablehlo.optimization_barrier", "sdy.propagation_barrier"}
@@ -32,7 +32,7 @@ def xla_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh], cache: StrategyCache,
         return instead
     values = (*op.operands, *op.results)
     layouts = tuple([layout_of(v.sharding, v.type.rank, mesh) for v in values])
-    rule, types = op.rule if op.rule_decided else rule_for(op), tuple([v.type for v in values])
+    rule, types = rule_of(op), tuple([v.type for v in values])
     key = (op.name, rule, layouts, types, mesh)
     if key not in cache:
         cache[key] = strategy(op.name, rule, [type_.shape for type_ in types], layouts, len(op.operands), mesh)

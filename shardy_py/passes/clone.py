@@ -55,7 +55,7 @@ def program_like(program: Program, functions: Sequence[Function]) -> Program:
     copy = Program(functions, program.meshes)
     copy.mesh_attributes = {name: dict(attributes) for name, attributes in program.mesh_attributes.items()}
     copy.attributes = dict(program.attributes)
-    copy.locate, copy.calls = program.locate, program.calls
+    copy.locate, copy.calls, copy.semantics = program.locate, program.calls, program.semantics
     return copy
 
 

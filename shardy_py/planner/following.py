@@ -9,7 +9,7 @@ from shardy_py.dialect.axis import Axes
 from shardy_py.ir import Op, Program, Value
 from shardy_py.passes.dataflow import WHILE
 from shardy_py.planner.space import SLICE, Space
-from shardy_py.rules import rule_for
+from shardy_py.rules import rule_of
 from shardy_py.rules.traits import ELEMENTWISE
 
 Neighbours = Sequence[Sequence[int]]
@@ -34,7 +34,7 @@ def _pairs(op: Op, space: Space) -> Iterator[tuple[int, int]]:
         for operand, result, end in zip(op.operands, op.results, op.regions[1].terminator.operands):
             yield from zip(space.classes[operand], space.classes[result])
             yield from zip(space.classes[end], space.classes[result])
-    rule = None if op.regions else op.rule if op.rule_decided else rule_for(op)
+    rule = None if op.regions else rule_of(op)
     if rule is None:
         return
     first: dict[int, int] = {}

@@ -26,7 +26,7 @@ from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATIO
 from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.values import location_of
 from shardy_py.planner.alike import representatives
-from shardy_py.rules import rule_for
+from shardy_py.rules import rule_of
 from shardy_py.rules.traits import CONSTRAINTS
 
 OPEN = {"chlo.ragged_dot", *(f"stablehlo.{name}" for name in "convolution dot dot_general gather scatter select_and_scatter".split())}
@@ -352,7 +352,7 @@ class _Joiner:
 
     def plain(self, op: Op) -> None:
         """Joins dimensions along the factors of an op that are a whole dimension wherever they are."""
-        rule = op.rule if op.rule_decided else rule_for(op)
+        rule = rule_of(op)
         if rule is None or op.name in OPEN or op.name in WHOLE:
             return
         values = (*op.operands, *op.results)

@@ -15,6 +15,7 @@ from shardy_py.rules.registry import RULES as RULES
 from shardy_py.rules.registry import context_of as context_of
 from shardy_py.rules.registry import is_registered as is_registered
 from shardy_py.rules.registry import rule_for as rule_for
+from shardy_py.rules.registry import rule_of as rule_of
 from shardy_py.rules.rule_table import RuleTable as RuleTable
 from shardy_py.rules.traits import is_elementwise as is_elementwise
 from shardy_py.rules.traits import is_pure as is_pure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shardy_py.dialect import FactorType, OpShardingRule
+from shardy_py.dialect import INSTALLED, FactorType, OpShardingRule, Semantics
 
 Shape = tuple[int, ...]
 
@@ -19,6 +19,7 @@ class Signature(NamedTuple):
     Args:
         conservative: Whether factors that do not tile their dimension exactly are left out or blocked.
         context: The one fact about neighbouring ops that a few rules need (see `CONTEXT` in `registry.py`).
+        semantics: The version of Shardy that the rule is of.
     """
 
     operands: tuple[Shape, ...]
@@ -26,6 +27,7 @@ class Signature(NamedTuple):
     attributes: Mapping[str, Any] = {}
     conservative: bool = False
     context: bool = False
+    semantics: Semantics = INSTALLED
 
 
 Builder = Callable[[Signature], OpShardingRule | None]

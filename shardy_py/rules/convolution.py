@@ -10,7 +10,8 @@ def convolution(signature: Signature) -> OpShardingRule:
     """Batch and output features pass through, input features and windows are reductions, spatial positions permutations.
 
     A spatial dimension of the input is split into the number of windows (the output's size) and the window's size, the
-    larger of the two being major; what does not fit into the input dimension is cut off.
+    larger of the two being major; what does not fit into the input dimension is cut off. From 0.12 on a number of which no part fits is a
+    permutation of its own.
     """
     rhs = signature.operands[1]
     (result,) = signature.results
@@ -50,6 +51,10 @@ def _add_spatial(builder: FactorBuilder, signature: Signature, lhs_dim: int, rhs
     for counts_windows in (True, False) if windows >= window else (False, True):
         size = min(remaining, windows if counts_windows else window)
         if size <= 1:
+            alone = windows if counts_windows else window
+            if alone > 1 and signature.semantics.has("convolution: factors of one side"):
+                operand_dims, result_dims = ((), (out_dim,)) if counts_windows else ((NO_DIM, rhs_dim), ())
+                builder.add(operand_dims, result_dims, alone, FactorType.PERMUTATION)
             continue
         if counts_windows:
             builder.add((lhs_dim, NO_DIM), (out_dim,), size, FactorType.PERMUTATION)

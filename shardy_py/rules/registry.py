@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shardy_py.dialect import OpShardingRule
+from shardy_py.dialect import INSTALLED, OpShardingRule, Semantics
 from shardy_py.ir.tables import merge_tables
 from shardy_py.ir.types import OpaqueType
 from shardy_py.rules import (
@@ -115,7 +115,12 @@ def context_of(op: Op) -> bool:
     return find is not None and find(op)
 
 
-def rule_for(op: Op, *, conservative: bool = False) -> OpShardingRule | None:
+def rule_of(op: Op, semantics: Semantics = INSTALLED) -> OpShardingRule | None:
+    """The rule that was decided for an op, else the one that it gets."""
+    return op.rule if op.rule_decided else rule_for(op, semantics=semantics)
+
+
+def rule_for(op: Op, *, conservative: bool = False, semantics: Semantics = INSTALLED) -> OpShardingRule | None:
     """The sharding rule of an op as of `sdy-populate-op-sharding-rules`, whatever is attached to it; None if it has none or is unknown."""
     build = RULES.get(op.name)
     if build is None:
@@ -130,4 +135,4 @@ def rule_for(op: Op, *, conservative: bool = False) -> OpShardingRule | None:
     results = tuple([result.type.shape for result in op.results])
     if not operands or not results:
         return None
-    return build(Signature(operands, results, op.attributes, conservative, context_of(op)))
+    return build(Signature(operands, results, op.attributes, conservative, context_of(op), semantics))

@@ -26,12 +26,15 @@ def reshape(signature: Signature) -> OpShardingRule | None:
     """Common factors of the two shapes, read from major to minor; None where there are no elements.
 
     Where the shapes have no common divisor at the current position, each side gets a factor of its own until the
-    products of the sizes read so far agree again.
+    products of the sizes read so far agree again. From 0.12 on the first factor of the operand is shared, as a permutation, and
+    factors of one side need replication.
 
     Example:
         >>> str(reshape(Signature(((2, 4, 32),), ((8, 32),))))
         '#sdy.op_sharding_rule<([i, j, k])->([ij, k]) {i=2, j=4, k=32}>'
     """
+    semantics = signature.semantics
+    alone = FactorType.NEED_REPLICATION if semantics.has("reshape: factors of one side replicate") else FactorType.PASS_THROUGH
     (operand,), (result,) = signature.operands, signature.results
     if 0 in operand:
         return None
@@ -41,11 +44,11 @@ def reshape(signature: Signature) -> OpShardingRule | None:
     in_dims = out_dims = in_factors = out_factors = 1
     while in_dim < len(operand) or out_dim < len(result):
         if in_dim < len(operand) and operand[in_dim] == 1:
-            builder.add((in_dim,), (), 1)
+            builder.add((in_dim,), (), 1, alone)
             in_dim += 1
             continue
         if out_dim < len(result) and result[out_dim] == 1:
-            builder.add((), (out_dim,), 1)
+            builder.add((), (out_dim,), 1, alone)
             out_dim += 1
             continue
         if in_dims == in_factors and in_dim < len(operand):
@@ -59,17 +62,20 @@ def reshape(signature: Signature) -> OpShardingRule | None:
             in_factors *= common
             out_factors *= common
         elif in_factors == out_factors:
-            builder.add((in_dim,), (), in_next)
-            builder.add((), (out_dim,), out_next)
+            if semantics.has("reshape: shared permutation"):
+                builder.add((in_dim,), (out_dim,), in_next, FactorType.PERMUTATION)
+            else:
+                builder.add((in_dim,), (), in_next)
+                builder.add((), (out_dim,), out_next)
             in_factors *= in_next
             out_factors *= out_next
         elif in_factors < out_factors:
             size = _catch_up(in_factors, out_factors, in_next, common)
-            builder.add((in_dim,), (), size)
+            builder.add((in_dim,), (), size, alone)
             in_factors *= size
         else:
             size = _catch_up(out_factors, in_factors, out_next, common)
-            builder.add((), (out_dim,), size)
+            builder.add((), (out_dim,), size, alone)
             out_factors *= size
         if in_dims == in_factors:
             in_dim += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from shardy_py.dialect import FactorType, OpShardingRule
@@ -14,19 +14,26 @@ if TYPE_CHECKING:
 
 
 def slice_or_pad(signature: Signature) -> OpShardingRule:
-    """Dimensions of equal size pass through; others are permutations of the operand's size."""
-    return _resized(signature, FactorType.PERMUTATION, signature.conservative)
+    """Dimensions of equal size pass through, from 0.12 on those without padding; others are permutations of the operand's size."""
+    padded: tuple[int, ...] = ()
+    if signature.semantics.has("pad: equal sizes permute"):
+        pads = zip(*[signature.attributes.get(name, ()) for name in _PADDING], strict=True)
+        padded = tuple(dim for dim, amounts in enumerate(pads) if any(amounts))
+    return _resized(signature, FactorType.PERMUTATION, signature.conservative, padded)
 
 
-def _resized(signature: Signature, changed: FactorType, blocked: bool) -> OpShardingRule:
-    """Dimensions of equal size pass through; others are of a type, and blocked or not."""
+_PADDING = ("edge_padding_low", "edge_padding_high", "interior_padding")
+
+
+def _resized(signature: Signature, changed: FactorType, blocked: bool, padded: Sequence[int] = ()) -> OpShardingRule:
+    """Dimensions of equal size that are not padded pass through; others are of a type, and blocked or not."""
     operand, result = signature.operands[0], signature.results[0]
     builder = FactorBuilder(signature.operands, signature.results)
     for dim, size in enumerate(operand):
-        if size == result[dim]:
+        if size == result[dim] and dim not in padded:
             builder.add((dim,), (dim,), size)
         else:
-            builder.add((dim,), (dim,), size, changed, blocked=blocked)
+            builder.add((dim,), (dim,), size, changed, blocked=blocked and size != result[dim])
     return builder.build()
 
 
@@ -71,18 +78,20 @@ def dynamic_slice(signature: Signature) -> OpShardingRule:
 
 
 def dynamic_update_slice(signature: Signature) -> OpShardingRule:
-    """Dimensions of equal size pass through; else operand and result share a factor and the update has its own.
+    """Dimensions of equal size pass through; else operand and result share a factor and the update has its own, from 0.12 on permutations.
 
     The context of the signature is `has_constant_starts`.
     """
     operand, update = signature.operands[:2]
-    update_type = FactorType.PASS_THROUGH if signature.context else FactorType.NEED_REPLICATION
+    operand_type, update_type = FactorType.PASS_THROUGH, FactorType.PASS_THROUGH if signature.context else FactorType.NEED_REPLICATION
+    if signature.semantics.has("dynamic_update_slice: updates permute"):
+        operand_type = update_type = FactorType.PERMUTATION
     builder = FactorBuilder(signature.operands, signature.results)
     for dim, size in enumerate(operand):
         if size == update[dim]:
             builder.add((dim, dim), (dim,), size)
         else:
-            builder.add((dim,), (dim,), size)
+            builder.add((dim,), (dim,), size, operand_type)
             builder.add((NO_DIM, dim), (), update[dim], update_type)
     return builder.build()
 

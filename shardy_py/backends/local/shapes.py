@@ -5,6 +5,7 @@ from __future__ import annotations
 from jax import lax
 
 from shardy_py.backends.local.local_rule import Builder, Equation, Factors, LocalContext, LocalRule, as_is, make_rule
+from shardy_py.dialect import Semantics
 from shardy_py.ir import Block, Op, TensorType
 from shardy_py.rules import rule_for
 
@@ -58,7 +59,7 @@ def reshape(equation: Equation) -> LocalRule | None:
     order = tuple(equation.params.get("dimensions") or range(len(shape)))
     shape = tuple(shape[d] for d in order)
     op = Op("stablehlo.reshape", Block([TensorType(shape, "float32")]).arguments, (TensorType(out, "float32"),))
-    rule = rule_for(op)
+    rule = rule_for(op, semantics=Semantics("0.10"))  # whose factors are parts of both shapes; a later one shares permutations
     if rule is None:
         return None
     (mapping,), (result_mapping,) = rule.operand_mappings, rule.result_mappings

@@ -13,7 +13,7 @@ from shardy_py.passes.dataflow import get_sharding, set_sharding
 from shardy_py.passes.export.explicit_reshards.decision import Decision
 from shardy_py.passes.export.explicit_reshards.edits import Edits
 from shardy_py.passes.propagation.log import Log
-from shardy_py.rules import rule_for
+from shardy_py.rules import rule_of
 
 _DIALECT = "stablehlo."
 _RESHARD = "sdy.reshard"
@@ -63,7 +63,7 @@ class _Resolver:
 
     def resolve(self, op: Op) -> None:
         """Inserts the reshards of one op."""
-        rule = op.rule if op.rule_decided else rule_for(op)
+        rule = rule_of(op, self.program.semantics)
         if rule is None or rule.is_custom or not rule.permutation:
             return
         if self.exchange and op.name == REVERSE and reverse_parts(op, self.names, self.edits, whole_mesh_ids=self.whole_mesh_ids):

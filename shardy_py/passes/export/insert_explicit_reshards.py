@@ -16,7 +16,7 @@ from shardy_py.passes.export.explicit_reshards.unreduced import RESHARD, Collect
 from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, functions_by_name
-from shardy_py.rules import rule_for
+from shardy_py.rules import rule_of
 from shardy_py.rules.traits import DOTS, TERMINATORS
 
 Record = Callable[[Op, str, Op], None]
@@ -61,6 +61,7 @@ class _Inserter:
         self.choice = choice
         self.record = record
         self.meshes = program.meshes
+        self.semantics = program.semantics
         self.functions = functions_by_name(program)
         self.edits = Edits()
         self.decisions: dict[tuple[object, ...], Decision | None] = {}
@@ -162,7 +163,7 @@ class _Inserter:
         full = self.full or op.name == _CONCATENATE
         if not full and op.name not in DOTS and not (op.results and unreduced_of(get_sharding(op.results[0]))):
             return
-        rule = op.rule if op.rule_decided else rule_for(op)
+        rule = rule_of(op, self.semantics)
         if rule is None or rule.is_custom:
             return
         values = (*op.operands, *op.results)

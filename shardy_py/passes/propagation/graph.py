@@ -158,9 +158,9 @@ class PropagationGraph:
         try:
             rule = self._rules.get(key, self)
         except TypeError:  # an attribute that has no hash
-            return rule_for(op, conservative=conservative)
+            return rule_for(op, conservative=conservative, semantics=self.program.semantics)
         if rule is self:
-            rule = self._rules[key] = rule_for(op, conservative=conservative)
+            rule = self._rules[key] = rule_for(op, conservative=conservative, semantics=self.program.semantics)
         return rule  # pyright: ignore[reportReturnType]
 
     def _edge(self, op: Op) -> Node:

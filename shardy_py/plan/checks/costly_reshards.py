@@ -22,7 +22,7 @@ from shardy_py.plan.findings import Finding
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import named_value, typed
-from shardy_py.rules import rule_for
+from shardy_py.rules import rule_of
 from shardy_py.rules.traits import is_elementwise
 
 KIND = "costly-reshard"
@@ -73,7 +73,7 @@ def _cause(context: CheckContext, reshard: Reshard, origin: Origin) -> _Cause | 
 def _stays_cut(origin: Origin, axes: Set[str]) -> bool:
     """Whether the result is cut by the axes that an operand is gathered over, along a factor of the op's rule or, without one, in place."""
     op, source = origin.op, origin.op.operands[origin.operand].sharding
-    rule = op.rule if op.rule_decided else rule_for(op)
+    rule = rule_of(op)
     if source is None or op.regions or op.name.startswith("sdy.") or is_elementwise(op.name):
         return False
     for result, value in enumerate(op.results):

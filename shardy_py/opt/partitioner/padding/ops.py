@@ -13,7 +13,7 @@ from shardy_py.ir.type_text import type_text
 from shardy_py.opt.partitioner import local_ops
 from shardy_py.opt.partitioner.attributes import set_arrays
 from shardy_py.opt.partitioner.padding.padder import Conversion, Padder
-from shardy_py.rules import rule_for
+from shardy_py.rules import rule_of
 
 _SPLAT = re.compile(r"dense<[^\[\"]*>")
 
@@ -22,7 +22,7 @@ def generic(padder: Padder, op: Op) -> None:
     """An op that treats padding like other elements; the padding of its results is unknown."""
     tensors = [value for value in (*op.operands, *op.results) if isinstance(value.type, TensorType)]
     if any(map(padder.padded_dims, tensors)):
-        rule = op.rule if op.rule_decided else rule_for(op)
+        rule = rule_of(op, padder.program.semantics)
         if rule is not None and not rule.is_custom:
             for result in op.results:
                 if result.sharding is None:
