@@ -17,7 +17,9 @@ RESHAPE = """func.func @main(%x: tensor<8x4xf32>) -> tensor<8x1x4xf32> {
 
 def test_the_default_is_what_is_installed() -> None:
     assert str(INSTALLED) == metadata.version("jaxlib")[:4]
-    assert run_passes(RESHAPE, "sdy-populate-op-sharding-rules") == run_passes(RESHAPE, "sdy-populate-op-sharding-rules", semantics=INSTALLED)
+    assert run_passes(RESHAPE, "sdy-populate-op-sharding-rules") == run_passes(
+        RESHAPE, "sdy-populate-op-sharding-rules", semantics=INSTALLED
+    )
 
 
 def test_a_change_holds_from_its_version_on() -> None:
