@@ -35,7 +35,7 @@ class Semantics:
 
     version: str
 
-    def __post_init__(self) -> None:  # noqa: D105
+    def __post_init__(self) -> None:
         if self.version not in VERSIONS:
             raise ValueError(f"no semantics of jaxlib {self.version!r} are known; write one of {', '.join(map(repr, VERSIONS))}")
 
