@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from shardy_py.pipedream.conversion.converting import convert as convert
     from shardy_py.pipedream.conversion.descriptions import ConversionError as ConversionError
     from shardy_py.pipedream.conversion.jaxprs import convert_jaxpr as convert_jaxpr
-    from shardy_py.pipedream.conversion.registry import register_layer as register_layer
-    from shardy_py.pipedream.conversion.weights import fuse_weights as fuse_weights
-    from shardy_py.pipedream.conversion.weights import merge_weights as merge_weights
-    from shardy_py.pipedream.conversion.weights import split_weights as split_weights
+    from shardy_py.pipedream.conversion.kinds import register_layer as register_layer
+    from shardy_py.pipedream.conversion.whole_model import fuse_weights as fuse_weights
+    from shardy_py.pipedream.conversion.whole_model import merge_weights as merge_weights
+    from shardy_py.pipedream.conversion.whole_model import split_weights as split_weights
     from shardy_py.pipedream.conversion.whole_model import whole_model as whole_model
     from shardy_py.pipedream.partitions.cuts import antichains as antichains
     from shardy_py.pipedream.partitions.division import divide as divide
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shardy_py.pipedream.profiles.branches import is_series_parallel as is_series_parallel
     from shardy_py.pipedream.profiles.graph import ProfileGraph as ProfileGraph
     from shardy_py.pipedream.profiles.graph import ProfileNode as ProfileNode
-    from shardy_py.pipedream.profiles.graph_text import read_graph as read_graph
-    from shardy_py.pipedream.profiles.graph_text import write_graph as write_graph
+    from shardy_py.pipedream.profiles.graph import read_graph as read_graph
+    from shardy_py.pipedream.profiles.graph import write_graph as write_graph
     from shardy_py.pipedream.profiles.profile import profile as profile
 
 # Name -> module that holds it. A function must not have the name of a module here: importing that module would hide it.
@@ -43,17 +43,17 @@ _HOMES = {
     "convert": "conversion.converting",
     "convert_jaxpr": "conversion.jaxprs",
     "divide": "partitions.division",
-    "fuse_weights": "conversion.weights",
+    "fuse_weights": "conversion.whole_model",
     "is_series_parallel": "profiles.branches",
     "marked": "partitions.division",
-    "merge_weights": "conversion.weights",
+    "merge_weights": "conversion.whole_model",
     "partition": "partitions.partition",
     "profile": "profiles.profile",
-    "read_graph": "profiles.graph_text",
-    "register_layer": "conversion.registry",
-    "split_weights": "conversion.weights",
+    "read_graph": "profiles.graph",
+    "register_layer": "conversion.kinds",
+    "split_weights": "conversion.whole_model",
     "whole_model": "conversion.whole_model",
-    "write_graph": "profiles.graph_text",
+    "write_graph": "profiles.graph",
 }
 
 __all__ = [*_HOMES]  # noqa: PLE0604

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardy_py.pipelines.errors import PipelineError as PipelineError
+    from shardy_py.pipelines.orders import Schedule as Schedule
+    from shardy_py.pipelines.orders import Task as Task
+    from shardy_py.pipelines.orders import verify as verify
     from shardy_py.pipelines.pipelining import Pipelined as Pipelined
-    from shardy_py.pipelines.schedules.gantt import Simulation as Simulation
-    from shardy_py.pipelines.schedules.schedule import schedule as schedule
-    from shardy_py.pipelines.schedules.simulation import simulate as simulate
-    from shardy_py.pipelines.schedules.tasks import Schedule as Schedule
-    from shardy_py.pipelines.schedules.tasks import Task as Task
-    from shardy_py.pipelines.schedules.tasks import verify as verify
+    from shardy_py.pipelines.scheduling import schedule as schedule
+    from shardy_py.pipelines.simulation import Simulation as Simulation
+    from shardy_py.pipelines.simulation import simulate as simulate
 
 # Name -> module that holds it. A function must not have the name of a module here: importing that module would hide it.
 _HOMES = {
     "PipelineError": "errors",
     "Pipelined": "pipelining",
-    "Schedule": "schedules.tasks",
-    "Simulation": "schedules.gantt",
-    "Task": "schedules.tasks",
-    "schedule": "schedules.schedule",
-    "simulate": "schedules.simulation",
-    "verify": "schedules.tasks",
+    "Schedule": "orders",
+    "Simulation": "simulation",
+    "Task": "orders",
+    "schedule": "scheduling",
+    "simulate": "simulation",
+    "verify": "orders",
 }
 
 __all__ = [*_HOMES]  # noqa: PLE0604

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,26 +15,100 @@ from jax.sharding import PartitionSpec
 from shardy_py.api.specs import refuse_host_memory
 from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
+from shardy_py.dialect.format import aligned
 from shardy_py.frontends.leaves import Leaves, trace_leaves
 from shardy_py.frontends.mesh_context import on_a_mesh_or_none, traced_on
 from shardy_py.pipelines.assignment import Assignment, assign
 from shardy_py.pipelines.errors import PipelineError
-from shardy_py.pipelines.flat import Flat, flatten
+from shardy_py.pipelines.flatten import Flat, flatten
 from shardy_py.pipelines.jaxprs import dtype_of, is_extended_dtype, shape_of, struct_of
 from shardy_py.pipelines.markers import Marking, marker_of
 from shardy_py.pipelines.microbatching import Kind, Split, split
-from shardy_py.pipelines.pipeline_search import PipelineSearch
+from shardy_py.pipelines.orders import Schedule, is_automatic
 from shardy_py.pipelines.placing import Places, plan_specs, submeshes, trace_mesh
-from shardy_py.pipelines.programs import Program, evaluate, part_programs, parts_of_parameters, stage_programs, update_programs
+from shardy_py.pipelines.programs import (
+    Program,
+    Updates,
+    evaluate,
+    part_programs,
+    parts_of_parameters,
+    place_updates,
+    stage_programs,
+    stage_times,
+    update_programs,
+)
 from shardy_py.pipelines.residuals import Handover, Layout, handovers, rematerialized
-from shardy_py.pipelines.schedules.named import is_automatic
-from shardy_py.pipelines.schedules.schedule import schedule
-from shardy_py.pipelines.schedules.tasks import Schedule
+from shardy_py.pipelines.scheduling import schedule
 from shardy_py.pipelines.sends import reduce_sends
 from shardy_py.pipelines.single_example import on_one_example
-from shardy_py.pipelines.timing import stage_times
-from shardy_py.pipelines.updates import Updates, place_updates
+from shardy_py.plan.cost_analysis import seconds_text
+from shardy_py.plan.movements import format_bytes
 from shardy_py.planner.options import Planner
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage of a pipeline.
+
+    Attributes:
+        mesh: Axis -> its size.
+        seconds: Of all microbatches in this stage, and of its part of the update.
+        memory_bytes: Of one device.
+    """
+
+    mesh: Mapping[str, int]
+    seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class PipelineAlternative:
+    """A pipeline that the search considered.
+
+    Attributes:
+        name: How it is cut and sharded.
+        objective_seconds: Of one step, as `PipelineSearch.objective_seconds`.
+        memory_bytes: Of the device that needs most.
+        fits: Whether that is within the budget.
+    """
+
+    name: str
+    objective_seconds: float
+    memory_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class PipelineSearch:
+    """The result of a search for stages, meshes and shardings; `Pipelined.search`.
+
+    Attributes:
+        hardware: The hardware whose seconds these are.
+        objective_seconds: Of one step: by the formula of schedules over the plans of its programs, and of the update.
+        lower_bound_seconds: None: nothing is known that all pipelines take.
+        budget_bytes: The most that a device may hold; None without a budget.
+        name: Of the pipeline, as among the alternatives.
+        alternatives: All pipelines that were priced, the cheapest first.
+        timings: Seconds of each step of the search.
+    """
+
+    hardware: str
+    objective_seconds: float
+    lower_bound_seconds: float | None
+    budget_bytes: int | None
+    name: str
+    stages: tuple[PlannedStage, ...]
+    alternatives: tuple[PipelineAlternative, ...]
+    timings: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def __str__(self) -> str:
+        rows = [("stage", "mesh", "batch", "memory")]
+        for number, stage in enumerate(self.stages):
+            mesh = " x ".join(f"{name}={size}" for name, size in stage.mesh.items())
+            rows.append((str(number), mesh, seconds_text(stage.seconds), format_bytes(stage.memory_bytes)))
+        others = [(a.name, seconds_text(a.objective_seconds), "" if a.fits else "does not fit") for a in self.alternatives]
+        head = f"step {seconds_text(self.objective_seconds)} on {self.hardware}, {self.name}; no lower bound is known"
+        return "\n".join([head, *aligned(rows, right=(2, 3)), *aligned([("pipeline", "step", ""), *others], right=(1,))])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from shardy_py.pipelines.errors import PipelineError
-from shardy_py.pipelines.flat import MARKER
+from shardy_py.pipelines.flatten import MARKER
 
 _NAME = re.compile(r"[A-Za-z0-9_.\- ]+")
 

@@ -18,7 +18,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.frontends.loops import scan_counts
 from shardy_py.pipelines.errors import PipelineError, place
-from shardy_py.pipelines.flat import Flat, Node, flatten
+from shardy_py.pipelines.flatten import Flat, Node, flatten
 from shardy_py.pipelines.jaxprs import Atom, dtype_of, is_extended_dtype, live, named_dimensions, shape_of, short
 from shardy_py.pipelines.rows import Rows, follow
 

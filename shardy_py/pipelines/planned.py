@@ -6,32 +6,245 @@ those that there are without a planner on as many devices, are priced by one for
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
+from jax.extend.core import Var, jaxpr_as_fun
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from shardy_py.api import auto_shard
 from shardy_py.pipelines.assignment import Assignment, assign, pieces
-from shardy_py.pipelines.building import Options, Signature, StagedStep, TracedStep, stage_names, staged, trace_step, updating
-from shardy_py.pipelines.deferred_sums import defer_sums
+from shardy_py.pipelines.building import (
+    Options,
+    PipelineAlternative,
+    PipelineSearch,
+    PlannedStage,
+    Signature,
+    StagedStep,
+    TracedStep,
+    stage_names,
+    staged,
+    trace_step,
+    updating,
+)
+from shardy_py.pipelines.compiling import Compiling, defer_sums
+from shardy_py.pipelines.cost import equation_seconds
 from shardy_py.pipelines.errors import PipelineError
-from shardy_py.pipelines.memory import stage_memory
+from shardy_py.pipelines.flatten import Node
+from shardy_py.pipelines.jaxprs import closed_jaxpr, reads, shape_of, struct_of
 from shardy_py.pipelines.microbatching import Split
-from shardy_py.pipelines.pipeline_search import PipelineAlternative, PipelineSearch, PlannedStage
-from shardy_py.pipelines.placing import Places, meshes_of, submeshes, trace_mesh
-from shardy_py.pipelines.programs import Program, stage_programs
-from shardy_py.pipelines.schedules.formula import predicted
-from shardy_py.pipelines.schedules.simulation import costs_of
-from shardy_py.pipelines.schedules.tasks import Schedule
-from shardy_py.pipelines.stage_plans import ProgramPrices, StagePlanner, StageProgram, set_specs, stage_program
-from shardy_py.pipelines.submeshes import Run, divided
-from shardy_py.pipelines.timing import PASSES, transfers
+from shardy_py.pipelines.orders import Schedule
+from shardy_py.pipelines.placing import Places, axes_of, meshes_of, submeshes, trace_mesh
+from shardy_py.pipelines.programs import PASSES, Program, stage_programs, transfers
+from shardy_py.pipelines.report import stage_memory
+from shardy_py.pipelines.simulation import costs_of, predicted
+from shardy_py.plan.feeding import NOTHING
 from shardy_py.plan.movements import format_bytes
 from shardy_py.planner.meshes import shapes
 from shardy_py.planner.options import Planner
+
+MOST_BOUNDS = 32
+"""Bounds on the slowest stage that are tried; of more seconds of stages so many are taken, evenly."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A stage: pieces from `start` to `end`, on a mesh of a shape."""
+
+    start: int
+    end: int
+    shape: tuple[int, ...]
+
+
+def divided(
+    seconds: Mapping[tuple[int, ...], Sequence[float]], stages: int, devices: int, microbatches: int
+) -> tuple[float, tuple[Run, ...]] | None:
+    """The fastest stages (all once, and the slowest again per further microbatch), and their seconds; None where too many share.
+
+    Example:
+        >>> seconds = {(1,): [4.0, 1.0, 1.0], (2,): [2.0, 0.6, 0.6]}
+        >>> divided(seconds, 2, 3, 4)
+        (10.0, (Run(start=0, end=1, shape=(2,)), Run(start=1, end=3, shape=(1,))))
+    """
+    count = len(next(iter(seconds.values())))
+    runs: dict[tuple[int, int], list[tuple[float, tuple[int, ...]]]] = {}
+    for start in range(count):
+        for end in range(start + 1, count + 1):
+            best: dict[int, tuple[float, tuple[int, ...]]] = {}
+            for shape, each in seconds.items():
+                size, total = math.prod(shape), math.fsum(each[start:end])
+                if size not in best or total < best[size][0]:
+                    best[size] = total, shape
+            runs[start, end] = list(best.values())
+    bounds = sorted({total for each in runs.values() for total, _ in each})
+    step = max(1, math.ceil(len(bounds) / MOST_BOUNDS))
+    result: tuple[float, tuple[Run, ...]] | None = None
+    before = 0.0
+    for bound in (*bounds[step - 1 :: step], bounds[-1]):
+        if result is not None and (microbatches - 1) * before >= result[0]:
+            break  # whatever takes longer than the last bound in its slowest stage takes longer in all
+        before = bound
+        chosen = _least_sum(runs, count, stages, devices, bound)
+        if chosen is not None:
+            times = [math.fsum(seconds[run.shape][run.start : run.end]) for run in chosen]
+            total = math.fsum(times) + (microbatches - 1) * max(times)
+            if result is None or total < result[0]:
+                result = total, chosen
+    return result
+
+
+def _least_sum(
+    runs: Mapping[tuple[int, int], Sequence[tuple[float, tuple[int, ...]]]], count: int, stages: int, devices: int, bound: float
+) -> tuple[Run, ...] | None:
+    """The stages with the least sum, none of which takes longer than the bound."""
+    reached: dict[tuple[int, int], tuple[float, tuple[Run, ...]]] = {(0, 0): (0.0, ())}
+    for number in range(stages):
+        following: dict[tuple[int, int], tuple[float, tuple[Run, ...]]] = {}
+        for (start, used), (before, taken) in reached.items():
+            for end in range(start + 1, count - (stages - number - 1) + 1):
+                for total, shape in runs[start, end]:
+                    key = end, used + math.prod(shape)
+                    if total <= bound and key[1] <= devices - (stages - number - 1):
+                        if key not in following or before + total < following[key][0]:
+                            following[key] = before + total, (*taken, Run(start, end, shape))
+        reached = following
+    best = reached.get((count, devices))
+    return None if best is None else best[1]
+
+
+Sizes = Mapping[str, int]
+
+TIME_SHARE = 0.1
+"""The part of the planner's time that one stage may take."""
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """The work of a stage in a step, run `times` times: once with the whole batch, or for each microbatch."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Var, ...]
+    outputs: tuple[Var, ...]
+    of: Mapping[Var, Var]
+    times: int
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """Seconds of a stage in a step, and shardings of its operands and results."""
+
+    seconds: float
+    inputs: tuple[PartitionSpec, ...]
+    outputs: tuple[PartitionSpec, ...]
+
+
+def stage_program(split: Split, programs: Iterable[Program], microbatches: int, *, by_batch: bool) -> StageProgram:
+    """The programs of one stage as one program."""
+    programs = tuple(programs)
+    assert split.whole is not None
+    nodes = split.whole.nodes if by_batch else (*split.micro.nodes, *split.update)
+    twin: Callable[[Var], Var | None] = split.whole_of.get if by_batch else lambda v: v
+    number = {v: i for i, node in enumerate(nodes) for v in node.eqn.outvars}
+    places = {number[w] for program in programs for node in program.nodes for v in node.eqn.outvars if (w := twin(v)) in number}
+    body = tuple(nodes[i] for i in sorted(places))
+    inside = {v for node in body for v in node.eqn.outvars}
+    inputs = tuple(dict.fromkeys(v for node in body for v in reads(node.eqn) if v not in inside))
+    results = [twin(v) for program in programs for v in (*program.outputs, *program.sums)]
+    outputs = tuple(dict.fromkeys(w for w in results if w in inside and w is not None))
+    crossing = {*inputs, *outputs}
+    ends = dict.fromkeys(v for program in programs for v in (*program.inputs, *program.outputs, *program.sums, *program.resets))
+    of = {v: w for v in ends if (w := twin(v)) in crossing and w is not None}
+    return StageProgram(body, inputs, outputs, of, 1 if by_batch else microbatches)
+
+
+class StagePlanner:
+    """Plans stages; alike ones once."""
+
+    def __init__(self, planner: Planner, donated: Callable[[Var], bool]) -> None:
+        # What a stage holds depends on how many microbatches are on their way, which `stage_memory` knows.
+        # Nothing in it is fed: what it takes comes from other stages, or from the call before.
+        self.planner = replace(planner, memory_bytes=math.inf, time_limit_s=TIME_SHARE * planner.time_limit_s, fed=(), resident="*")
+        self.donated = donated
+        self._plans: dict[tuple[Any, ...], StagePlan] = {}
+
+    def chosen(self, program: StageProgram, sizes: Sizes) -> StagePlan:
+        """The stage with the shardings that the planner chooses."""
+        if not program.nodes:
+            return StagePlan(0.0, (PartitionSpec(),) * len(program.inputs), ())
+        closed = closed_jaxpr([node.eqn for node in program.nodes], program.inputs, program.outputs)
+        donated = tuple(i for i, v in enumerate(program.inputs) if self.donated(v))
+        key = (str(closed), tuple(sizes.items()), donated)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._planned(closed, program, sizes, donated)
+        return plan
+
+    def _planned(self, closed: Any, program: StageProgram, sizes: Sizes, donated: tuple[int, ...]) -> StagePlan:
+        run = jaxpr_as_fun(closed)
+
+        def stage(*values: Any) -> list[Any]:
+            return run(*values)
+
+        stage.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(len(program.inputs))]
+        )
+        sharded = auto_shard(stage, mesh=sizes, lowering="jit", donate_argnums=donated or None, planner=self.planner)
+        plan = sharded.plan(*map(struct_of, program.inputs))
+        assert plan.search is not None
+        inputs, outputs = (
+            tuple(s.spec if isinstance(s, NamedSharding) else PartitionSpec() for s in jax.tree.leaves(tree))
+            for tree in (plan.input_shardings, plan.output_shardings)
+        )
+        return StagePlan(plan.search.objective_seconds * program.times, inputs, outputs)
+
+
+class ProgramPrices:
+    """Modelled seconds of programs, cached for programs that are alike."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        self._seconds: dict[tuple[Any, ...], float] = {}
+
+    def seconds(self, program: Program, places: Places) -> float:
+        """The seconds of one run of a program."""
+        eqns = [node.eqn for node in program.nodes]
+        results = list(dict.fromkeys(v for v in (*program.outputs, *program.sums) if v not in program.stands))
+        compiling = Compiling(program, places)
+        if compiling.mesh.size == 1 or not eqns:
+            return math.fsum(equation_seconds(eqns, results, self.planner.machine))
+        inside = {v for eqn in eqns for v in eqn.outvars}
+        read = dict.fromkeys(v for eqn in eqns for v in reads(eqn) if v not in inside)
+        text = str(closed_jaxpr(eqns, read, [v for v in results if v in inside]))
+        specs = tuple(sharding.spec for sharding in (*compiling.ins, *compiling.outs))
+        key = (text, tuple(compiling.mesh.shape.items()), specs, str(compiling.structs), places.planner is None)
+        seconds = self._seconds.get(key)
+        if seconds is None:
+            step = replace(compiling.plan(), stated_feeding=NOTHING).cost_analysis(self.planner.hardware, self.planner.links).step_seconds
+            assert step is not None
+            seconds = self._seconds[key] = self.planner.objective(step)
+        return seconds
+
+
+def set_specs(places: Places, stage: int, program: StageProgram, plan: StagePlan) -> None:
+    """Shards the values of a stage as its plan does, as far as microbatches divide."""
+    specs = dict(zip((*program.inputs, *program.outputs), (*plan.inputs, *plan.outputs), strict=True))
+    sizes = dict(places.mesh(stage).shape)
+    for v, w in program.of.items():
+        places.at[v, stage] = _dividing(specs[w], shape_of(v), sizes)
+
+
+def _dividing(spec: PartitionSpec, shape: Sequence[int], sizes: Sizes) -> PartitionSpec:
+    """A spec without the axes that do not divide their dimension."""
+    entries = [axes_of(entry) for entry in spec]
+    return PartitionSpec(
+        *(axes or None if not n % math.prod(sizes[a] for a in axes) else None for axes, n in zip(entries, shape, strict=False))
+    )
+
 
 PIECES = 8
 """Pieces of the forward pass that stages are made of."""

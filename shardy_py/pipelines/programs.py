@@ -1,21 +1,101 @@
-"""The programs of a pipeline: a forward and a backward pass for every stage, and updates."""
+"""The programs of a pipeline: a forward and a backward pass for every stage, and updates, with their seconds and what they send."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax.core import eval_jaxpr
-from jax.extend.core import Var
+from jax.extend.core import Literal, Var
 
+from shardy_py.cost.hardware import Hardware
 from shardy_py.frontends.partial_sums import partial_sums
 from shardy_py.pipelines.assignment import Assignment
-from shardy_py.pipelines.flat import Node
-from shardy_py.pipelines.jaxprs import closed_jaxpr, dtype_of, reads, shape_of
+from shardy_py.pipelines.cost import equation_seconds
+from shardy_py.pipelines.flatten import Node
+from shardy_py.pipelines.jaxprs import bytes_of, closed_jaxpr, dtype_of, reads, shape_of
 from shardy_py.pipelines.microbatching import Split
-from shardy_py.pipelines.updates import Updates, closure
+from shardy_py.pipelines.placing import Places
+
+SMALL = 4096
+"""Bytes up to which a value that needs no gradient, such as a learning rate, is computed on every stage that wants it."""
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The (round, stage) of each equation that runs once (None: in every group that needs it), and the stage of each kept input."""
+
+    group: tuple[tuple[int, int] | None, ...]
+    owner: dict[Var, int]
+
+
+def place_updates(nodes: Sequence[Node], located: Mapping[Var, int], uses: Mapping[Var, Sequence[int]], inputs: Iterable[Var]) -> Updates:
+    """Assigns the nodes that run once; `located` values of the pipeline, such as sums over microbatches, have a stage."""
+    same = _Components()
+    for node in nodes:
+        large = [v for v in (*reads(node.eqn), *node.eqn.outvars) if bytes_of(v) > SMALL or v in located]
+        for v in large[1:]:
+            if shape_of(v) == shape_of(large[0]):
+                same.join(large[0], v)
+    home: dict[Var, int] = {}
+    for v, s in located.items():
+        home[same.root(v)] = min(s, home.get(same.root(v), s))
+    for v in inputs:
+        if uses.get(v):
+            home[same.root(v)] = min(uses[v])
+    owner = {v: home.get(same.root(v), 0) for v in inputs}
+    copied: set[Var] = {v for v in inputs if bytes_of(v) <= SMALL}
+    stage_of: dict[Var, int] = {**owner, **located}
+    round_of: dict[Var, int] = {}
+    groups: list[tuple[int, int] | None] = []
+    for node in nodes:
+        inputs_here = reads(node.eqn)
+        if node.eqn.outvars and all(v in copied for v in inputs_here) and all(bytes_of(v) <= SMALL for v in node.eqn.outvars):
+            copied.update(node.eqn.outvars)
+            groups.append(None)
+            continue
+        stage = home.get(same.root(node.eqn.outvars[0])) if node.eqn.outvars else None
+        if stage is None:
+            fixed = [v for v in inputs_here if v in stage_of and v not in copied] or inputs_here
+            stage = stage_of.get(max(fixed, key=bytes_of), 0) if fixed else 0
+        turn = max((round_of[v] + (stage_of[v] != stage) for v in inputs_here if v in round_of), default=0)
+        groups.append((turn, stage))
+        for v in node.eqn.outvars:
+            round_of[v], stage_of[v] = turn, stage
+    return Updates(tuple(groups), owner)
+
+
+class _Components:
+    """Values of one shape that meet in an equation."""
+
+    def __init__(self) -> None:
+        self._parent: dict[Var, Var] = {}
+
+    def root(self, v: Var) -> Var:
+        while (up := self._parent.get(v, v)) is not v:
+            self._parent[v] = self._parent.get(up, up)
+            v = up
+        return v
+
+    def join(self, a: Var, b: Var) -> None:
+        a, b = self.root(a), self.root(b)
+        if a is not b:
+            self._parent[b] = a
+
+
+def closure(nodes: Sequence[Node], chosen: Callable[[int], bool], free: Callable[[int], bool], results: Iterable[Var]) -> list[Node]:
+    """The chosen nodes with the free ones that they or these results need, in order."""
+    needed = set(results)
+    nodes_needed: list[Node] = []
+    for i in range(len(nodes) - 1, -1, -1):
+        eqn = nodes[i].eqn
+        if chosen(i) or (free(i) and any(v in needed for v in eqn.outvars)):
+            nodes_needed.append(nodes[i])
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return nodes_needed[::-1]
 
 
 @dataclass(frozen=True)
@@ -221,3 +301,41 @@ def _inputs(body: Sequence[Node], results: Sequence[Var]) -> list[Var]:
     inputs = dict.fromkeys(v for node in body for v in reads(node.eqn) if v not in inside)
     inputs.update(dict.fromkeys(v for v in results if v not in inside))
     return list(inputs)
+
+
+Programs = Mapping[tuple[str, int], Program]
+
+PASSES = {"F": "forward", "B": "backward", "b": "backward", "W": "weight"}
+"""Role of a program -> the name that `simulate` has for its time."""
+
+
+def stage_times(programs: Programs, places: Places, hardware: Hardware) -> dict[str, list[float]]:
+    """Seconds of every stage, as `simulate` takes them; the devices of a stage share its work evenly, and exchange nothing."""
+    count = places.stages
+    times = {role: [0.0] * count for role in ("forward", "backward", "weight")}
+    for (role, s), program in programs.items():
+        results = dict.fromkeys((*program.outputs, *program.sums))
+        seconds = equation_seconds([node.eqn for node in program.nodes], list(results), hardware)
+        times[PASSES[role]][s] = math.fsum(seconds) / places.mesh(s).size
+    return {**times, "transfer": transfers(programs, count, hardware)}
+
+
+def transfers(programs: Programs, stages: int, hardware: Hardware) -> list[float]:
+    """Seconds that a microbatch takes across the boundary behind each stage but the last, in one direction."""
+    moved = sent(programs)
+    crossing = [sum(n for (a, b), n in moved.items() if min(a, b) <= s < max(a, b)) for s in range(stages - 1)]
+    # What crosses a boundary goes half forwards, half back.
+    return [n / 2 / hardware.fabric.bandwidth + hardware.fabric.latency for n in crossing]
+
+
+def sent(programs: Programs) -> dict[tuple[int, int], int]:
+    """(from, to) -> bytes of activations and cotangents that a microbatch sends between these stages."""
+    moved: dict[tuple[int, int], int] = {}
+    producer: dict[Var, int] = {v: s for (_, s), program in programs.items() for v in program.outputs}
+    seen: set[tuple[Var, int]] = set()
+    for (_, t), program in programs.items():
+        for v in program.inputs:
+            if v in producer and producer[v] != t and (v, t) not in seen:
+                seen.add((v, t))
+                moved[producer[v], t] = moved.get((producer[v], t), 0) + bytes_of(v)
+    return moved

@@ -17,14 +17,13 @@ from jax.extend.core import Var
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.pipelines.assignment import Assignment, reassign_backward, uses_of
-from shardy_py.pipelines.flat import Node
+from shardy_py.pipelines.flatten import Node
 from shardy_py.pipelines.jaxprs import bytes_of, live, reads
 from shardy_py.pipelines.microbatching import Kind, Split
+from shardy_py.pipelines.minimum_cut import RecomputeChoice
 from shardy_py.pipelines.placing import Places
 from shardy_py.pipelines.programs import parts_of_parameters
-from shardy_py.pipelines.recompute import bound, communicates, is_cheap, recompute_seconds
-from shardy_py.pipelines.recompute_choice import RecomputeChoice
-from shardy_py.pipelines.residuals import BUFFER_BYTES, Layout
+from shardy_py.pipelines.residuals import BUFFER_BYTES, Layout, bound, communicates, is_cheap, recompute_seconds
 
 TRANSFER_BYTES = 512 << 10
 """Price of one more value that crosses, beside its bytes. `jax.device_put` takes 25 to 35 us of the thread that hands out tasks for it,

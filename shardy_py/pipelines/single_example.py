@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
 from shardy_py.pipelines.errors import PipelineError, place
-from shardy_py.pipelines.flat import Flat, Node
+from shardy_py.pipelines.flatten import Flat, Node
 from shardy_py.pipelines.jaxprs import shape_of
 
 

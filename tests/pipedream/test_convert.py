@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardy_py.pipedream import ConversionError, ProfileGraph, convert, partition, read_graph, register_layer, whole_model
-from shardy_py.pipedream.conversion.registry import _ADDED  # pyright: ignore[reportPrivateUsage]
+from shardy_py.pipedream.conversion.kinds import _ADDED  # pyright: ignore[reportPrivateUsage]
 
 from .conversions import ADD, CONVNET, GNMT, compare, compare_equations, inputs_of, make, numbered
 from .graphs import SHARED, needs_shared

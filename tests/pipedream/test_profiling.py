@@ -15,7 +15,7 @@ from shardy_py.cost.hardware_table import hardware
 from shardy_py.errors import ShardyError
 from shardy_py.pipedream import ProfileGraph, partition, profile, read_graph, write_graph
 from shardy_py.pipedream.profiles.line import line_of
-from shardy_py.pipelines.equation_cost import equation_seconds
+from shardy_py.pipelines.cost import equation_seconds
 
 WIDTH, LAYERS = 64, 4
 

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardy_py.pipelines.balance import SLACK, balanced
+from shardy_py.pipelines.assignment import SLACK, balanced
 
 
 def loads(costs: list[float], cuts: tuple[int, ...]) -> list[float]:

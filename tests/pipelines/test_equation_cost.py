@@ -15,7 +15,7 @@ import shardy_py as sp
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.pipedream import profile
-from shardy_py.pipelines.equation_cost import equation_seconds
+from shardy_py.pipelines.cost import equation_seconds
 from shardy_py.pipelines.jaxprs import bytes_of
 
 H100 = hardware("h100")

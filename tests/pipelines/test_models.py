@@ -17,7 +17,7 @@ import pytest
 import shardy_py as sp
 from tests.pipelines.steps import largest_gap
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @functools.cache

@@ -14,8 +14,8 @@ import pytest
 
 import shardy_py as sp
 from shardy_py.pipelines import PipelineError
-from shardy_py.pipelines.pipeline_search import PipelineSearch
-from shardy_py.pipelines.submeshes import divided
+from shardy_py.pipelines.building import PipelineSearch
+from shardy_py.pipelines.planned import divided
 from tests.pipelines.steps import data, largest_gap, loss, params
 
 

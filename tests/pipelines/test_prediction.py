@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from shardy_py.pipelines.schedules.formula import predicted
-from shardy_py.pipelines.schedules.schedule import schedule
-from shardy_py.pipelines.schedules.simulation import costs_of, simulate
+from shardy_py.pipelines.scheduling import schedule
+from shardy_py.pipelines.simulation import costs_of, predicted, simulate
 
 SETTINGS = [
     ("1f1b", 2, 4, 1), ("1f1b", 4, 8, 1), ("gpipe", 4, 8, 1), ("zb-h1", 4, 8, 1), ("interleaved", 4, 8, 2), ("circular", 4, 8, 2),

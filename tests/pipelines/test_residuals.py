@@ -11,8 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.pipelines.jaxprs import reads
-from shardy_py.pipelines.recompute import MOVES, REDUCTIONS, communicates
-from shardy_py.pipelines.residuals import LONGEST, Layout
+from shardy_py.pipelines.residuals import LONGEST, MOVES, REDUCTIONS, Layout, communicates
 from tests.pipelines.steps import data, loss, params
 from tests.pipelines.test_models import models
 

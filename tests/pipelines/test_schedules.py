@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardy_py.pipelines.schedules.named import names
-from shardy_py.pipelines.schedules.orders import SCHEDULES
-from shardy_py.pipelines.schedules.schedule import schedule
-from shardy_py.pipelines.schedules.tasks import Schedule, ScheduleError, Task, needs, verify
+from shardy_py.pipelines.orders import SCHEDULES, Schedule, ScheduleError, Task, names, needs, verify
+from shardy_py.pipelines.scheduling import schedule
 
 SHARED = pathlib.Path(os.environ.get("SHARDY_SHARED") or pathlib.Path(__file__).resolve().parents[3] / "shared")
 REFERENCE = SHARED / "data" / "schedules"

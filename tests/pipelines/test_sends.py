@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.pipelines import building
-from shardy_py.pipelines.recompute import REDUCTIONS, bound
+from shardy_py.pipelines.residuals import REDUCTIONS, bound
 from shardy_py.pipelines.sends import Placement
 from tests.pipelines.steps import data, largest_gap, params
 from tests.pipelines.test_models import models

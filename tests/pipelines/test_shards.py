@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.pipelines.shards import move
+from shardy_py.pipelines.placing import move
 from tests.pipelines.steps import data, largest_gap, loss, params
 
 

@@ -11,7 +11,7 @@ import pytest
 from jax.extend.core import Var
 
 from shardy_py.pipelines import PipelineError
-from shardy_py.pipelines.flat import Flat, flatten
+from shardy_py.pipelines.flatten import Flat, flatten
 from shardy_py.pipelines.programs import evaluate
 from shardy_py.pipelines.single_example import on_one_example
 from tests.pipelines.steps import data, loop_loss, loss, params

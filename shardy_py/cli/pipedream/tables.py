@@ -12,7 +12,7 @@ from shardy_py.cli.pipedream.staged import crossing_of, members_of
 from shardy_py.dialect.format import aligned
 from shardy_py.pipedream.partitions.result import Partition
 from shardy_py.pipedream.profiles.graph import ProfileGraph
-from shardy_py.pipelines.schedules.gantt import Simulation
+from shardy_py.pipelines.simulation import Simulation
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.movements import format_bytes
 

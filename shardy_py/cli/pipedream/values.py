@@ -8,8 +8,7 @@ from pathlib import Path
 from shardy_py.cli.errors import CommandError
 from shardy_py.cli.progress import progress
 from shardy_py.errors import ShardyError
-from shardy_py.pipedream.profiles.graph import ProfileGraph
-from shardy_py.pipedream.profiles.graph_text import read_graph
+from shardy_py.pipedream.profiles.graph import ProfileGraph, read_graph
 
 
 def counts(text: str, option: str) -> list[int]:

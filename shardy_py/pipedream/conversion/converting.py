@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -13,14 +14,244 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from shardy_py.files import write_file
-from shardy_py.pipedream.conversion.configs import read_ranks, write_configs
-from shardy_py.pipedream.conversion.cutting import cut
+from shardy_py.pipedream.conversion import lines
 from shardy_py.pipedream.conversion.descriptions import ConversionError
+from shardy_py.pipedream.conversion.expressions import import_line, modules_of, written
 from shardy_py.pipedream.conversion.kinds import is_name
-from shardy_py.pipedream.conversion.program import read_program
-from shardy_py.pipedream.conversion.writing import MARK, write_package
+from shardy_py.pipedream.conversion.lines import Code, comment, statement
+from shardy_py.pipedream.conversion.program import Cut, Stage, Step, cut, read_program
 from shardy_py.pipedream.partitions.result import Partition
 from shardy_py.pipedream.profiles.graph import ProfileGraph
+
+
+def write_configs(num_stages: int, ranks: Sequence[int] | None) -> dict[str, str]:
+    """The texts of dp_conf.json, mp_conf.json and, where ranks are given, hybrid_conf.json.
+
+    The criterion is a module of its own, in the last stage. Data parallelism has all modules in one stage on all ranks, model
+    parallelism has one rank per stage, and the hybrid has neighbouring ranks for each stage.
+
+    Example:
+        >>> print(write_configs(2, [3, 1])["hybrid_conf.json"], end="")
+        {
+            "module_to_stage_map": [0, 1, 1],
+            "stage_to_rank_map": {"0": [0, 1, 2], "1": [3]}
+        }
+    """
+    modules = [*range(num_stages), num_stages - 1]
+    everyone = list(range(sum(ranks) if ranks is not None else num_stages))
+    texts = {
+        "dp_conf.json": _conf([0] * len(modules), {"0": everyone}),
+        "mp_conf.json": _conf(modules, {str(stage): [stage] for stage in range(num_stages)}),
+    }
+    if ranks is not None:
+        starts = [sum(ranks[:stage]) for stage in range(num_stages)]
+        own = {str(stage): list(range(start, start + count)) for stage, (start, count) in enumerate(zip(starts, ranks))}
+        texts["hybrid_conf.json"] = _conf(modules, own)
+    return texts
+
+
+def read_ranks(stage_to_num_ranks: Mapping[int, int] | Sequence[int] | str, num_stages: int) -> list[int]:
+    """The ranks of each stage, from a mapping, a sequence or "0:3,1:1". Raises ConversionError for unknown or missing stages."""
+    where = f"stage_to_num_ranks={stage_to_num_ranks!r}"
+    fix = f"give a positive number for each of the {num_stages} stages, such as {dict.fromkeys(range(num_stages), 1)}"
+    if isinstance(stage_to_num_ranks, str):
+        parts = [part.split(":") for part in stage_to_num_ranks.split(",")]
+        if not all(len(pair) == 2 and all(text.strip().isascii() and text.strip().isdigit() for text in pair) for pair in parts):
+            raise ConversionError("the number of ranks is malformed", where=where, fix='write "0:3,1:1"')
+        pairs = [(int(stage), int(ranks)) for stage, ranks in parts]
+    elif isinstance(stage_to_num_ranks, Mapping):
+        pairs = list(stage_to_num_ranks.items())
+    elif isinstance(stage_to_num_ranks, Sequence):
+        pairs = list(enumerate(stage_to_num_ranks))
+    else:
+        raise TypeError(f"stage_to_num_ranks is a mapping, a sequence or text, not {type(stage_to_num_ranks).__name__}")
+    ranks_of = dict(pairs)
+    if len(ranks_of) < len(pairs):
+        raise ConversionError("a stage is given twice", where=where)
+    if sorted(ranks_of, key=str) != sorted(range(num_stages), key=str):
+        raise ConversionError(f"the graph has the stages 0 to {num_stages - 1}, ranks are given for {list(ranks_of)}", where=where, fix=fix)
+    wrong = next((count for count in ranks_of.values() if type(count) is not int or count < 1), None)
+    if wrong is not None:
+        raise ConversionError(f"{wrong!r} is no number of ranks", where=where, fix=fix)
+    return [ranks_of[stage] for stage in range(num_stages)]
+
+
+def _conf(modules: list[int], ranks: dict[str, list[int]]) -> str:
+    return f'{{\n    "module_to_stage_map": {json.dumps(modules)},\n    "stage_to_rank_map": {json.dumps(ranks)}\n}}\n'
+
+
+MARK = "# Written by shardy_py."
+
+
+def write_package(cut: Cut, arch: str, model_name: str) -> dict[str, str]:
+    """All modules of a package by file name: `<arch>.py`, `__init__.py`, the layers, and one per stage if there are several."""
+    used = {module for step in cut.program.steps for module in modules_of(step.call)}
+    texts = {f"{name}.py": _own_source(name) for name in ("layers", "recurrent") if used & {name, "recurrent"}}
+    if len(cut.stages) == 1:
+        texts[f"{arch}.py"] = _module(cut, cut.stages[0], model_name, f"{arch} as one module")
+    else:
+        for stage in cut.stages:
+            about = f"Stage {stage.index} of {len(cut.stages)} of {arch}"
+            texts[f"stage{stage.index}.py"] = _module(cut, stage, f"Stage{stage.index}", about)
+        texts[f"{arch}.py"] = _fused(cut, arch, model_name)
+    texts["__init__.py"] = _init(cut, arch, model_name)
+    return {name: lines.checked(text, name) for name, text in texts.items()}
+
+
+def _own_source(name: str) -> str:
+    text = (pathlib.Path(__file__).parent / "copied" / f"{name}.py").read_text()
+    return f"{MARK}\n{text}"
+
+
+def _module(cut: Cut, stage: Stage, class_name: str, about: str) -> str:
+    body = _body(cut, stage)
+    modules = {"flax.linen", *(module for step in stage.steps for module in modules_of(step.call))}
+    if any(_crosses_as_shape(cut, id) for id in stage.gives):
+        modules.add("jax.numpy")
+    count = sum(bool(step.call.kind.module) for step in stage.steps)
+    docs = f'    """{about}: {count} layer{"s" * (count != 1)}."""'
+    signature = _signature([cut.names[id] for id in stage.takes])
+    return "\n".join(
+        [*_top(about, modules), f"class {class_name}(nn.Module):", docs, "", "    @nn.compact", *signature, *body, ""],
+    )
+
+
+def _top(about: str, modules: set[str]) -> list[str]:
+    own = sorted(modules & {"layers", "recurrent"})
+    others = sorted({import_line(module) for module in modules - set(own)})
+    blocks = [["from __future__ import annotations"], others, [f"from . import {', '.join(own)}"] if own else []]
+    return [MARK, f'"""{about}."""', *(line for block in blocks if block for line in ("", *block)), "", ""]
+
+
+def _signature(names: Sequence[str]) -> list[str]:
+    parts = ["self", *names, "*", "train=False", "key=None"]
+    return statement("def __call__", lines.call("", parts), 4, ":")
+
+
+def _body(cut: Cut, stage: Stage) -> list[str]:
+    program, pad = cut.program, 8
+    text: list[str] = []
+    local = {step.id: _local(step.name) for step in stage.steps}
+    for id in stage.takes:
+        local[id] = cut.names[id]
+        step = program.by_id[id]
+        text += comment(f"{cut.names[id]}: {step.id}, {step.description}", pad)
+    for id in stage.takes:
+        if _crosses_as_shape(cut, id):
+            # The array has no elements: only its shape is used.
+            local[id] = _local(program.by_id[id].name)
+            text += statement(f"{local[id]} = ", f"{cut.names[id]}.shape[{'0' if program.by_id[id].gives == 'size' else ':-1'}]", pad)
+    for step in stage.steps:
+        text += _statements(step, local, [program.by_id[id].gives for id in step.operands], cut.states.get(step.id, 0), pad)
+    results = []
+    for id in stage.gives:
+        what = program.by_id[id].gives
+        array = {"size": f"jnp.zeros(({local[id]}, 0))", "shape": f"jnp.zeros((*{local[id]}, 0))"}
+        results.append(array.get(what, local[id]) if _crosses_as_shape(cut, id) else local[id])
+    return text + returned(results, pad)
+
+
+def _statements(step: Step, local: dict[str, str], gives: list[str], states: int, pad: int) -> list[str]:
+    layer, value = written(step.call, step.name, [local[id] for id in step.operands], gives, states)
+    target = f"{local[step.id]} = "
+    if layer is None:
+        return statement(target, value, pad)
+    whole = Code(value.head.replace("{}", layer.flat), value.parts, value.tail)
+    if len(f"{' ' * pad}{target}{whole.flat}") <= lines.WIDTH:
+        return statement(target, whole, pad)
+    return [*statement("layer = ", layer, pad), *statement(target, Code(value.head.replace("{}", "layer"), value.parts, value.tail), pad)]
+
+
+def returned(results: Sequence[str], pad: int) -> list[str]:
+    """The statement that returns some values."""
+    flat = statement("return ", ", ".join(results) or "()", pad)
+    return flat if len(flat[0]) <= lines.WIDTH else statement("return ", lines.call("", results), pad)
+
+
+def assigned(names: Sequence[str], call: Code, pad: int) -> list[str]:
+    """Statements that give the results of a call their names."""
+    target = ", ".join(names)
+    if len(target) > 60:
+        return [*statement("outs = ", call, pad), *statement("", Code("(", tuple(names), ")"), pad, " = outs")]
+    return statement(f"{target} = " if target else "", call, pad)
+
+
+def _fused(cut: Cut, arch: str, model_name: str) -> str:
+    text: list[str] = []
+    for stage in cut.stages:
+        arguments = [*(cut.names[id] for id in stage.takes), "train=train", "key=key"]
+        call = lines.call(f'Stage{stage.index}(name="stage{stage.index}")', arguments)
+        text += assigned([cut.names[id] for id in stage.gives], call, 8)
+    text += returned([cut.names[id] for id in cut.program.results], 8)
+    about = f"{arch}: {len(cut.stages)} stages in a row"
+    stages = [f"from .stage{stage.index} import Stage{stage.index}" for stage in cut.stages]
+    head = [MARK, f'"""{about}."""', "", "from __future__ import annotations", "", "import flax.linen as nn", "", *sorted(stages), "", ""]
+    signature = _signature([cut.names[id] for id in cut.program.inputs])
+    return "\n".join([*head, f"class {model_name}(nn.Module):", f'    """{about}."""', "", "    @nn.compact", *signature, *text, ""])
+
+
+def _init(cut: Cut, arch: str, model_name: str) -> str:
+    several = len(cut.stages) > 1
+    modules = [(arch, model_name), *((f"stage{s.index}", f"Stage{s.index}") for s in cut.stages if several)]
+    imports = [f"from .{module} import {name}" for module, name in sorted(modules)]
+    names = cut.names
+    rows = [
+        (f"Stage{stage.index}()" if several else f"{model_name}()", [names[id] for id in stage.takes], [names[id] for id in stage.gives])
+        for stage in cut.stages
+    ]
+    first = next((id for stage in reversed(cut.stages) for id in stage.gives if id in cut.program.results), cut.program.results[0])
+    return init_module(arch, imports, rows, [names[first]], ("module", f"{model_name}()"))
+
+
+def init_module(
+    arch: str,
+    imports: Sequence[str],
+    stages: Sequence[tuple[str, Sequence[str], Sequence[str]]],
+    outputs: Sequence[str],
+    whole: tuple[str, str],
+) -> str:
+    """The `__init__.py` of a package."""
+    table = [lines.call("", [code, *map(_listed, names)]) for code, *names in [*stages, ("criterion", outputs, ["loss"])]]
+    statements = "\n".join(imports)
+    rows = "\n".join(line for row in table for line in statement("", row, 8, ","))
+    return f'''{MARK}
+"""{arch} in {len(stages)} stage{"s" * (len(stages) != 1)}."""
+
+from __future__ import annotations
+
+{statements}
+
+
+def arch():
+    """The name of the architecture."""
+    return "{arch}"
+
+
+def model(criterion):
+    """Each stage with the names of what it takes and gives; the criterion makes the loss."""
+    return [
+{rows}
+    ]
+
+
+def full_model():
+    """All stages as one {whole[0]}."""
+    return {whole[1]}
+'''
+
+
+def _listed(names: Sequence[str]) -> Code:
+    return Code("[", tuple(f'"{name}"' for name in names), "]")
+
+
+def _crosses_as_shape(cut: Cut, id: str) -> bool:
+    return cut.program.by_id[id].gives in ("size", "shape")
+
+
+def _local(name: str) -> str:
+    """A variable for a layer; it never hides a name that the code uses."""
+    return name if lines.is_free(name) and not re.fullmatch(r"(input|out)\d+", name) else f"{name}_"
+
 
 # Names of modules and of what modules import, which no model can have.
 _RESERVED = frozenset({"layers", "recurrent", "nn", "jax", "jnp", "arch", "model", "full_model", "annotations"})

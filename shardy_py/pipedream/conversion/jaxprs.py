@@ -2,23 +2,355 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from shardy_py.frontends.loops import scan_counts
+from shardy_py.ir.jax_calls import PLAIN_CALLS, body_parameter
 from shardy_py.pipedream.conversion import lines
-from shardy_py.pipedream.conversion.configs import read_ranks, write_configs
-from shardy_py.pipedream.conversion.converting import Package, check_name, write_files
+from shardy_py.pipedream.conversion.converting import (
+    MARK,
+    Package,
+    assigned,
+    check_name,
+    init_module,
+    read_ranks,
+    returned,
+    write_configs,
+    write_files,
+)
 from shardy_py.pipedream.conversion.descriptions import ConversionError
-from shardy_py.pipedream.conversion.equations import scalar
-from shardy_py.pipedream.conversion.functions import Writer, argument_names
-from shardy_py.pipedream.conversion.lines import comment, statement
-from shardy_py.pipedream.conversion.writing import MARK, assigned, init_module, returned
+from shardy_py.pipedream.conversion.lines import Code, comment, statement
+
+# Arguments that say nothing about the values, where they are unset.
+_SILENT = frozenset({"accuracy", "out_dtype", "out_sharding", "sharding", "precision", "preferred_element_type", "dimensions", "strides"})
+
+_OTHER_NAMES = {
+    "add_any": "add",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "not": "bitwise_not",
+    "scatter-add": "scatter_add",
+    "scatter-mul": "scatter_mul",
+    "population_count": "population_count",
+}
+
+# Primitive -> its arguments that are passed to the function of `jax.lax`, all by name.
+_NAMED: dict[str, tuple[str, ...]] = {
+    "broadcast_in_dim": ("shape", "broadcast_dimensions"),
+    "convert_element_type": ("new_dtype",),
+    "cumlogsumexp": ("axis", "reverse"),
+    "cummax": ("axis", "reverse"),
+    "cummin": ("axis", "reverse"),
+    "cumprod": ("axis", "reverse"),
+    "cumsum": ("axis", "reverse"),
+    "dot_general": ("dimension_numbers", "precision", "preferred_element_type"),
+    "gather": ("dimension_numbers", "slice_sizes", "unique_indices", "indices_are_sorted", "mode", "fill_value"),
+    "integer_pow": ("y",),
+    "pad": ("padding_config",),
+    "reduce_and": ("axes",),
+    "reduce_max": ("axes",),
+    "reduce_min": ("axes",),
+    "reduce_or": ("axes",),
+    "reduce_prod": ("axes",),
+    "reduce_sum": ("axes",),
+    "reshape": ("new_sizes", "dimensions"),
+    "rev": ("dimensions",),
+    "round": ("rounding_method",),
+    "scatter": ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode"),
+    "scatter-add": ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode"),
+    "scatter-mul": ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode"),
+    "slice": ("start_indices", "limit_indices", "strides"),
+    "split": ("sizes", "axis"),
+    "squeeze": ("dimensions",),
+    "transpose": ("permutation",),
+    "conv_general_dilated": (
+        "window_strides",
+        "padding",
+        "lhs_dilation",
+        "rhs_dilation",
+        "dimension_numbers",
+        "feature_group_count",
+        "batch_group_count",
+        "precision",
+        "preferred_element_type",
+    ),
+}
+
+# Primitive -> its call, where operands are not simply passed one by one.
+_SPECIAL: dict[str, Callable[[dict[str, Any], Sequence[str]], tuple[str, Sequence[str | Code]]]] = {
+    "argmax": lambda p, o: ("lax.argmax", [*o, f"axis={value(p['axes'][0])}", f"index_dtype={value(p['index_dtype'])}"]),
+    "argmin": lambda p, o: ("lax.argmin", [*o, f"axis={value(p['axes'][0])}", f"index_dtype={value(p['index_dtype'])}"]),
+    "concatenate": lambda p, o: ("lax.concatenate", [f"[{', '.join(o)}]", f"dimension={value(p['dimension'])}"]),
+    "copy": lambda p, o: ("jnp.copy", list(o)),
+    "dynamic_slice": lambda p, o: ("lax.dynamic_slice", [o[0], f"[{', '.join(o[1:])}]", value(p["slice_sizes"])]),
+    "dynamic_update_slice": lambda p, o: ("lax.dynamic_update_slice", [o[0], o[1], f"[{', '.join(o[2:])}]"]),
+    "iota": lambda p, o: ("lax.broadcasted_iota", [value(p["dtype"]), value(p["shape"]), value(p["dimension"])]),
+    "sort": lambda p, o: (
+        "lax.sort",
+        [f"({', '.join(o)},)", *(f"{key}={value(p[key])}" for key in ("dimension", "is_stable", "num_keys"))],
+    ),
+}
+
+
+def call_of(eqn: JaxprEqn, operands: Sequence[str]) -> tuple[str, Sequence[str | Code]]:
+    """The code of an equation's function and arguments; raises ConversionError if no function of `jax.lax` takes these."""
+    name, params = eqn.primitive.name, eqn.params
+    if name in _SPECIAL:
+        return _SPECIAL[name](params, operands)
+    function = _OTHER_NAMES.get(name, name)
+    named_parameters = _NAMED.get(name)
+    rest = set(params) - set(named_parameters or ()) - {"update_jaxpr", "update_consts", "weak_type"}
+    unsupported = sorted(key for key in rest if not (key in _SILENT and params[key] is None))
+    if (
+        not hasattr(lax, function)
+        or (named_parameters is None and unsupported)
+        or any(key in unsupported for key in ("sharding", "out_sharding"))
+    ):
+        why = f"its arguments {', '.join(unsupported)} are not known here" if unsupported else "it is no function of jax.lax"
+        raise ConversionError(f"the primitive {name!r} cannot be written as code", why=why, fix="move it out of the stages")
+    named = [argument(key, params[key]) for key in named_parameters or () if params.get(key) is not None]
+    return f"lax.{function}", [*operands, *named]
+
+
+def value(parameter: Any) -> str:
+    """An argument of an equation as code; raises ConversionError if it cannot be written."""
+    if parameter is None or isinstance(parameter, bool | str):
+        return repr(parameter)
+    if isinstance(parameter, int | np.integer) and not isinstance(parameter, enum.Enum):
+        return str(int(parameter))
+    if isinstance(parameter, float | np.floating):
+        return repr(float(parameter)) if np.isfinite(parameter) else f'float("{float(parameter)}")'
+    if isinstance(parameter, enum.Enum) and hasattr(lax, type(parameter).__name__):
+        return f"lax.{type(parameter).__name__}.{parameter.name}"
+    if isinstance(parameter, tuple | list):
+        if hasattr(parameter, "_fields") and hasattr(lax, type(parameter).__name__):
+            return f"lax.{type(parameter).__name__}({', '.join(f'{key}={value(part)}' for key, part in zip(parameter._fields, parameter))})"  # pyright: ignore
+        return f"({', '.join(map(value, parameter))}{',' if len(parameter) == 1 else ''})"
+    fields = getattr(parameter, "__dataclass_fields__", None)
+    if fields is not None and hasattr(lax, type(parameter).__name__):
+        return f"lax.{type(parameter).__name__}({', '.join(f'{key}={value(getattr(parameter, key))}' for key in fields)})"
+    if isinstance(parameter, np.dtype) or (isinstance(parameter, type) and issubclass(parameter, np.generic)):
+        return f"jnp.{np.dtype(parameter).name}" if np.dtype(parameter).name != "bool" else "jnp.bool_"
+    raise ConversionError(f"an argument {str(parameter)[:60]!r} of type {type(parameter).__name__} cannot be written as code")
+
+
+def argument(name: str, parameter: Any) -> str | Code:
+    """An argument by name, broken inside its brackets where it is long."""
+    text = f"{name}={value(parameter)}"
+    if len(text) < 70 or (not isinstance(parameter, tuple | list) and not hasattr(parameter, "__dataclass_fields__")):
+        return text
+    if hasattr(parameter, "_fields"):
+        parts = [argument(key, part) for key, part in zip(parameter._fields, parameter)]  # pyright: ignore
+        return Code(f"{name}=lax.{type(parameter).__name__}(", tuple(parts), ")")
+    fields = getattr(parameter, "__dataclass_fields__", None)
+    if fields is not None:
+        parts = [argument(key, getattr(parameter, key)) for key in fields]
+        return Code(f"{name}=lax.{type(parameter).__name__}(", tuple(parts), ")")
+    return Code(f"{name}=(", tuple(map(value, parameter)), ")")
+
+
+def scalar(literal: Literal) -> str:
+    """A literal of a jaxpr as code, with its type."""
+    array = np.asarray(literal.val, literal.aval.dtype)  # pyright: ignore
+    if array.ndim or (array.dtype.kind == "V" and array.dtype.name == "void"):
+        raise ConversionError(f"a literal of shape {array.shape} and type {array.dtype} cannot be written as code")
+    number = array.item()
+    if isinstance(number, complex):
+        return f"jnp.{array.dtype.name}({number!r})"
+    return f"{value(array.dtype)}({value(number)})"
+
+
+def function_with_rule(eqn: JaxprEqn) -> str | None:
+    """The function of `jax.nn` that an equation with a derivative rule is, such as relu; None if it is none."""
+    inner = next((each for each in eqn.params.values() if isinstance(each, ClosedJaxpr)), None)
+    if inner is None or len(eqn.invars) != 1:
+        return None
+    names = [each.params.get("name") for each in inner.jaxpr.eqns if each.primitive.name == "jit"]
+    for name in names or ["relu", "silu", "relu6"]:
+        function = getattr(jax.nn, str(name), None)
+        if function is None or not str(name).isidentifier():
+            continue
+        struct = jax.ShapeDtypeStruct(eqn.invars[0].aval.shape, eqn.invars[0].aval.dtype)  # pyright: ignore
+        try:
+            traced = jax.make_jaxpr(function)(struct)
+        except TypeError:
+            continue
+        outer = [each for each in traced.jaxpr.eqns if each.primitive is eqn.primitive]
+        # relu may stand in a jit of its own.
+        if not outer and len(traced.jaxpr.eqns) == 1 and "jaxpr" in traced.jaxpr.eqns[0].params:
+            outer = [each for each in traced.jaxpr.eqns[0].params["jaxpr"].jaxpr.eqns if each.primitive is eqn.primitive]
+        if len(outer) == 1 and any(str(each) == str(inner) for each in outer[0].params.values() if isinstance(each, ClosedJaxpr)):
+            return f"jax.nn.{name}"
+    return None
+
+
+class Writer:
+    """Writes the functions of one module."""
+
+    def __init__(self, names: Mapping[Var, str], count: int = 0) -> None:
+        self.names = dict(names)
+        self.functions: list[list[str]] = []
+        self.constants: dict[str, Any] = {}
+        self.count = count
+
+    def equation(self, eqn: JaxprEqn) -> list[str]:
+        """The statement of an equation; its results get the names they have already, or new ones."""
+        operands = [self.operand(atom) for atom in eqn.invars]
+        for v in eqn.outvars:
+            if v not in self.names:
+                self.names[v] = (
+                    self.fresh(str(eqn.params.get("name", eqn.primitive.name)).strip("_")) if type(v).__name__ != "DropVar" else "_"
+                )
+        try:
+            code, many = self._call(eqn, operands)
+        except ConversionError as error:
+            raise error.at(f"equation {' '.join(str(eqn).split())[:100]!r}") from None
+        targets = [self.names[v] for v in eqn.outvars]
+        shapes = "; ".join(_shape(v.aval) for v in eqn.outvars)
+        target = f"({targets[0]},)" if many and len(targets) == 1 else ", ".join(targets)
+        if not targets:
+            return []
+        code_lines = statement(f"{target} = ", code, 4)
+        if len(code_lines) == 1 and len(code_lines[0]) + len(shapes) + 4 <= lines.WIDTH:
+            return [f"{code_lines[0]}  # {shapes}"]
+        return [*lines.comment(shapes, 4), *code_lines]
+
+    def operand(self, atom: Any) -> str:
+        """The code of a variable or literal."""
+        return scalar(atom) if isinstance(atom, Literal) else self.names[atom]
+
+    def fresh(self, base: str) -> str:
+        """A name that was not used yet."""
+        self.count += 1
+        return f"{re.sub(r'[^A-Za-z0-9_]', '_', base)}_{self.count}"
+
+    def function(self, closed: ClosedJaxpr | Jaxpr, base: str) -> str:
+        """Writes the function of a jaxpr inside; returns its name."""
+        jaxpr, consts = (closed.jaxpr, closed.consts) if isinstance(closed, ClosedJaxpr) else (closed, ())
+        name = self.fresh(f"_{base.strip('_')}")
+        for var, const in zip(jaxpr.constvars, consts):
+            self.names[var] = self.constant(const)
+        for var in jaxpr.invars:
+            self.names[var] = self.fresh("x")
+        body = [line for eqn in jaxpr.eqns for line in self.equation(eqn)]
+        results = [self.operand(atom) for atom in jaxpr.outvars]
+        head = statement(f"def {name}", lines.call("", [self.names[var] for var in jaxpr.invars]), 0, ":")
+        returned = statement("return ", results[0] if len(results) == 1 else Code("(", tuple(results), ")"), 4)
+        self.functions.append([*head, *body, *returned])
+        return name
+
+    def constant(self, const: Any) -> str:
+        """The code of a constant; arrays are kept apart."""
+        name = self.fresh("const")
+        self.constants[name] = const
+        return f'CONSTANTS["{name}"]'
+
+    def _call(self, eqn: JaxprEqn, operands: list[str]) -> tuple[Code | str, bool]:
+        name, params = eqn.primitive.name, eqn.params
+        if name in PLAIN_CALLS:
+            inner = params[body_parameter(params)]
+            if not isinstance(inner, ClosedJaxpr | Jaxpr):
+                raise ConversionError(f"the primitive {name!r} cannot be written as code")
+            function = self.function(inner, str(params.get("name", name)))
+            if name == "remat2":
+                if params.get("policy") is not None:
+                    raise ConversionError("a checkpoint with a policy cannot be written as code")
+                function = f"jax.checkpoint({function})"
+            return lines.call(function, operands), len(eqn.outvars) != 1
+        if name.startswith(("custom_jvp_call", "custom_vjp_call")):
+            function_of_rule = function_with_rule(eqn)
+            if function_of_rule is None:
+                raise ConversionError(
+                    f"the primitive {name!r} cannot be written as code",
+                    why="its derivative rule is a Python function",
+                    fix="a function of jax.nn with one argument can",
+                )
+            return lines.call(function_of_rule, operands), False
+        if name == "scan":
+            return self._scan(eqn, operands), True
+        if name == "while":
+            return self._while(params, operands), True
+        if name == "cond":
+            branches = tuple(self.function(branch, "branch") for branch in params["branches"])
+            return lines.call("lax.switch", [f"jnp.int32({operands[0]})", Code("[", branches, "]"), *operands[1:]]), len(eqn.outvars) != 1
+        function, parts = call_of(eqn, operands)
+        return lines.call(function, parts), eqn.primitive.multiple_results
+
+    def _scan(self, eqn: JaxprEqn, operands: list[str]) -> Code:
+        params = eqn.params
+        consts, carry = scan_counts(eqn)
+        body = self.function(params["jaxpr"], "step")
+        step = self.fresh("_scan")
+        body_call = f"{body}(*consts, *carry, *x)"
+        body_call = f"({body_call},)" if len(params["jaxpr"].jaxpr.outvars) == 1 else body_call
+        self.functions.append(
+            [
+                f"def {step}(consts, start, xs):",
+                "    def step(carry, x):",
+                f"        out = {body_call}",
+                f"        return out[:{carry}], out[{carry}:]",
+                "",
+                *statement(
+                    "last, rows = ",
+                    lines.call(
+                        "lax.scan", ["step", "start", "xs", *(f"{key}={value(params[key])}" for key in ("length", "reverse", "unroll"))]
+                    ),
+                    4,
+                ),
+                "    return (*last, *rows)",
+            ]
+        )
+        parts = [operands[:consts], operands[consts : consts + carry], operands[consts + carry :]]
+        return lines.call(step, [Code("(", tuple(part), ",)" if len(part) == 1 else ")") for part in parts])
+
+    def _while(self, params: Mapping[str, Any], operands: list[str]) -> Code:
+        tested, body_consts = params["cond_nconsts"], params["body_nconsts"]
+        test, body = self.function(params["cond_jaxpr"], "test"), self.function(params["body_jaxpr"], "body")
+        loop = self.fresh("_while")
+        body_call = f"{body}(*body_consts, *carry)"
+        self.functions.append(
+            [
+                f"def {loop}(test_consts, body_consts, start):",
+                "    def test(carry):",
+                f"        return {test}(*test_consts, *carry)",
+                "",
+                "    def body(carry):",
+                f"        return {f'({body_call},)' if len(params['body_jaxpr'].jaxpr.outvars) == 1 else body_call}",
+                "",
+                "    return lax.while_loop(test, body, start)",
+            ]
+        )
+        parts = [operands[:tested], operands[tested : tested + body_consts], operands[tested + body_consts :]]
+        return lines.call(loop, [Code("(", tuple(part), ",)" if len(part) == 1 else ")") for part in parts])
+
+
+def _shape(aval: Any) -> str:
+    return aval.str_short(short_dtypes=False) if hasattr(aval, "str_short") else str(aval)
+
+
+def argument_names(jaxpr: Sequence[Var], arg_paths: Sequence[str] | None) -> list[str]:
+    """An identifier for each input, made from its path, such as params_w of params['w']."""
+    paths = arg_paths if arg_paths and len(arg_paths) == len(jaxpr) else [f"arg{i}" for i in range(len(jaxpr))]
+    names: list[str] = []
+    for i, path in enumerate(paths):
+        name = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9]+", "_", str(path or f"arg{i}"))).strip("_") or f"arg{i}"
+        # The end tells such a name from that of a result, which ends in a number, and from Python's own.
+        name = f"{name}_" if re.search(r"_\d+$", name) or not lines.is_free(name) else name
+        names.append(name if name not in names and lines.is_free(name) else f"arg{i}_")
+    return names
+
 
 _SOURCE = f'''{MARK}
 """Arrays that the stages use."""

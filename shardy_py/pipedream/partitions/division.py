@@ -11,10 +11,9 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.leaves import Leaves, trace_leaves
-from shardy_py.pipedream.profiles.line import Line, chosen_leaves, line_of, row_equations
-from shardy_py.pipedream.profiles.pieces import GRAINS, pieces_of
+from shardy_py.pipedream.profiles.line import GRAINS, Line, chosen_leaves, line_of, pieces_of, row_equations
 from shardy_py.pipelines import markers
-from shardy_py.pipelines.flat import Node
+from shardy_py.pipelines.flatten import Node
 from shardy_py.pipelines.programs import evaluate
 
 

@@ -3,14 +3,277 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardy_py.pipedream.partitions.cuts import Cuts, Floats
-from shardy_py.pipedream.partitions.paths import SLACK, Pipelines, Segment, balanced_path, first_path
+from shardy_py.pipedream.partitions.cuts import Bools, Cuts, Floats
 from shardy_py.pipedream.partitions.tables import Level, Rules, Table
+
+# Sums of times in another order differ by this much; what is closer counts as equal.
+SLACK = 1 + 1e-12
+
+# How many stages are looked at at a time, so that their figures stay in cache.
+AT_ONCE = 1 << 16
+
+Indices = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stage on one level of machines: the nodes behind cut start - 1 and up to cut end, on `width` machines."""
+
+    start: int
+    end: int
+    width: int
+
+
+def first_path(filled: Table, table: Floats, start: int, end: int) -> list[Segment]:
+    """The stages behind one entry of a table, in order: as few as possible, then cut as early as possible."""
+    segments: list[Segment] = []
+    level = filled.level
+    m = level.machines - 1
+    row = table[start if len(table) > 1 else 0]
+    while True:
+        value = row[m, end]
+        if _first_seconds(filled, start, end, m + 1) <= value:
+            return [Segment(start, end, m + 1), *reversed(segments)]
+        if level.rules.fewer and m and end > start and row[m - 1, end] <= value:
+            m -= 1
+            continue
+        k, width = _last_cut(filled, row, start, end, m)
+        segments.append(Segment(k + 1, end, width))
+        end, m = k, m - width
+
+
+def _first_seconds(filled: Table, start: int, end: int, width: int) -> float:
+    if width > filled.level.widest or not filled.level.fits(start, end, width, width):
+        return np.inf
+    return float(filled.first(start, width)[end - start])
+
+
+def _last_cut(filled: Table, row: Floats, start: int, end: int, m: int) -> tuple[int, int]:
+    """The lowest cut before the last stage that gives the table's value, then the smallest width."""
+    level = filled.level
+    for k in range(start, end):
+        if level.cuts.inside[k, end] and row[:m, k].min() <= row[m, end]:
+            for width in range(1, min(level.widest, m) + 1):
+                before = row[m - width, k]
+                if before <= row[m, end] and level.fits(k + 1, end, width, m + 1):
+                    if max(before, float(filled.behind(k, width, slice(end, end + 1))[0])) <= row[m, end]:
+                        return k, width
+    raise AssertionError("a value of the table has no stage that gives it")
+
+
+def balanced_path(level: Level, bound: float, start: int, end: int) -> list[Segment]:
+    """The best of all partitions of a segment whose stages take at most `bound` seconds.
+
+    The one whose second slowest stage is fastest; then the one that sends the fewest bytes; then the one with the fewest
+    machines, if some may be left unused; then the one that is cut earliest.
+
+    Args:
+        start: The segment lies behind cut start - 1.
+    """
+    pipelines = Pipelines(level, bound * SLACK, np.array([start]), end, end)
+    return pipelines.path(pipelines.second_slowest() * SLACK)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Candidate stages on the same machines: one number of machines in front of them, and one width.
+
+    Attributes:
+        cuts: The cuts they follow, counted from the segment's start; none for first stages.
+        ends: The cuts they end with, counted from the segment's start or, for last ones, from its first end.
+        seconds: Their times, by cut before (one row for first stages) and by end; infinite for those that cannot be.
+    """
+
+    before: int
+    width: int
+    last: bool
+    cuts: Indices
+    ends: slice
+    seconds: Floats
+
+    @property
+    def after(self) -> int:
+        """Machines up to their end."""
+        return self.before + self.width
+
+
+class Pipelines:
+    """All pipelines from some cuts to some cuts, whose stages take no longer than a bound, and the searches over them.
+
+    The lower the bound, the fewer stages there are: what machines have done before a cut is at most what they can do within
+    the bound, and what is left at least what the others must be able to.
+
+    Args:
+        starts: The pipelines lie behind cut start - 1 for each of these, in ascending order.
+    """
+
+    def __init__(self, level: Level, bound: float, starts: Indices, least: int, most: int) -> None:
+        self.level, self.bound, self.starts = level, bound, starts
+        self.base = base = int(starts[0])
+        self.ends = slice(max(least - base, 0), most - base + 1)
+        before = level.cuts.seconds[base - 1] if base else 0.0
+        work = np.maximum.accumulate(level.cuts.seconds[base : most + 1]) - before
+        # Work that one machine does within the bound.
+        capacity = min(bound * level.below, 1e30) * SLACK
+        machines = np.arange(level.machines + 1)
+        # For every number of machines the first cut behind which the others can do all that is left, and the one behind the last
+        # that they reach; something is left to do behind it.
+        left = (level.machines - machines) * capacity
+        done = (work[starts[-1] - base - 1] if starts[-1] > base else 0.0) + machines * capacity
+        self.low = np.searchsorted(work, (work[self.ends.start] - left) / SLACK, "left").tolist()
+        self.high = np.minimum(np.searchsorted(work, done * SLACK, "right"), len(work) - 1).tolist()
+
+    def slowest(self) -> Floats:
+        """Seconds of the slowest stage of the best pipeline from each start to each end, infinite if there is none in the bound."""
+        values = _Values(self, (len(self.starts),))
+        for step in self._steps(lambda m: values.inner[m].min(axis=0)):
+            slowest = _slower(values.inner[step.before][:, step.cuts], step.seconds) if step.before else step.seconds
+            reached = values.at(step)
+            np.minimum(reached, slowest, out=reached)
+        return values.least
+
+    def slowest_at(self, ends: slice) -> Floats:
+        """The same for ends some of which may lie before all starts."""
+        seconds = self.slowest()
+        return np.pad(seconds, ((0, 0), (ends.stop - ends.start - seconds.shape[1], 0)), constant_values=np.inf)
+
+    def second_slowest(self) -> float:
+        """Seconds of the slowest stage of the best pipeline from the only start to the last end, its very slowest stage left out."""
+        # By whether one stage is exempt: seconds of the slowest stage but for that.
+        values = _Values(self, (2,))
+        for step in self._steps(lambda m: values.inner[m][1]):
+            reached = values.at(step)
+            if step.before:
+                none, one = values.inner[step.before][:, step.cuts, None]
+                slowest = np.maximum(none, step.seconds)
+                exempt = np.where(step.seconds < np.inf, none, np.inf)
+                np.minimum(reached[0], slowest.min(axis=0), out=reached[0])
+                np.minimum(reached[1], np.minimum(np.maximum(one, step.seconds), exempt).min(axis=0), out=reached[1])
+            else:
+                np.minimum(reached[0], step.seconds[0], out=reached[0])
+                np.minimum(reached[1], np.where(step.seconds[0] < np.inf, 0.0, np.inf), out=reached[1])
+        return float(values.least[1, -1])
+
+    def path(self, second: float) -> list[Segment]:
+        """The pipeline from the only start to the last end with the fewest bytes, of those with at most one stage above some seconds."""
+        # By whether one stage is above: the bytes, and the cut, the same for what came before, and the width they came from.
+        sent, came = _Values(self, (2,)), _Values(self, (2, 3))
+        for step in self._steps(lambda m: sent.inner[m].min(axis=0)):
+            reached, origin = sent.at(step), came.at(step)
+            slow = step.seconds > second
+            for previous, exempt in ((0, 0), (0, 1), (1, 1)):
+                if step.before:
+                    allowed = (slow == (previous != exempt)) & (step.seconds < np.inf)
+                    more = sent.inner[step.before][previous, step.cuts] + self.level.cuts.bytes[self.base + step.cuts]
+                    amounts = np.where(allowed, more[:, None], np.inf)
+                    rows = amounts.argmin(axis=0)
+                    amount, cut = amounts[rows, np.arange(len(rows))], step.cuts[rows]
+                elif previous:
+                    continue
+                else:
+                    amount = np.where((slow[0] == exempt) & (step.seconds[0] < np.inf), 0.0, np.inf)
+                    cut = np.full(len(amount), -1)
+                same = (amount == reached[exempt]) & (cut < origin[exempt, 0])
+                better = np.flatnonzero((amount < reached[exempt]) | (same & (amount < np.inf)))
+                reached[exempt, better] = amount[better]
+                origin[exempt, 0, better] = cut[better]
+                origin[exempt, 1, better] = previous
+                origin[exempt, 2, better] = step.width
+        return self._read(sent, came)
+
+    def _read(self, sent: _Values, came: _Values) -> list[Segment]:
+        _, after, exempt = min((sent.last[m][exempt, -1], m, exempt) for m in sent.last for exempt in (0, 1))
+        cut, origin = self.ends.stop - 1, came.last[after][exempt, :, -1]
+        segments: list[Segment] = []
+        while True:
+            k, previous, width = (int(value) for value in origin)
+            segments.append(Segment(self.base + k + 1, self.base + cut, width))
+            if k < 0:
+                return segments[::-1]
+            cut, after, exempt = k, after - width, previous
+            origin = came.inner[after][exempt, :, cut]
+
+    def _steps(self, reached: Callable[[int], Floats]) -> Iterator[Step]:
+        """All stages behind cuts that have been reached, in an order in which no step follows one that extends it."""
+        machines = self.level.machines
+        for after in range(1, machines + 1):
+            kinds = [False] if after < machines else []
+            if after == machines or self.level.rules.fewer:
+                kinds.append(True)
+            for width in range(1, min(self.level.widest, after) + 1):
+                before = after - width
+                cuts = self._alive(before, width, reached) if before else self.starts - (self.base + 1)
+                for last in kinds:
+                    ends = self.ends if last else slice(self.low[after], self.high[after])
+                    size = ends.stop - ends.start
+                    behind = cuts[: np.searchsorted(cuts, ends.stop - 1)] if before else cuts
+                    if size > 0 and len(behind):
+                        target = slice(0, size) if last else ends
+                        for some in np.array_split(behind, -(-len(behind) * size // AT_ONCE) if before else 1):
+                            seconds = self._seconds(some, width, ends, after, last)
+                            yield Step(before, width, last, some, target, seconds)
+
+    def _alive(self, machines: int, width: int, reached: Callable[[int], Floats]) -> Indices:
+        """Cuts that some machines reach, and behind which a stage on `width` machines receives its inputs in time."""
+        level, low, high = self.level, self.low[machines], self.high[machines]
+        chosen = reached(machines)[low:high] < np.inf
+        if level.rules.compression is not None:
+            received = level.cuts.bytes[self.base + low : self.base + high] * (2.0 / (level.bandwidth * width) / level.rules.compression)
+            chosen &= received <= self.bound
+        return np.flatnonzero(chosen) + low
+
+    def _seconds(self, cuts: Indices, width: int, ends: slice, after: int, last: bool) -> Floats:
+        level, first = self.level, width == after
+        starts, ends = cuts + (self.base + 1), slice(self.base + ends.start, self.base + ends.stop)
+        inner = level.within(width, after)
+        if inner is None:
+            work = level.grown(level.cuts.seconds, starts, ends)
+        else:
+            work = Pipelines(inner, self.bound * width, starts, ends.start, ends.stop - 1).slowest_at(ends)
+        # What a segment sends at its end is left to the level above; PipeDream counts it on both.
+        seconds = level.seconds(starts, width, ends, work, first=first, sends=not (last and level.rules.exact))
+        allowed: Bools = seconds <= self.bound
+        if first and not level.rules.exact:
+            # PipeDream takes the difference between cuts neither of which holds the other.
+            allowed &= np.arange(ends.start, ends.stop) >= starts[:, None]
+        else:
+            allowed &= level.cuts.inside[starts - 1, ends] | (starts == 0)[:, None]
+        if level.rules.memory is not None:
+            allowed &= level.memory(starts, ends, width, after) <= level.rules.memory
+        return np.where(allowed, seconds, np.inf)
+
+
+def _slower(before: Floats, seconds: Floats) -> Floats:
+    """The least, over cuts, of the slower of all stages before it and one behind it: from starts by cuts and cuts by ends."""
+    slower = np.empty((len(before), seconds.shape[1]))
+    for some in np.array_split(np.arange(len(before)), -(-len(before) * seconds.size // AT_ONCE)):
+        slower[some] = np.maximum(before[some, :, None], seconds).min(axis=1)
+    return slower
+
+
+class _Values:
+    """Values of cuts, infinite at first: for each number of machines, a row of cuts per kind of value; those of last cuts apart."""
+
+    def __init__(self, pipelines: Pipelines, kinds: tuple[int, ...]) -> None:
+        machines, size = pipelines.level.machines, pipelines.ends.stop - 1
+        self.inner = np.full((machines, *kinds, size), np.inf)
+        totals = range(1, machines + 1) if pipelines.level.rules.fewer else [machines]
+        self.last = {m: np.full((*kinds, pipelines.ends.stop - pipelines.ends.start), np.inf) for m in totals}
+
+    def at(self, step: Step) -> Floats:
+        """The values at the ends that a step leads to."""
+        return (self.last[step.after] if step.last else self.inner[step.after])[..., step.ends]
+
+    @property
+    def least(self) -> Floats:
+        """The least of all numbers of machines that may be used, for each end."""
+        return np.minimum.reduce(list(self.last.values()))
 
 
 @dataclass(frozen=True)

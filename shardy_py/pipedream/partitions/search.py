@@ -17,8 +17,7 @@ import numpy as np
 
 from shardy_py.pipedream.partitions.bound import classes, lower_bound
 from shardy_py.pipedream.partitions.cuts import Bools, Cuts, Floats, all_downsets, masks_as_rows, reached_downsets
-from shardy_py.pipedream.partitions.levels import LADDER, Machines, Solution, solve, solve_as_pipedream
-from shardy_py.pipedream.partitions.paths import SLACK
+from shardy_py.pipedream.partitions.levels import LADDER, SLACK, Machines, Solution, solve, solve_as_pipedream
 from shardy_py.pipedream.partitions.tables import Rules
 from shardy_py.pipedream.profiles.graph import ProfileGraph
 

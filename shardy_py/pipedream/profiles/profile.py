@@ -3,24 +3,232 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 
+from shardy_py.api import auto_shard
+from shardy_py.backends.local.jaxpr_rewriting import Rewritten, copy_equations, rewrite_by_name
+from shardy_py.backends.local.passes import optimize_region
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.errors import ShardyError
-from shardy_py.pipedream.profiles.attribution import Attribution
+from shardy_py.frontends.jaxpr import from_equations, lowered
+from shardy_py.frontends.locations import name_stack_of
+from shardy_py.ir import Op
 from shardy_py.pipedream.profiles.graph import ProfileGraph, ProfileNode
-from shardy_py.pipedream.profiles.line import Line, Step, chosen_leaves, line_of
-from shardy_py.pipedream.profiles.numbering import numbered
-from shardy_py.pipedream.profiles.piece_cost import Seconds, gradient_of
-from shardy_py.pipedream.profiles.piece_cost import measured as measured_seconds
-from shardy_py.pipedream.profiles.pieces import GRAINS, Piece, pieces_of
-from shardy_py.pipedream.profiles.shards import Shards, shards_of
-from shardy_py.pipelines.jaxprs import struct_of
+from shardy_py.pipedream.profiles.line import GRAINS, Line, Piece, Step, chosen_leaves, line_of, numbered, numbers_in, pieces_of
+from shardy_py.pipelines.cost import op_seconds
+from shardy_py.pipelines.jaxprs import (
+    Atom,
+    bytes_of,
+    closed,
+    closed_jaxpr,
+    dtype_of,
+    is_differentiable,
+    is_extended_dtype,
+    shape_of,
+    struct_of,
+)
+
+
+class Attribution:
+    """The steps that each equation of a numbered function became."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.root = _Equation()
+        for step in steps:
+            node = self.root
+            node.steps.append(step)
+            for number in step.source:
+                node = node.inner.setdefault(number, _Equation())
+                node.steps.append(step)
+
+    def seconds(self, traced: ClosedJaxpr, hardware: Hardware) -> dict[Step, float]:
+        """Modelled seconds of the steps: of the function, or of what they became in a transformation of it such as a gradient."""
+        seconds = dict.fromkeys(self.root.steps, 0.0)
+        for op, took in _executed_ops(traced, hardware):
+            node = self.root
+            for number in _source_of(op):
+                node = node.inner.get(number, node)
+            for step in node.steps:
+                seconds[step] += took / len(node.steps)
+        return seconds
+
+
+class _Equation:
+    """An equation of a numbered function: the steps that it became, and the equations of its body by their numbers."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.inner: dict[int, _Equation] = {}
+
+
+def _executed_ops(traced: ClosedJaxpr, hardware: Hardware) -> Iterator[tuple[Op, float]]:
+    """The ops that one device executes for a jaxpr, with the seconds of each, all trips together: as `plan.cost_analysis` has them.
+
+    The jaxpr is put in order as that of a region is. It is not planned, for it may name meshes of more devices.
+    """
+    jaxpr = optimize_region(_without_calls(lowered(traced).jaxpr), {}, "gpu")
+    program, _ = from_equations(jaxpr.eqns, [v for v in jaxpr.outvars if isinstance(v, Var)])
+    return op_seconds(program, hardware)
+
+
+def _without_calls(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr with the equations of calls in their place, in bodies too, as a region has them."""
+    return rewrite_by_name(jaxpr, {}, dict.fromkeys(("jit", "remat2"), _in_place))
+
+
+def _in_place(call: JaxprEqn, _: Mapping[str, int]) -> Rewritten | None:
+    """The equations of a call; None for those that a backward pass computes again, which are not merged with what they repeat."""
+    body = closed(call.params["jaxpr"])
+    if body.consts or call.params.get("differentiated"):
+        return None
+    return copy_equations(_without_calls(body.jaxpr), call, call.invars)
+
+
+def _source_of(op: Op) -> tuple[int, ...]:
+    """The numbers of the equations that an op stands in, outermost first."""
+    numbers: list[int] = []
+    inner: object = op
+    while isinstance(inner, Op):
+        numbers[:0] = numbers_in(name_stack_of(inner.location))
+        inner = None if inner.block is None else inner.block.parent
+    return tuple(numbers)
+
+
+# Runs of a piece that are timed, of which the fastest counts.
+RUNS = 5
+
+_SCOPE = "profile_piece="
+_NUMBER = re.compile(re.escape(_SCOPE) + r"(\d+)")
+
+
+class Seconds(NamedTuple):
+    """Seconds of one piece; backward is 0 for a piece without derivatives."""
+
+    forward: float
+    backward: float
+
+
+def gradient_of(traced: ClosedJaxpr, weights: Sequence[bool]) -> ClosedJaxpr | None:
+    """Runs a function forward and backward, for gradients of `weights`, or of all inputs where there are none; else None."""
+    inputs = traced.jaxpr.invars
+    smooth = [i for i, v in enumerate(inputs) if is_differentiable(v)]
+    trained = [i for i in smooth if weights[i]]
+    gradient = _gradient(jaxpr_as_fun(traced), inputs, trained or smooth, traced.jaxpr.outvars)
+    return None if gradient is None else jax.make_jaxpr(gradient[0])(*gradient[1])
+
+
+def measured_seconds(pieces: Sequence[Piece]) -> list[Seconds]:
+    """Seconds of every piece on the default device; alike ones are run once."""
+    by_text: dict[str, Seconds] = {}
+    for piece in pieces:
+        if (text := str(piece.program)) not in by_text:
+            by_text[text] = _measure(piece.program)
+    return [by_text[str(piece.program)] for piece in pieces]
+
+
+def _measure(program: ClosedJaxpr) -> Seconds:
+    function, inputs = jaxpr_as_fun(program), program.jaxpr.invars
+    forward = _timed(function, [struct_of(v) for v in inputs])
+    both = _gradient(function, inputs, [i for i, v in enumerate(inputs) if is_differentiable(v)], program.jaxpr.outvars)
+    return Seconds(forward, 0.0) if both is None else Seconds(forward, max(0.0, _timed(*both) - forward))
+
+
+def _gradient(
+    function: Callable[..., Sequence[Any]], inputs: Sequence[Var], smooth: Sequence[int], outputs: Sequence[Atom]
+) -> tuple[Callable[..., Any], list[Any]] | None:
+    """A function that runs another forward and backward, and the types of its arguments: inputs, then cotangents.
+
+    The cotangent of a scalar is the constant 1, as in `jax.grad`.
+    """
+    results = [i for i, v in enumerate(outputs) if is_differentiable(v)]
+    if not smooth or not results:
+        return None
+
+    def both(*values: Any) -> Any:
+        operands, cotangents = list(values[: len(inputs)]), iter(values[len(inputs) :])
+
+        def of_smooth(*chosen: Any) -> list[Any]:
+            arguments = list(operands)
+            for i, value in zip(smooth, chosen):
+                arguments[i] = value
+            outputs = function(*arguments)
+            return [outputs[i] for i in results]
+
+        forward, pull = jax.vjp(of_smooth, *(operands[i] for i in smooth))
+        return forward, pull([next(cotangents) if out.shape else jax.numpy.ones_like(out) for out in forward])
+
+    arrays = [outputs[i] for i in results if shape_of(outputs[i])]
+    return both, [*map(struct_of, inputs), *map(struct_of, arrays)]
+
+
+def _timed(function: Callable[..., Any], structs: Sequence[Any]) -> float:
+    arguments = [_filled(struct) for struct in structs]
+    run = jax.jit(function).lower(*arguments).compile()
+    jax.block_until_ready(run(*arguments))
+    seconds = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        jax.block_until_ready(run(*arguments))
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def _filled(struct: Any) -> Any:
+    if jax.dtypes.issubdtype(struct.dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(0), math.prod(struct.shape)).reshape(struct.shape)
+    return jax.numpy.ones(struct.shape, struct.dtype)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The number of parts of each value, and the axes, with their sizes, that shard it."""
+
+    parts: Mapping[Var, int]
+    axes: Mapping[Var, Mapping[str, int]]
+
+    def bytes(self, v: Var) -> float:
+        """Bytes of a value on one device."""
+        return float(-(-bytes_of(v) // self.parts.get(v, 1)))
+
+    def workers(self, eqn: JaxprEqn) -> int:
+        """Number of devices that share the work of an equation: those of all axes that cut an operand or a result."""
+        sizes: dict[str, int] = {}
+        for v in (*eqn.invars, *eqn.outvars):
+            if isinstance(v, Var):
+                sizes.update(self.axes.get(v, {}))
+        return math.prod(sizes.values())
+
+
+def shards_of(line: Line, args: Sequence[Any], mesh: Any, in_shardings: Any) -> Shards:
+    """Plans a function with all of its values as results, and reads off how each lies."""
+    values = [v for step in line.steps for v in step.eqn.outvars if not is_extended_dtype(dtype_of(v))]
+    results = [*line.slices, *values]
+    inputs = [*line.invars, *line.consts, *line.slices]
+    run = jaxpr_as_fun(closed_jaxpr([step.eqn for step in line.steps], inputs, results))
+
+    def everything(*arguments: Any) -> list[Any]:
+        env = dict(zip(line.invars, jax.tree_util.tree_leaves(arguments)))
+        env.update(line.consts)
+        for row, (whole, step) in line.slices.items():
+            env[row] = env[whole][step]
+        return run(*(env[v] for v in inputs))
+
+    plan = auto_shard(everything, mesh=mesh, in_shardings=in_shardings).plan(*args)
+    parts: dict[Var, int] = {}
+    axes: dict[Var, dict[str, int]] = {}
+    for v, planned in (*zip(line.invars, plan.inputs), *zip(results, plan.outputs)):
+        if planned.sharding is not None:
+            axes[v] = {str(axis): axis.size_in(plan.mesh) for dim in planned.sharding.dims for axis in dim.axes}
+            parts[v] = math.prod(axes[v].values())
+    return Shards(parts, axes)
 
 
 def profile(

@@ -1,4 +1,4 @@
-"""Seconds of equations on one device, by the model of `plan.cost_analysis`: a roofline of the ops that they import to, given fusion."""
+"""Seconds of equations by the model of `plan.cost_analysis`: a roofline of the ops that they import to, given fusion."""
 
 from __future__ import annotations
 

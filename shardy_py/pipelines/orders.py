@@ -1,0 +1,333 @@
+"""Schedules: in which order each mesh of a pipeline runs the tasks of its stages, and all that have a closed form."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardy_py.errors import ShardyError
+
+KINDS = ("F", "B", "W")
+
+
+class ScheduleError(ShardyError):
+    """A schedule that does not exist or would deadlock."""
+
+
+class Task(NamedTuple):
+    """One task; compares equal to the plain tuple.
+
+    Attributes:
+        kind: "F", "B" or "W".
+        stage: Stage, from 0; with `virtual` stages per mesh there are meshes * virtual of them.
+        microbatch: Microbatch, from 0.
+    """
+
+    kind: str
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.stage}.{self.microbatch}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The order of tasks on every mesh.
+
+    Attributes:
+        name: Its name in `SCHEDULES`, or one that the user chose.
+        meshes: Number of meshes.
+        microbatches: Number of microbatches.
+        virtual: Stages per mesh.
+        orders: Tasks of every mesh, in the order in which it runs them.
+    """
+
+    name: str
+    meshes: int
+    microbatches: int
+    virtual: int
+    orders: tuple[tuple[Task, ...], ...]
+
+    @property
+    def per_mesh(self) -> list[list[Task]]:
+        """The tasks of every mesh as lists."""
+        return [list(order) for order in self.orders]
+
+    @property
+    def stages(self) -> int:
+        """Number of stages: meshes * virtual."""
+        return self.meshes * self.virtual
+
+    @functools.cached_property
+    def split_backwards(self) -> frozenset[tuple[int, int]]:
+        """(stage, microbatch) of the backward passes that are split into B and W."""
+        return frozenset((task.stage, task.microbatch) for order in self.orders for task in order if task.kind == "W")
+
+    @property
+    def split_backward(self) -> bool:
+        """Whether some backward pass is split into B and W."""
+        return bool(self.split_backwards)
+
+    def __str__(self) -> str:
+        return "\n".join(f"mesh {i}: {' '.join(map(str, order))}" for i, order in enumerate(self.orders))
+
+
+def verify(schedule: Schedule) -> None:
+    """Checks that a schedule can run: every task once and on its mesh, none before its inputs, no deadlock.
+
+    Args:
+        schedule: A result of `schedule`, or one written by hand.
+
+    Raises:
+        TypeError: It is not a schedule.
+        ScheduleError: It cannot run; the message names the first task that is wrong.
+
+    Example:
+        >>> from shardy_py.pipelines import schedule
+        >>> verify(schedule("1f1b", 2, 4))
+    """
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"{schedule!r} is no schedule; make one with `schedule(name, stages, microbatches)`")
+    needed = schedule.stages * schedule.microbatches
+    seen: set[Task] = set()
+    for mesh, order in enumerate(schedule.orders):
+        for task in order:
+            _check_task(schedule, mesh, Task(*task))
+            if task in seen:
+                raise ScheduleError(
+                    f"{Task(*task)} is scheduled twice", where=f"mesh {mesh} of {schedule.name}", fix="list every task once"
+                )
+            seen.add(Task(*task))
+    for kind in "FB":
+        if sum(task.kind == kind for task in seen) != needed:
+            missing = next(
+                Task(kind, s, m) for s in range(schedule.stages) for m in range(schedule.microbatches) if Task(kind, s, m) not in seen
+            )
+            raise ScheduleError(
+                f"{missing} is not scheduled", where=f"mesh {missing.stage % schedule.meshes} of {schedule.name}",
+                why="every stage runs every microbatch forward and backward", fix="add it",
+            )  # fmt: skip
+    done = [0] * schedule.meshes
+    finished: set[Task] = set()
+    while len(finished) < len(seen):
+        moved = False
+        for mesh, order in enumerate(schedule.orders):
+            while done[mesh] < len(order) and all(need in finished for need in needs(order[done[mesh]], schedule.stages)):
+                finished.add(order[done[mesh]])
+                done[mesh] += 1
+                moved = True
+        if not moved:
+            stuck = []
+            for mesh, order in enumerate(schedule.orders):
+                if done[mesh] < len(order):
+                    task = order[done[mesh]]
+                    missing = next(need for need in needs(task, schedule.stages) if need not in finished)
+                    stuck.append(f"mesh {mesh} waits at {task} for {missing}")
+            raise ScheduleError(
+                "the schedule does not end", where=schedule.name, why="every mesh runs its tasks in order, and each waits for another",
+                fix="move the task that is waited for in front of the one that waits", notes=stuck,
+            )  # fmt: skip
+
+
+def _check_task(schedule: Schedule, mesh: int, task: Task) -> None:
+    if task.kind not in KINDS or not 0 <= task.stage < schedule.stages or not 0 <= task.microbatch < schedule.microbatches:
+        raise ScheduleError(
+            f"no task {task}", where=f"mesh {mesh} of {schedule.name}",
+            why=f"kinds are F, B and W, stages 0 to {schedule.stages - 1}, microbatches 0 to {schedule.microbatches - 1}", fix="remove it",
+        )  # fmt: skip
+    if task.stage % schedule.meshes != mesh:
+        raise ScheduleError(
+            f"{task} is on mesh {mesh}", where=schedule.name, why=f"stage {task.stage} lives on mesh {task.stage % schedule.meshes}",
+            fix="move it there",
+        )  # fmt: skip
+
+
+def needs(task: Task, stages: int) -> tuple[Task, ...]:
+    """The tasks that have to end before a task starts."""
+    kind, stage, microbatch = task
+    if kind == "F":
+        return (Task("F", stage - 1, microbatch),) if stage else ()
+    if kind == "W":
+        return (Task("B", stage, microbatch),)
+    own = (Task("F", stage, microbatch),)
+    return own if stage == stages - 1 else (*own, Task("B", stage + 1, microbatch))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A schedule of the table."""
+
+    order: Callable[[int, int, int, int], list[Task]]
+    virtual: bool
+
+
+def _alternating(mesh: int, microbatches: int, warmup: int) -> list[Task]:
+    """`warmup` forwards, then one backward and one forward in turn, then the backwards that are left."""
+    warmup = min(warmup, microbatches)
+    tasks = [Task("F", mesh, m) for m in range(warmup)]
+    for m in range(microbatches):
+        tasks.append(Task("B", mesh, m))
+        if warmup + m < microbatches:
+            tasks.append(Task("F", mesh, warmup + m))
+    return tasks
+
+
+def _gpipe(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
+    return _alternating(mesh, microbatches, microbatches)
+
+
+def _gpipe_but_last(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
+    return _alternating(mesh, microbatches, 1 if mesh == meshes - 1 else microbatches)
+
+
+def _one_f_one_b(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
+    return _alternating(mesh, microbatches, meshes - mesh)
+
+
+def _eager(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
+    return _alternating(mesh, microbatches, 2 * (meshes - mesh) - 1)
+
+
+def _with_weights(tasks: list[Task], mesh: int, microbatches: int, lag: int, after_forward: bool) -> list[Task]:
+    """Puts W of microbatch m behind B of m + lag, or behind the forward that follows it; the others come last.
+
+    The first mesh has no input gradient to hurry for, so that its backward stays whole.
+    """
+    if mesh == 0:
+        return tasks
+    out: list[Task] = []
+    waiting: list[Task] = []
+    for task in tasks:
+        if waiting and (task.kind == "B" or not after_forward):
+            out += waiting
+            waiting = []
+        out.append(task)
+        if task.kind == "B" and task.microbatch >= lag:
+            waiting = [Task("W", mesh, task.microbatch - lag)]
+    out += waiting
+    return out + [Task("W", mesh, m) for m in range(max(microbatches - lag, 0), microbatches)]
+
+
+def _zero_bubble_h1(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
+    return _with_weights(_one_f_one_b(mesh, meshes, microbatches, 1), mesh, microbatches, mesh, False)
+
+
+def _zero_bubble_h2(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
+    return _with_weights(_eager(mesh, meshes, microbatches, 1), mesh, microbatches, 2 * mesh, mesh < meshes - 1)
+
+
+def _rounds(mesh: int, meshes: int, microbatches: int, virtual: int, kind: str) -> Iterator[Task]:
+    """Microbatches in groups of one per mesh; each group goes through all stages of the mesh before the next one comes."""
+    chunks = [*range(virtual)] if kind == "F" else [*reversed(range(virtual))]
+    group = meshes if virtual > 1 else microbatches
+    for start in range(0, microbatches, group):
+        for chunk in chunks:
+            for m in range(start, min(start + group, microbatches)):
+                yield Task(kind, chunk * meshes + mesh, m)
+
+
+def _circular(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
+    return [*_rounds(mesh, meshes, microbatches, virtual, "F"), *_rounds(mesh, meshes, microbatches, virtual, "B")]
+
+
+def _circular_reversed(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
+    backward = [Task("B", chunk * meshes + mesh, m) for chunk in reversed(range(virtual)) for m in range(microbatches)]
+    return [*_rounds(mesh, meshes, microbatches, virtual, "F"), *backward]
+
+
+def _interleaved(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
+    if virtual == 1:
+        return _one_f_one_b(mesh, meshes, microbatches, 1)
+    forwards = [*_rounds(mesh, meshes, microbatches, virtual, "F")]
+    backwards = [*_rounds(mesh, meshes, microbatches, virtual, "B")]
+    warmup = min(2 * (meshes - mesh - 1) + (virtual - 1) * meshes, len(forwards))
+    tasks = forwards[:warmup]
+    for done, forward in enumerate(forwards[warmup:]):
+        tasks += [forward, backwards[done]]
+    return tasks + backwards[len(forwards) - warmup :]
+
+
+SCHEDULES: dict[str, Row] = {
+    "gpipe": Row(_gpipe, False),  # all forwards, then all backwards
+    "gpipe-1f1b-last": Row(_gpipe_but_last, False),  # GPipe, but the last mesh alternates
+    "1f1b": Row(_one_f_one_b, False),  # as many forwards as there are stages behind, then one backward and one forward in turn
+    "eager-1f1b": Row(_eager, False),  # 1F1B with twice the forwards in front, which hides transfers
+    "interleaved": Row(_interleaved, True),  # 1F1B over several stages per mesh
+    "circular": Row(_circular, True),  # groups of microbatches go round all stages forwards, then all backwards
+    "circular-reversed": Row(_circular_reversed, True),  # circular, with the backwards of one stage together
+    "zb-h1": Row(_zero_bubble_h1, False),  # 1F1B with gradients of parameters put off, in the memory of 1F1B
+    "zb-h2": Row(_zero_bubble_h2, False),  # the same behind twice the forwards, for twice the memory
+}
+
+ALIASES: dict[str, str] = {
+    "one-fwd-one-bwd": "1f1b",
+    "eager": "eager-1f1b",
+    "eager1f1b": "eager-1f1b",
+    "interleaved1f1b": "interleaved",
+    "interleaved-1f1b": "interleaved",
+    "circular-with-reversed-backward": "circular-reversed",
+    "gpipe-but-1f1b-for-last-mesh": "gpipe-1f1b-last",
+    "h1": "zb-h1",
+    "h2": "zb-h2",
+    "zbh1": "zb-h1",
+    "zbh2": "zb-h2",
+    "zero-bubble-h1": "zb-h1",
+    "zero-bubble-h2": "zb-h2",
+    "zero-bubble-h2-zero-tx-latency": "zb-h2",
+    "automatic": "auto",
+    "automatic-greedy": "auto",
+    "greedy": "auto",
+}
+"""Other names that are in use, in lower case with hyphens."""
+
+
+def names() -> tuple[str, ...]:
+    """All names that `schedule` takes."""
+    return (*SCHEDULES, "auto")
+
+
+def is_automatic(name: str) -> bool:
+    """Whether a name is that of the schedule that depends on costs."""
+    return plain_name(name) == "auto"
+
+
+def plain_name(name: str) -> str:
+    """The name in the table that a spelling or an alias stands for."""
+    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    return ALIASES.get(plain, plain)
+
+
+def check_name(name: str) -> None:
+    """Raises ScheduleError if `schedule` does not take the name."""
+    if plain_name(name) not in names():
+        raise _unknown(name)
+
+
+def _unknown(name: str) -> ScheduleError:
+    return ScheduleError(f"there is no schedule {name!r}", where="schedule(name)", fix=f"use one of {', '.join(map(repr, names()))}")
+
+
+def named(name: str, stages: int, microbatches: int, virtual: int) -> Schedule:
+    """The schedule of a name in the table; see `schedule`."""
+    row = SCHEDULES.get(name)
+    if row is None:
+        raise _unknown(name)
+    if virtual > 1 and not row.virtual:
+        raise ScheduleError(
+            f"{name!r} has one stage per mesh, and virtual is {virtual}", where=f"schedule({name!r})",
+            why="its order is defined for one stage per mesh", fix='use "circular", "interleaved" or "auto", or virtual=1',
+        )  # fmt: skip
+    if virtual > 1 and microbatches % stages:
+        up = -(-microbatches // stages) * stages
+        raise ScheduleError(
+            f"{microbatches} microbatches cannot go through {stages} meshes in groups of {stages}", where=f"schedule({name!r})",
+            why="with several stages per mesh, microbatches go round in groups, one microbatch per mesh",
+            fix=f'use microbatches={up}, or "auto", which takes any number',
+        )  # fmt: skip
+    orders = tuple(tuple(row.order(mesh, stages, microbatches, virtual)) for mesh in range(stages))
+    result = Schedule(name, stages, microbatches, virtual, orders)
+    verify(result)
+    return result

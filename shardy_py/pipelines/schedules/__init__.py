@@ -1,1 +1,0 @@
-"""Schedules: in which order each mesh of a pipeline runs the tasks of its stages."""
