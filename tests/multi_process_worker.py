@@ -262,15 +262,6 @@ def ending() -> dict[str, Any]:
     return {"error": error_of(lambda: called(x)), "seconds": time.monotonic() - started}
 
 
-def uneven() -> dict[str, Any]:
-    """Process 1 brings a last batch of its own, while process 0 runs what was agreed on before."""
-    mesh = start()
-    called = decorated(total, mesh, P("data"), options=sp.Options())
-    called(jnp.ones((16, 16))).block_until_ready()
-    print("running", flush=True)
-    return {"total": float(called(jnp.ones((16 - 8 * PROCESS, 16))))}
-
-
 def slow() -> dict[str, Any]:
     """Process 1 comes later than anybody could wait who has lost patience."""
     mesh = start()
@@ -312,5 +303,5 @@ def late_threads() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    modes = {f.__name__: f for f in (train, mismatch, waiting, planned, ending, uneven, slow, loop, many, late_threads)}
+    modes = {f.__name__: f for f in (train, mismatch, waiting, planned, ending, slow, loop, many, late_threads)}
     print(json.dumps(modes[MODE]()), flush=True)

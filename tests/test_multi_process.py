@@ -123,7 +123,7 @@ DIFFERENCES = {
     "number": r"process 0: `.*dense<2\.0.*`, process 1: `.*dense<3\.0",
     "shape": "process 0: `input x: float32[16@data,16]`, process 1: `input x: float32[32@data,16]`",
     "function": "process 0: `function total`, process 1: `function largest`",
-    "constant": r"process 0: `closed over float32\[8388608\] \w+`, process 1: `closed over float32\[8388608\] \w+`",
+    "constant": r"process 0: `closed over float32\[8388608\] \w+ 1, 1, 1, .*`, process 1: `closed over float32\[8388608\] \w+ 2, 2, 2, ",
     "setting": "process 0: `jax_default_matmul_precision = 'default'`, process 1: `jax_default_matmul_precision = 'highest'`",
 }
 VALUES = {
@@ -162,8 +162,8 @@ def test_processes_that_wait(start: Any) -> None:
         assert found["same"] == [256.0, 256.0]
         for late in (0, 1):
             *kinds, message = found[f"late {late}"]
-            assert kinds[0] == "PeerMissingError"
-            assert ("given up waiting for this one" if own == late else f"process {late} did not come within 1 s") in message
+            assert kinds[:2] == (["PeerFailedError", "PeerMissingError"] if own == late else ["PeerMissingError", "UserError"])
+            assert f"process {late} did not come within 1 s" in message
         assert found["after"] == 256.0
         assert found["both"][0] == "ArgumentTypeError"
         assert found["caught"] == 259.0
@@ -224,18 +224,6 @@ def test_the_others_end_when_one_is_killed(start: Any, killed: int) -> None:
     os.kill(int(found[1]), signal.SIGKILL)
     assert workers.wait(1 - killed, 60) != 0
     assert re.search("unhealthy|died|Socket closed|[Cc]onnection", workers.told(1 - killed))
-
-
-@pytest.mark.slow
-def test_a_signature_that_one_process_alone_brings_ends_both(start: Any) -> None:
-    """The one hears that the other has started what it has not, ends itself, and takes the other with it, which waits in a collective."""
-    workers = start("uneven", 2)
-    while not all("running" in out.read_text() for out in workers.outputs):
-        assert time.monotonic() < workers.deadline, workers.told(0) + workers.told(1)
-        time.sleep(0.2)
-    assert workers.wait(1, 80) != 0
-    assert workers.wait(0, 10) != 0
-    assert "PeerMissingError: process 0 did not come: it runs a program that this process has not started" in workers.told(1)
 
 
 @pytest.mark.slow

@@ -15,10 +15,8 @@ from jax.extend.core import ClosedJaxpr
 from jax.extend.source_info_util import summarize
 from jax.sharding import Mesh
 
-from shardy_py.api.agreement import Agreement, agreement_of, covering
-from shardy_py.api.dispatch import Dispatch, direct, dispatched
+from shardy_py.api.agreement import AgreedStage, Agreement, agreement_of, covering, gated
 from shardy_py.api.errors import DeletedBufferError, DonationError, DonationWarning, NotAvailableError, OrderedEffectError
-from shardy_py.api.gate import AgreedStage, gated
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.partitioning import DerivedRegions, calling
 from shardy_py.api.placing import Placing
@@ -29,8 +27,10 @@ from shardy_py.api.signature import ArgumentSlots, configuration
 from shardy_py.api.static_leaves import has_static_leaves, user_tree
 from shardy_py.api.tangents import Tangents, is_differentiated_here
 from shardy_py.api.trees import argument_paths, location_of
+from shardy_py.backends.callback_errors import CallbackErrors
 from shardy_py.backends.donation import Guard
 from shardy_py.backends.executable import Signature, executable
+from shardy_py.backends.host_threads import must_wait
 from shardy_py.backends.jit import Pinned, left_to_xla, ordered_effects, pinned
 from shardy_py.backends.leaf_order import Rearranged
 from shardy_py.backends.named_shardings import NamedShardings
@@ -96,7 +96,8 @@ class CompiledCall:
     planned: Planned
     _pinned: Pinned | None
     jitted: Rearranged
-    dispatch: Dispatch
+    run: Callable[[Sequence[Any], Sequence[Any]], Any]
+    agreement: Agreement | None
     placing: Placing
     tangents: tuple[Tangents, Tangents] | None
     layout: ArgumentSlots
@@ -127,14 +128,13 @@ class CompiledCall:
         leaves = self.placing(leaves)
         if not self.guard.apart:
             self.guard.look_at_memory(leaves, self._donated, self._paths, self.errors)
-        agreement = self.dispatch.agreement
-        if agreement is not None and not agreement.settled:
-            self._settle(agreement, slots, leaves, statics)
+        if self.agreement is not None and not self.agreement.settled:
+            self._settle(self.agreement, slots, leaves, statics)
         if self.tangents is None or not is_differentiated_here():
-            result = self.dispatch.run(leaves, statics)
+            result = self.run(leaves, statics)
         else:
             of_arguments, of_results = self.tangents
-            results, tree = jax.tree.flatten(self.dispatch.run(of_arguments.placed(leaves), statics))
+            results, tree = jax.tree.flatten(self.run(of_arguments.placed(leaves), statics))
             result = tree.unflatten(of_results.placed(results))
         return user_tree(result) if self.has_static else result
 
@@ -184,10 +184,9 @@ class CompiledCall:
     def lower(self, **options: Any) -> Any:
         """The `jax.stages.Lowered`."""
         request = self.planned.traced.request
-        agreement = self.dispatch.agreement
         with no_collection(), covering():  # what is lowered for itself asks nobody before it runs
             lowered = self.jitted.trace(request.structs, [request.slots[i] for i in self.layout.static]).lower(**options)
-        return lowered if agreement is None else AgreedStage(lowered, agreement)
+        return lowered if self.agreement is None else AgreedStage(lowered, self.agreement)
 
 
 def compiled_call(planned: Planned, *, abstract: bool = False, in_order: bool = False) -> CompiledCall:
@@ -211,7 +210,7 @@ def compiled_call(planned: Planned, *, abstract: bool = False, in_order: bool = 
     devices = mesh if isinstance(mesh, Mesh) else None
     pins, replay = _pinned(planned, devices) if planned.region is None else (None, planned.region.calling(plan, devices))
     named = NamedShardings(mesh)
-    agreement = None if abstract or not isinstance(mesh, Mesh) else agreement_of(planned, mesh)
+    agreement = None if abstract or devices is None else agreement_of(plan, traced, devices)
     types, statics = request.key[2], request.key[4]
     in_shardings = tuple(named(v.sharding, len(v.shape), v.memory_kind) for v in plan.inputs)
     out_shardings = [named(None if 0 in v.shape and EMPTY_COMES_WHOLE else v.sharding, len(v.shape), v.memory_kind) for v in plan.outputs]
@@ -234,11 +233,20 @@ def compiled_call(planned: Planned, *, abstract: bool = False, in_order: bool = 
         keywords=dataclasses.asdict(request.settings.jit),
     )
     guard, errors = Guard(bool(layout.donated)), BufferErrors(request.settings.fun)
-    dispatch = direct(jitted) if abstract else dispatched(jitted, mesh, agreement, traced.callback_errors)
+    run = jitted.run if abstract or devices is None else _run(jitted, devices, agreement, traced.callback_errors)
     placing = Placing(request, mesh, in_shardings)
     tangents = None if view.explicit or devices is None else (Tangents(in_shardings), Tangents(out_shardings))
     is_cacheable, has_static = not traced.closes_over_tracers, has_static_leaves(traced.out_tree)
-    return CompiledCall(planned, pins, jitted, dispatch, placing, tangents, layout, guard, errors, is_cacheable, has_static)
+    return CompiledCall(planned, pins, jitted, run, agreement, placing, tangents, layout, guard, errors, is_cacheable, has_static)
+
+
+def _run(jitted: Rearranged, mesh: Mesh, agreement: Agreement | None, callback_errors: CallbackErrors | None) -> Callable[..., Any]:
+    """What runs a program on a mesh: waiting for the result where the devices would need more threads than there are."""
+    if callback_errors is not None and agreement is None:  # of several processes only one would raise, and the others go on with zeros
+        return lambda leaves, statics: jitted.run(leaves, statics) if is_tracing() else callback_errors.run(jitted.run, leaves, statics)
+    if must_wait(mesh.local_devices):
+        return lambda leaves, statics: jax.block_until_ready(jitted.run(leaves, statics))
+    return jitted.run
 
 
 def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., Sequence[Any]]]:

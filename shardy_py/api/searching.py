@@ -10,10 +10,8 @@ from dataclasses import replace
 
 from jax.sharding import Mesh
 
-from shardy_py.api.comparing import compare
-from shardy_py.api.peers import peers_of
-from shardy_py.api.rendezvous import digest
-from shardy_py.api.statement import statement
+from shardy_py.api.agreement import statement
+from shardy_py.api.peers import digest, peers_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.plan.search import Search
 from shardy_py.plan.store.search import read_search, write_search
@@ -47,9 +45,8 @@ def searched(searcher: Searcher, traced: TracedCall, *, runs: bool) -> tuple[Can
         outcome = _outcome(searcher)
         result = _written(searcher, outcome)
         peers.send(key, result)
-    if runs and digest(text) not in peers.agreed:
-        compare(peers, text, request.location, timeout=None if timeout is None else timeout + limit)
-        peers.agreed.add(digest(text))
+    if runs:
+        peers.agree(text, request.location, timeout=None if timeout is None else timeout + limit)
     if outcome is None:
         result = result or peers.receive(key, limit + AHEAD)
         outcome = _outcome(searcher) if result is None else _read(searcher, result)

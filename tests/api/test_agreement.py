@@ -14,40 +14,37 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.api import agreement, statement
-from shardy_py.api.errors import PeerFailedError, PeerMissingError, PlanMismatchError, ValueMismatchError
-from shardy_py.api.peer_states import Verdict
+from shardy_py.api import agreement
+from shardy_py.api.errors import PeerMissingError, PlanMismatchError
+from shardy_py.api.trees import Leaf
 
 LOWERINGS = ["jit", "shard_map"]
 X = np.arange(256.0, dtype="float32").reshape(16, 16) / 99
 
 
 class Peers:
-    """Stands for the other processes, which all come with the same program unless they are told otherwise."""
+    """Stands for the other processes, which come with the same program unless an error is raised instead."""
 
     def __init__(self) -> None:
-        self.own = 0
-        self.runs = 0
         self.agreed: set[str] = set()
-        self.waited: list[dict[str, Any]] = []
-        self.verdict = Verdict("agreed")
-        self.sent = ""
-        self.answer: Callable[[str], str] = str
+        self.asked: list[dict[str, Any]] = []
+        self.is_missing = False
+        self.error: Exception | None = None
 
-    def wait(self, program: str, values: Sequence[str | None], place: str, *, timeout: float | None = None, ahead: bool = False) -> Verdict:
-        self.waited.append({"program": program, "values": list(values), "timeout": timeout, "ahead": ahead})
-        return self.verdict
-
-    def send(self, key: str, text: str) -> None:
-        self.sent = text
-
-    def receive(self, key: str) -> str | None:
-        """The message of another process, from that of this one; its own text under a key that ends in its number."""
-        return self.sent if key.endswith("/0") else self.answer(self.sent)
+    def agree(
+        self, text: str, place: str, values: Sequence[tuple[Leaf, str | None]] = (), *, timeout: float | None = None, ahead: bool = False
+    ) -> bool:
+        if text in self.agreed:
+            return False
+        self.asked.append({"values": [value for _, value in values], "timeout": timeout, "ahead": ahead, "place": place})
+        if self.error is not None:
+            raise self.error
+        self.agreed |= set() if self.is_missing else {text}
+        return True
 
     @property
     def ahead(self) -> list[bool]:
-        return [wait["ahead"] for wait in self.waited]
+        return [asked["ahead"] for asked in self.asked]
 
 
 @pytest.fixture
@@ -87,13 +84,12 @@ def test_the_first_call_of_a_signature_asks(peers: Peers, lowering: str) -> None
     f = decorated(lowering=lowering)
     for _ in range(3):
         np.testing.assert_allclose(f(jnp.asarray(X)), scaled(X), rtol=1e-5)
-    assert len(peers.waited) == 2
-    assert peers.runs == 3
+    assert len(peers.asked) == 2
     f(jnp.ones((32, 16)))
-    assert len(peers.waited) == 4
+    assert len(peers.asked) == 4
     f.clear_cache()
     f(jnp.asarray(X))  # agreed on before
-    assert len(peers.waited) == 4
+    assert len(peers.asked) == 4
     assert peers.ahead == [False] * 4
 
 
@@ -120,7 +116,7 @@ def test_the_program_is_compiled_once(peers: Peers, arrangement: str) -> None:
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert len(compiled) == 1
-    assert len(peers.waited) == 2
+    assert len(peers.asked) == 2
 
 
 @pytest.mark.parametrize("look", ["plan", "trace", "eval_shape", "lower", "compile", "make_jaxpr", "jax.eval_shape", "grad's jaxpr"])
@@ -138,7 +134,7 @@ def test_looking_asks_nobody(peers: Peers, look: str) -> None:
         "grad's jaxpr": lambda: jax.make_jaxpr(jax.grad(f))(X),
     }
     looks[look]()
-    assert not peers.waited
+    assert not peers.asked
 
 
 def scanned(f: Any) -> Callable[..., Any]:
@@ -193,16 +189,16 @@ def test_transformed_calls_ask_before_they_run(peers: Peers, name: str, fun: Any
     run(x)
     transform(f)(x)
     jax.jit(lambda x: transform(f)(x))(x)
-    assert len(peers.waited) == questions
+    assert len(peers.asked) == questions
 
 
 def test_a_signature_that_was_written_down_asks_when_it_runs(peers: Peers) -> None:
     f = decorated()
     jax.make_jaxpr(f)(X)
     jax.make_jaxpr(lambda x: f(x) + 1)(X)
-    assert not peers.waited
+    assert not peers.asked
     jax.jit(lambda x: f(x) + 2)(jnp.asarray(X))
-    assert len(peers.waited) == 1
+    assert len(peers.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -210,29 +206,29 @@ def test_a_signature_that_was_written_down_asks_when_it_runs(peers: Peers) -> No
 )
 def test_what_is_lowered_ahead_is_not_waited_for_long(peers: Peers, look: Callable[[Any], Any]) -> None:
     f = decorated()
-    peers.verdict = Verdict("missing", missing=(1,))
+    peers.is_missing = True
     look(f)
     assert peers.ahead == [True]
-    assert peers.waited[0]["timeout"] == agreement.AHEAD
-    peers.verdict = Verdict("agreed")
+    assert peers.asked[0]["timeout"] == agreement.AHEAD
+    peers.is_missing = False
     f(jnp.asarray(X))  # and asks again before it runs
     assert peers.ahead == [True, False, False]
 
 
 def test_a_compiled_stage_asks_when_it_runs(peers: Peers) -> None:
     for keywords in ({}, {"donate_argnums": 0}):
-        peers.waited.clear()
+        peers.asked.clear()
         peers.agreed.clear()
         f = decorated(lambda params, x: (jnp.sum(x), {"w": params["w"] - jnp.mean(x)}), (None, P("data")), **keywords)
         args = {"w": jnp.ones(8)}, jax.device_put(X, NamedSharding(mesh(), P("data")))
         compiled = f.lower(*args).compile()
-        assert not peers.waited
+        assert not peers.asked
         for _ in range(2):
             args = jax.device_put({"w": jnp.ones(8)}, NamedSharding(mesh(), P())), args[1]
             np.testing.assert_allclose(compiled(*args)[0], X.sum(), rtol=1e-5)
-        assert len(peers.waited) == 2
+        assert len(peers.asked) == 2
         f({"w": jnp.ones(8)}, args[1])
-        assert len(peers.waited) == 2
+        assert len(peers.asked) == 2
         assert compiled.input_shardings[0][1].spec == P("data")
 
 
@@ -248,7 +244,7 @@ def test_a_function_in_another_asks_with_it(peers: Peers, lowering: str) -> None
         jax.make_jaxpr(inner)(X)
         outer = decorated(fun, lowering=lowering)
         np.testing.assert_allclose(outer(X), jnp.sum(jnp.tanh(X) * 2 + jnp.tanh(X * 2) * 2), rtol=1e-5)
-        assert len(peers.waited) == 2
+        assert len(peers.asked) == 2
         np.testing.assert_allclose(jax.grad(outer)(X)[0, 0], 6.0, rtol=1e-5)
     assert outer.verify(X).agrees
 
@@ -264,11 +260,11 @@ def test_a_function_in_another_asks_with_it(peers: Peers, lowering: str) -> None
     ids=lambda x: type(x).__name__,
 )  # fmt: skip
 def test_values_that_a_process_has_are_compared(given: Any, same: Any) -> None:
-    one, other = statement.passed_values([given]), statement.passed_values([same])
+    one, other = agreement.passed_value(given), agreement.passed_value(same)
     assert one == other
-    assert one != [None]
+    assert one is not None
     if np.size(given) and not (isinstance(given, jax.Array) and jax.dtypes.issubdtype(given.dtype, jax.dtypes.prng_key)):
-        assert statement.passed_values([given + 1]) != one
+        assert agreement.passed_value(given + 1) != one
 
 
 def test_the_first_call_compares_values(peers: Peers) -> None:
@@ -278,71 +274,33 @@ def test_the_first_call_compares_values(peers: Peers) -> None:
     f = decorated(fun)
     f = sp.auto_shard(fun, mesh=mesh(), in_shardings=({"w": None, "b": None}, P("data"), None), donate_argnums=0)
     f({"w": jnp.ones(8), "b": np.zeros(8)}, jax.device_put(X, NamedSharding(mesh(), P("data"))), rate=0.1)
-    expected = statement.passed_values([np.zeros(8), jnp.ones(8), X, 0.1])
-    assert peers.waited[0]["values"] == expected  # in the order of the leaves
-    assert not any(peers.waited[1]["values"])
-    peers.waited.clear()
+    expected = list(map(agreement.passed_value, [np.zeros(8), jnp.ones(8), X, 0.1]))
+    assert expected[2].endswith(" 0, 0.010101, 0.020202, 0.030303, ...")
+    assert peers.asked[0]["values"] == expected  # in the order of the leaves
+    assert not any(peers.asked[1]["values"])
+    peers.asked.clear()
     jax.grad(lambda p, x: jnp.sum(f(p, x, rate=0.2)[0]))({"w": jnp.full(8, 2.0), "b": jnp.zeros(4)}, X)
-    (asked,) = peers.waited
-    assert asked["values"] == statement.passed_values([jnp.zeros(4), jnp.full(8, 2.0), X, 0.2])
+    (asked,) = peers.asked
+    assert asked["values"] == list(map(agreement.passed_value, [jnp.zeros(4), jnp.full(8, 2.0), X, 0.2]))
 
 
-def test_a_difference_of_values_names_the_argument(peers: Peers) -> None:
-    f = decorated(lambda params, rate: params["w"] * rate, None)
-    peers.verdict = Verdict("values", ((0, 2), (1,)), leaves=(0, 1))
-    peers.answer = lambda sent: "7, 8, 9, ..."
-    with pytest.raises(ValueMismatchError) as error:
-        f({"w": X}, 0.1)
-    message = str(error.value)
-    assert message.startswith("params['w'], rate have other values in process 1 than in processes 0, 2")
-    assert "processes 0, 2: 0, 0.010101, 0.020202, 0.030303, ...; process 1: 7, 8, 9, ..." in message
-    assert isinstance(error.value, PlanMismatchError)
-    peers.verdict = Verdict("agreed")
-    f({"w": X}, 0.1)  # and a call that failed so is not run unasked
-
-
-def test_a_difference_of_programs_shows_the_first_line(peers: Peers) -> None:
+def test_a_call_that_is_not_agreed_on_does_not_run(peers: Peers) -> None:
+    """However the function is called, and however often."""
     f = decorated()
-    peers.answer = lambda sent: sent.replace("jax_default_matmul_precision = None", "jax_default_matmul_precision = 'highest'")
-    peers.verdict = Verdict("programs", ((0, 2), (1,)), ("one", "other"))
-    for call in (lambda: f(X), lambda: jax.jit(f)(jnp.asarray(X)), lambda: jax.grad(f)(jnp.asarray(X)), lambda: f.lower(X).compile()(X)):
-        with pytest.raises(PlanMismatchError) as error:
+    peers.error = PlanMismatchError("they differ", where="here")
+    for call in (
+        lambda: f(X),
+        lambda: jax.jit(f)(jnp.asarray(X)),
+        lambda: jax.grad(f)(jnp.asarray(X)),
+        lambda: f.lower(X).compile()(X),
+    ) * 2:
+        with pytest.raises(PlanMismatchError, match="they differ"):
             call()
-        message = str(error.value)
-        assert "processes 0, 2 and process 1 are about to run different programs" in message
-        assert "processes 0, 2: `jax_default_matmul_precision = None`, process 1: `jax_default_matmul_precision = 'highest'`" in message
-        assert "jax_enable_x64" not in message
-    peers.answer = lambda sent: f"{sent}\nmore"
-    with pytest.raises(PlanMismatchError, match="only process 1: `more`"):
-        f(X)
-
-
-@pytest.mark.parametrize(
-    ("verdict", "kind", "words"),
-    [
-        (Verdict("failed", process=1, reason="KeyError: 'part'\n  in f"), PeerFailedError, "process 1 has failed: KeyError: 'part'"),
-        (Verdict("ended", process=1, reason=""), PeerFailedError, "process 1 has ended\n"),
-        (Verdict("ended", process=1, reason="SystemExit: 1"), PeerFailedError, "process 1 has ended: SystemExit: 1"),
-        (Verdict("elsewhere", process=1), PeerMissingError, "process 1 did not come: it runs a program that this process has not started"),
-        (Verdict("left", process=1), PeerMissingError, "given up waiting for this one"),
-        (Verdict("missing", missing=(1, 3)), PeerMissingError, "processes 1, 3 did not come within 7 s"),
-    ],
-)  # fmt: skip
-def test_errors_say_who_and_where(peers: Peers, verdict: Verdict, kind: type[Exception], words: str) -> None:
-    peers.verdict = verdict
-    with pytest.raises(kind) as error:
+    peers.error = PeerMissingError("late", where="here")
+    with pytest.raises(PeerMissingError):
         decorated(options=sp.Options(peer_timeout=7))(X)
-    assert words in str(error.value)
-    assert f"first call of {__file__}" in str(error.value)
-
-
-def test_a_store_that_is_gone(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*_: Any, **__: Any) -> Verdict:
-        raise RuntimeError("UNAVAILABLE: failed to connect")
-
-    monkeypatch.setattr(peers, "wait", gone)
-    with pytest.raises(PeerMissingError, match="does not answer"):
-        decorated()(X)
+    assert peers.asked[-1]["timeout"] == 7
+    assert peers.asked[-1]["place"].startswith(__file__)
 
 
 @pytest.mark.parametrize("timeout", [-1, "30", float("nan")])
@@ -356,7 +314,7 @@ def test_a_timeout_is_a_number(timeout: Any) -> None:
 
 def stated(fun: Callable[..., Any], *spec: str | None, **keywords: Any) -> str:
     planned = sp.auto_shard(fun, mesh=mesh(), in_shardings=P(*spec or ("data",)), **keywords).trace(jnp.ones((16, 16)))._planned
-    return statement.statement(planned.plan, planned.traced, list(mesh().devices.flat))
+    return agreement.statement(planned.plan, planned.traced, list(mesh().devices.flat))
 
 
 def test_a_statement_holds_what_is_run() -> None:
@@ -392,6 +350,6 @@ def test_one_process_compares_nothing() -> None:
     function = decorated(lambda x: x + 1)
     function(jnp.ones((8, 8)))
     assert function._last is not None
-    assert function._last.dispatch.agreement is None
-    assert function._last.dispatch.run == function._last.jitted.run
+    assert function._last.agreement is None
+    assert function._last.run == function._last.jitted.run
     assert "agreed" not in str(jax.make_jaxpr(function)(jnp.ones((8, 8))))
