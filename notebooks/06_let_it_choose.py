@@ -107,7 +107,7 @@ print(dict(planned(mesh=16).mesh.shape))
 # %% [markdown]
 # ## As code
 #
-# What was chosen, to paste, so that the planner need not run again.
+# What was chosen, to paste into the program, which then runs under plain `jax.jit`.
 
 # %%
-print(search.as_in_shardings())
+print(plan.as_code())

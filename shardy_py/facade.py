@@ -15,6 +15,7 @@ from shardy_py.ir.printer import print_program
 from shardy_py.plan import costing
 from shardy_py.plan.checks.accept import accepted
 from shardy_py.plan.checks.table import findings_of
+from shardy_py.plan.code import Code, Style, as_code
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.collectives_by_module import CollectivesByModule, by_module
 from shardy_py.plan.cost_analysis import CostAnalysis
@@ -290,6 +291,22 @@ class Plan(PlanRecord):
             OSError: The file cannot be written.
         """
         write_file(path, page(self, other, hardware))
+
+    def as_code(self, style: Style = "constraints") -> Code:
+        """The plan as code to paste into the program, which then runs under plain `jax.jit`, sharded as planned, without this library.
+
+        Args:
+            style: `"constraints"` for a mesh of Auto axes: `in_shardings`, `out_shardings`, and `jax.lax.with_sharding_constraint` in the
+                fewest lines.
+
+        Returns:
+            The code; `print` it. Its `setup` makes the mesh and the shardings, its `edits` are lines of the source as they should read.
+
+        Raises:
+            ShardyError: There is no such style, or the plan cannot be written in it: it was read from a file, or cuts along a part of
+                a mesh axis.
+        """
+        return as_code(self, style)
 
     def as_sdy(self) -> str:
         """The program with its final shardings, as an MLIR module of StableHLO and SDY ops.

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding
 
 from shardy_py.api.abstract_state import Argument
-from shardy_py.api.constraining import as_plan_constrains, constrained, constrained_values, without_constraints
+from shardy_py.api.constraining import as_plan_constrains, constrained_values, without_constraints
 from shardy_py.api.errors import SpecError
 from shardy_py.api.logical_axes import apply_axis_names, idle_rules
 from shardy_py.api.meshes import MESH_NAME, MeshView
@@ -27,11 +26,11 @@ from shardy_py.api.specs import call_specs, host_kind, to_fitting_sharding
 from shardy_py.api.stored_trees import Trees, axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
-from shardy_py.api.variants import TracedVariants
+from shardy_py.api.variants import PropagatedSeeds, TracedVariants, seeded_call
 from shardy_py.backends.donation import used_inputs, why_off
 from shardy_py.dialect import TensorSharding
 from shardy_py.facade import Plan
-from shardy_py.frontends.jaxpr import Imported, lowered
+from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.leaves import Outline
 from shardy_py.ir import TensorType, Value
 from shardy_py.passes.collection import no_collection
@@ -50,7 +49,6 @@ from shardy_py.planner.judge import fits, objective
 from shardy_py.planner.options import Planner
 from shardy_py.planner.pricing import Prices
 from shardy_py.planner.search import Searcher
-from shardy_py.planner.seeds import Variable
 from shardy_py.planner.space import Annotations, Resolution, assigned, values_of
 from shardy_py.planner.templates import HINT, UserTemplate
 
@@ -317,7 +315,7 @@ class _Planning:
             planner,
             self.plan,
             functools.partial(self.replan, annotations),
-            functools.partial(PropagatedSeeds, self),
+            lambda plan: PropagatedSeeds(TracedVariants(self.traced, _plan_alone, self.imported), plan, self.feeding),
             MESH_NAME,
             began,
             templates,
@@ -333,7 +331,7 @@ class _Planning:
             decided(outputs[n], len(leaf.shape)) if n in outputs else None if own is None else own.with_dims(own.dims[: len(leaf.shape)])
             for n, (leaf, own) in enumerate(zip(self.results.leaves, annotations.outputs, strict=True))
         ]
-        planned = make_plan(_seeded(self.traced, settings.lowering, list(map(decided, inputs, ranks)), specs))
+        planned = make_plan(seeded_call(self.traced, settings.lowering, list(map(decided, inputs, ranks)), specs))
         plan = planned.plan
         own_inputs, own_results = (
             zip(self.traced.request.shardings, self.traced.request.sources),
@@ -376,41 +374,6 @@ class _Planning:
         planning = self._again()
         assigned(planning.imported.program, MESH_NAME, self.traced.request.view.dialect_mesh, annotations, resolution, assignment)
         return planning.planned(CHOSEN, most).plan
-
-
-class PropagatedSeeds:
-    """Plans propagated from a part of the shardings of a planner's plan."""
-
-    def __init__(self, planning: _Planning, plan: PlanRecord) -> None:
-        self.planning = planning
-        self.inputs, self.outputs = (
-            tuple(decided(value.sharding, len(value.shape)) for value in values) for values in (plan.inputs, plan.outputs)
-        )
-
-    @functools.cached_property
-    def closed(self) -> ClosedJaxpr:
-        """The jaxpr that was planned."""
-        return lowered(self.planning.traced.jaxpr)
-
-    def variables(self) -> Sequence[Variable | None]:
-        """The variables that may be constrained, in the plan's own program."""
-        return constrained(self.closed, {}, self.planning.traced.request.view.auto_mesh).variables(self.planning.imported.scope)
-
-    def plan(self, pins: Mapping[int, TensorSharding], *, results: bool = True) -> tuple[PlanRecord, Sequence[Variable | None]]:
-        """See `planner.seeds.Seeds`."""
-        traced = self.planning.traced
-        request = traced.request
-        copy = constrained(self.closed, pins, request.view.auto_mesh)
-        seeded = _seeded(traced, "jit", self.inputs, self.outputs if results else traced.out_specs)
-        planned = make_plan(replace(seeded, jaxpr=copy.closed))
-        return replace(planned.plan, stated_feeding=self.planning.feeding), copy.variables(planned.imported.scope)
-
-
-def _seeded(traced: TracedCall, lowering: str, inputs: Sequence[TensorSharding], out_specs: Sequence[object]) -> TracedCall:
-    """A call as if these shardings were the user's, and there were no planner."""
-    request = traced.request
-    settings = replace(request.settings, planner=None, lowering=lowering)
-    return replace(traced, request=replace(request, settings=settings, shardings=tuple(inputs)), out_specs=tuple(out_specs))
 
 
 def _plan_alone(traced: TracedCall) -> Plan:

@@ -8,8 +8,12 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from jax.extend.core import ClosedJaxpr
+
 from shardy_py.api.constraining import constrained
 from shardy_py.api.meshes import MESH_NAME
+from shardy_py.api.pasting import pasted
+from shardy_py.api.propagating import decided
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.recomputed import recomputed
 from shardy_py.dialect import TensorSharding
@@ -20,8 +24,11 @@ from shardy_py.ir import Value
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.specs import extended, spec_text
 from shardy_py.plan.checks.thresholds import NOTABLE
+from shardy_py.plan.code import Code, Style
 from shardy_py.plan.donation import donatable
+from shardy_py.plan.feeding import Feeding
 from shardy_py.plan.record import PlanRecord, Variant
+from shardy_py.planner.seeds import Variable
 
 SHARE = 0.01
 """An argument that is a smaller part of the peak is not cut further, nor is one donated that is a smaller part of what can be."""
@@ -64,6 +71,11 @@ class TracedVariants:
             return self.plan_of(dataclasses.replace(self.traced, request=request, jaxpr=jaxpr, out_specs=tuple(outputs)))
         except ShardyError:  # something else that the user says contradicts it
             return None
+
+    def code(self, plan: PlanRecord, style: Style) -> Code:
+        """See `plan.record.Variants`."""
+        seeds = PropagatedSeeds(self, plan)
+        return pasted(seeds, seeds.closed, plan, style)
 
     @functools.cached_property
     def _sites(self) -> dict[Value, int]:
@@ -112,3 +124,40 @@ class TracedVariants:
             texts = [text for _, text in sorted(changes, key=lambda change: -change[0])]
             more = f" and {len(texts) - 2} more arrays" if len(texts) > 2 else ""
             yield Variant(f"cutting {', '.join(texts[:2])}{more}", variant)
+
+
+class PropagatedSeeds:
+    """Plans propagated from a part of the shardings of a plan."""
+
+    def __init__(self, variants: TracedVariants, plan: PlanRecord, feeding: Feeding | None = None) -> None:
+        self.variants = variants
+        self.feeding = feeding
+        self.inputs, self.outputs = (
+            tuple(decided(value.sharding, len(value.shape)) for value in values) for values in (plan.inputs, plan.outputs)
+        )
+
+    @functools.cached_property
+    def closed(self) -> ClosedJaxpr:
+        """The jaxpr that was planned."""
+        return lowered(self.variants.traced.jaxpr)
+
+    def variables(self) -> Sequence[Variable | None]:
+        """The variables that may be constrained, in the plan's own program."""
+        return constrained(self.closed, {}, self.variants.traced.request.view.auto_mesh).variables(self.variants.imported.scope)
+
+    def plan(self, pins: Mapping[int, TensorSharding], *, results: bool = True) -> tuple[PlanRecord, Sequence[Variable | None]]:
+        """See `planner.seeds.Seeds`."""
+        traced = self.variants.traced
+        copy = constrained(self.closed, pins, traced.request.view.auto_mesh)
+        seeded = seeded_call(traced, "jit", self.inputs, self.outputs if results else traced.out_specs)
+        plan = self.variants.plan_of(dataclasses.replace(seeded, jaxpr=copy.closed))
+        assert isinstance(plan.variants, TracedVariants)
+        return dataclasses.replace(plan, stated_feeding=self.feeding), copy.variables(plan.variants.imported.scope)
+
+
+def seeded_call(traced: TracedCall, lowering: str, inputs: Sequence[TensorSharding], out_specs: Sequence[object]) -> TracedCall:
+    """A call as if these shardings were the user's, and there were no planner."""
+    request = traced.request
+    settings = dataclasses.replace(request.settings, planner=None, lowering=lowering)
+    request = dataclasses.replace(request, settings=settings, shardings=tuple(inputs))
+    return dataclasses.replace(traced, request=request, out_specs=tuple(out_specs))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.source_info_util import summarize
 
-from shardy_py.frontends._jax import frames_of
+from shardy_py.frontends._jax import frames_of, spans_of
 from shardy_py.frontends.cells import cell_name
 from shardy_py.ir import Location
 
@@ -43,6 +43,11 @@ def name_stack_of(location: object) -> str:
     if isinstance(location, Within):
         return "/".join(filter(None, (name_stack_of(location.outer), name_stack_of(location.inner))))
     return location.scope if isinstance(location, Location) else str(getattr(location, "name_stack", ""))
+
+
+def spans(source_info: object) -> list[tuple[str, int, int, int, int]]:
+    """File, first line and column, last line and column of the calls outside of installed packages, innermost first; columns in bytes."""
+    return [span for span in spans_of(source_info) if not is_installed(span[0])]
 
 
 class _Source(NamedTuple):

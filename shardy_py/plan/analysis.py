@@ -35,6 +35,10 @@ class Analysis(Generic[T]):
             plan.analyses[self] = self._compute(plan)
         return cast(T, plan.analyses[self])
 
+    def keep(self, plan: PlanRecord, result: T) -> None:
+        """Has a result for a plan that differs from the computed one."""
+        plan.analyses[self] = result
+
     def is_computed(self, plan: PlanRecord) -> bool:
         """Whether the result is at hand."""
         return self in plan.analyses

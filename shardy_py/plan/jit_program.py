@@ -8,7 +8,7 @@ else they are left to XLA.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from shardy_py.ir import Block, Op, Program, TensorType, Value
@@ -52,14 +52,20 @@ def jit_program(program: Program, options: PropagationOptions) -> JitProgram:
     if replace(options, recorded=True) == PropagationOptions() and any(
         op.rule is not None and not op.regions and conflicts(op, program.meshes, cache) for op in program.walk()
     ):
-        builder = _UnconstrainedBuilder(program)
-        unconstrained = builder.program()
-        PlanPipeline().run(unconstrained)
-        if any(_has_misaligned_product(each) for each in (program, unconstrained)):  # XLA would exchange parts of its result
+        free = left_to_xla(program, _around_mispartitioned(program))
+        if any(_has_misaligned_product(each) for each in (program, free.program)):  # XLA would exchange parts of its result
             return JitProgram(program, True, Lineage(program))
-        if _received_bytes(program) >= MAX_BYTES_RATIO * _received_bytes(unconstrained):
-            return JitProgram(unconstrained, False, builder.lineage())
+        if _received_bytes(program) >= MAX_BYTES_RATIO * _received_bytes(free.program):
+            return free
     return JitProgram(program, True, Lineage(program))
+
+
+def left_to_xla(program: Program, constrained: Set[Value] = frozenset()) -> JitProgram:
+    """The program as XLA itself propagates it, from its inputs, results and constraints, and some values more."""
+    builder = _UnconstrainedBuilder(program, constrained)
+    unconstrained = builder.program()
+    PlanPipeline().run(unconstrained)
+    return JitProgram(unconstrained, False, builder.lineage())
 
 
 @Analysis
@@ -93,8 +99,8 @@ class _UnconstrainedBuilder(XlaProgramBuilder):
     dimensions. Reshapes are propagated through before broadcasts are, in both directions, so this decides many conflicts.
     """
 
-    def __init__(self, program: Program) -> None:
-        super().__init__(program, _around_mispartitioned(program), loops=True)
+    def __init__(self, program: Program, constrained: Set[Value]) -> None:
+        super().__init__(program, constrained, loops=True)
 
     def op(self, op: Op, into: Block, names: dict[Value, Value], regions: Sequence[Block]) -> Op:
         operand = op.operands[0].type if op.name == _BROADCAST else None

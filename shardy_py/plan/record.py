@@ -113,6 +113,10 @@ class Variants(Protocol):
         """The plan with other shardings of values, by path, as if the user had written them; None where that cannot be."""
         ...
 
+    def code(self, plan: PlanRecord, style: Any) -> Any:
+        """The plan as code to paste, see `Plan.as_code`."""
+        ...
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlanRecord:

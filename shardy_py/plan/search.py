@@ -171,10 +171,6 @@ class Pricer(Protocol):
         """The proof of the lower bound."""
         ...
 
-    def as_in_shardings(self) -> str:
-        """The input shardings, and constraints, as code."""
-        ...
-
     def price_of_annotations(self) -> tuple[Price, ...]:
         """Per annotation, the seconds that dropping it saves; the largest saving first."""
         ...
@@ -271,18 +267,6 @@ class Search:
             ValueError: The search was read from a file.
         """
         return self._pricer().price_of_annotations()
-
-    def as_in_shardings(self) -> str:
-        """The plan as code to paste, so that the planner need not run: functions of a leaf's path, and lines of constraints.
-
-        Functions are for `in_shardings=`, and for `out_shardings=` where propagation would shard results otherwise. Lines of constraints
-        are comments that say where each belongs; those of values that no line of the user's code makes are left out. The first line says
-        what the step takes with and without them.
-
-        Raises:
-            ValueError: The search was read from a file.
-        """
-        return self._pricer().as_in_shardings()
 
     def _pricer(self) -> Pricer:
         if self.pricer is None:

@@ -22,7 +22,7 @@ from shardy_py.planner.alternatives import alternatives
 from shardy_py.planner.assignment import solve
 from shardy_py.planner.constraint_prices import lines_of
 from shardy_py.planner.judge import Candidate, objective, peak_of
-from shardy_py.planner.pins import constraints_of, pasted
+from shardy_py.planner.pins import constraints_of
 from shardy_py.planner.problem import Problem, Solution, pinned
 from shardy_py.planner.proof import certificate_of
 from shardy_py.planner.propagated import Trial
@@ -44,11 +44,6 @@ class Prices:
     best: Candidate
     bound: float
     searcher_with: MakeSearcher
-
-    def as_in_shardings(self) -> str:
-        """The plan as code; see `Search.as_in_shardings`."""
-        plan, is_region = self.best.plan, self.best.run.partitioner is not None
-        return pasted(plan, self.constraints, self.searcher.seeds(plan), self.searcher.planner, is_region=is_region)
 
     @functools.cached_property
     def constraints(self) -> tuple[Constraint, ...]:

@@ -187,48 +187,6 @@ def test_every_constraint_is_needed(name: str, planned: Callable[[str], Planned]
         assert seconds(fewer) > search.objective_seconds * (1 + TOLERANCE / 2)
 
 
-@pytest.mark.parametrize("name", ["training step", "scan"])
-def test_the_plan_as_code(name: str, planned: Callable[[str], Planned]) -> None:
-    this = planned(name)
-    search = this.plan.search
-    assert search is not None
-    code = search.as_in_shardings()
-    pasted: dict[str, Any] = {}
-    exec(code, pasted)
-    again = this.over(pasted["in_shardings"], out_shardings=pasted.get("out_shardings"))
-    assert again.input_shardings == this.plan.input_shardings
-    assert again.output_shardings == this.plan.output_shardings
-    for constraint in search.constraints:
-        assert (f"x = constrain(x, {constraint.spec})" in code) == bool(constraint.location)
-        assert not constraint.location or constraint.location in code
-
-
-def test_a_pasted_constraint(planned: Callable[[str], Planned]) -> None:
-    """The one constraint of the training step, where its line says."""
-    this = planned("training step")
-    search = this.plan.search
-    assert search is not None
-    (constraint,) = search.constraints
-    assert constraint.primitive == "dot_general"
-    assert constraint.type.shape == (4096, 2048)
-    assert not constraint.is_in_front
-    pasted: dict[str, Any] = {}
-    exec(search.as_in_shardings(), pasted)
-
-    def constrained(params: Any, state: Any, x: jax.Array) -> Any:
-        def loss(params: Any) -> jax.Array:
-            result = jnp.tanh(x @ params["in"] + params["bias"]) @ params["out"]
-            return jnp.mean((pasted["constrain"](result, eval(constraint.spec, pasted)) - x) ** 2)
-
-        state = jax.tree.map(lambda m, g: 0.9 * m + g, state, jax.grad(loss)(params))
-        return jax.tree.map(lambda p, m: p - 0.1 * m, params, state), state
-
-    plan = sp.auto_shard(constrained, mesh=MESH, in_shardings=pasted["in_shardings"], donate_argnums=(0, 1), lowering="jit").plan(
-        *this.arguments
-    )
-    assert seconds(plan) == pytest.approx(search.objective_seconds, rel=TOLERANCE)
-
-
 @pytest.mark.parametrize("lowering", ["jit", "shard_map"])
 def test_a_plan_as_in_shardings_gives_the_numbers_of_the_function(lowering: str) -> None:
     draw = np.random.default_rng(0)

@@ -85,7 +85,7 @@ def test_annotations_stay_and_have_prices() -> None:
     assert "in_shardings" in str(plan.explain(cut)) or "the planner's choice" in str(plan.explain(cut))
 
 
-def test_a_stored_plan_and_its_code() -> None:
+def test_a_stored_plan() -> None:
     plan = planned().plan(*STEP)
     stored = sp.Plan.from_json(plan.to_json())
     assert plan.search is not None
@@ -94,13 +94,6 @@ def test_a_stored_plan_and_its_code() -> None:
     assert str(stored.search) == str(plan.search)
     assert stored.to_json() == plan.to_json()
     assert stored.cost_analysis("h100").step_seconds == plan.cost_analysis("h100").step_seconds
-    pasted: dict[str, Any] = {}
-    exec(plan.search.as_in_shardings(), pasted)
-    out = pasted.get("out_shardings")
-    own = sp.auto_shard(step, mesh=SMALL, in_shardings=pasted["in_shardings"], out_shardings=out, donate_argnums=0, lowering="jit").plan(
-        *STEP
-    )
-    assert own.cost_analysis("h100").step_seconds == plan.cost_analysis("h100").step_seconds
 
 
 def test_a_plan_keeps_its_budget() -> None:

@@ -218,17 +218,6 @@ def test_prices_of_decisions() -> None:
         assert caught.value.fix
 
 
-def test_input_shardings_as_code() -> None:
-    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(), donate_argnums=0).plan(*STEP)
-    assert plan.search is not None
-    code = plan.search.as_in_shardings()
-    pasted: dict[str, Any] = {"P": P}
-    exec(code, pasted)
-    again = sp.auto_shard(step, mesh={"x": 8}, in_shardings=pasted["in_shardings"], donate_argnums=0, lowering="jit").plan(*STEP)
-    assert again.input_shardings == plan.input_shardings
-    assert code.startswith("# The planned step takes ")
-
-
 def test_templates_of_the_user() -> None:
     specs = ({"in": P(None, "x"), "out": P("x")}, P("y"))
     chosen = planner(templates={"by columns": specs, "rows alone": (None, P(("x", "y")))})

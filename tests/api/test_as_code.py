@@ -1,0 +1,127 @@
+"""`plan.as_code`: a plan as code, pasted into the program that it is of and run by plain `jax.jit`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import shardy_py as sp
+from shardy_py.backends.compiled_text import collectives_in
+from tests.api import pasted_programs
+from tests.api.pasted_programs import PROGRAMS, Example
+
+FILE = pasted_programs.__file__
+MESH = {"data": 2, "model": 4}
+
+
+@functools.cache
+def example(name: str) -> Example:
+    return PROGRAMS[name]()
+
+
+def decorated(this: Example, **more: Any) -> Any:
+    return sp.auto_shard(this.fun, mesh=MESH, in_shardings=this.specs, lowering="jit", **this.more, **more)
+
+
+def numbers(args: tuple[Any, ...]) -> Any:
+    draw = np.random.default_rng(0)
+
+    def one(leaf: Any) -> Any:
+        if np.issubdtype(leaf.dtype, np.integer):
+            return np.full(leaf.shape, 5, leaf.dtype) if not leaf.shape else draw.integers(0, 8, leaf.shape).astype(leaf.dtype)
+        return (0.2 * draw.random(leaf.shape)).astype(leaf.dtype)
+
+    return jax.tree.map(one, args)
+
+
+def moved(compiled: Any) -> int:
+    return sum(c.received_bytes * (c.trips or 1) for c in collectives_in(compiled.as_text()))
+
+
+def pasted(code: Any, this: Example) -> tuple[Any, dict[str, Any]]:
+    """The function of the program with the edits of some code, and what its setup defines."""
+    module = sys.modules["patched"] = types.ModuleType("patched")
+    exec(compile(code.patched(FILE), FILE + " patched", "exec"), module.__dict__)
+    names = {**vars(module), **dict(zip(this.fun.__code__.co_varnames, this.args))}
+    exec(code.setup, names)
+    return getattr(module, this.fun.__name__), names
+
+
+def runs_as_planned(name: str, plan: Any, planned: Any) -> None:
+    """The pasted program gives the numbers of the function, shards its results as planned, and moves no more."""
+    this = example(name)
+    code = plan.as_code("constraints")
+    fun, names = pasted(code, this)
+    args = numbers(this.args)
+    with jax.set_mesh(names["mesh"]):
+        jitted = jax.jit(fun, in_shardings=names["in_shardings"], out_shardings=names["out_shardings"])
+        compiled = jitted.lower(*this.args).compile()
+        result = jitted(*args)
+    for one, other in zip(jax.tree.leaves(result), jax.tree.leaves(jax.jit(this.fun)(*args)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-5)
+    for one, value in zip(jax.tree.leaves(result), jax.tree.leaves(plan.output_shardings), strict=True):
+        assert one.sharding.is_equivalent_to(jax.NamedSharding(one.sharding.mesh, value.spec), one.ndim)
+    least = moved(planned.lower(*this.args).compile())
+    assert moved(compiled) <= (1.2 if name in APART else 1.0) * least
+    assert any("XLA alone partitions reduce_window_sum" in remark for remark in code.remarks) == (name in APART)
+
+
+APART = ("moe", "spectrum")
+"""Programs with a cumulative sum along a cut dimension, which the library partitions by itself."""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_constraints_of_a_propagated_plan(name: str) -> None:
+    this = example(name)
+    planned = decorated(this)
+    plan = planned.plan(*this.args)
+    runs_as_planned(name, plan, planned)
+    assert not plan.as_code().edits
+
+
+SLOW = sp.Hardware("slow", {"float32": 1e9}, 1e8, 16 << 30, 1e9, sp.Fabric("ring", 1e8, 1e-7), sp.Fabric("switch", 1e7, 1e-7))
+"""So slow that small arrays are worth sharding."""
+
+CHOSEN = {"mlp": 0, "moe": 0, "convolution": 1, "gru": 0, "named": 0, "recommender": 0, "fully sharded": 0}
+"""Programs that a planner plans, and the lines that propagation then needs."""
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_constraints_of_a_plan_that_was_chosen(name: str) -> None:
+    this = example(name)
+    planned = sp.auto_shard(this.fun, mesh=MESH, planner=sp.Planner(hardware=SLOW, time_limit_s=60), lowering="jit")
+    plan = planned.plan(*this.args)
+    runs_as_planned(name, plan, planned)
+    assert len(plan.as_code().edits) == CHOSEN[name]
+
+
+def test_a_plan_that_a_region_runs_has_the_same_code() -> None:
+    this = example("convolution")
+    texts = {
+        str(sp.auto_shard(this.fun, mesh=MESH, in_shardings=this.specs, lowering=lowering).plan(*this.args).as_code())
+        for lowering in ("jit", "shard_map")
+    }
+    assert len(texts) == 1
+
+
+def test_one_line_in_several_shardings_is_said() -> None:
+    this = example("train state")
+    code = sp.auto_shard(this.fun, mesh=MESH, planner=sp.Planner(hardware=SLOW, time_limit_s=60), lowering="jit").plan(*this.args).as_code()
+    assert any("one line in several shardings" in remark for remark in code.remarks)
+
+
+def test_code_that_cannot_be_written() -> None:
+    plan = decorated(example("mlp")).plan(*example("mlp").args)
+    with pytest.raises(sp.ShardyError, match="there is no style 'lines'"):
+        plan.as_code("lines")
+    with pytest.raises(sp.ShardyError, match="the plan was read from a file"):
+        sp.Plan.from_json(plan.to_json()).as_code()
+    by_name = sp.auto_shard(lambda *, x: x, mesh=MESH).plan(x=np.ones(8))
+    with pytest.raises(sp.ShardyError, match="keyword arguments x"):
+        by_name.as_code()
