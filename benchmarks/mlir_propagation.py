@@ -31,7 +31,7 @@ from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import passmanager
 
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.opt.pipelines import PropagationPipeline
+from shardy_py.opt.table import PropagationPipeline
 
 LAYERS = flags.DEFINE_integer("layers", 24, "Depth of the model.", lower_bound=1)
 REPEAT = flags.DEFINE_integer("repeat", 5, "Models timed.", lower_bound=1)

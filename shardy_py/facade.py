@@ -34,8 +34,7 @@ from shardy_py.plan.store.files import load_plan, save_text
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 from shardy_py.view.html.card import card
-from shardy_py.view.html.frame import Frame
-from shardy_py.view.html.page import page
+from shardy_py.view.html.page import Frame, page
 from shardy_py.view.perfetto import timeline_json
 from shardy_py.view.text import plan_text
 

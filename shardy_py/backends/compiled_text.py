@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardy_py.backends.compiled_groups import groups_in, pairs_in
+import numpy as np
+
 from shardy_py.backends.compiled_ops import NAME, NAMES, STRING, CompiledOp, op_of
-from shardy_py.backends.compiled_trips import Constants, loop_constants, trips_of
+from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.dialect.devices import device_groups
 from shardy_py.plan.collectives import received_bytes
 
 Shape = tuple[str, tuple[int, ...]]
@@ -244,3 +246,237 @@ def _frames(head: list[str]) -> dict[int, str]:
         match = re.search(r"file_location_id=(\d+)", text)
         locations[i] = "" if match is None else places.get(int(match[1]), "")
     return locations
+
+
+Groups = tuple[tuple[int, ...], ...]
+
+_LISTED = re.compile(r"\breplica_groups=\{((?:\s*\{[\d,\s]*\}\s*,?)*)\s*\}")
+_COUNTED = re.compile(r"\breplica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"\breplica_groups=@?mesh\[([^\]]*)\](?:,\s*device_ids=\(([^()]*(?:\([\d,\s]*\))?)\))?\s*\{([^}]*)\}")
+_MESH_AXIS = re.compile(r"(?:'([^']*)'|\"([^\"]*)\"|(\w+))=(\d+)")
+_AXIS = re.compile(r"(?:'([^']*)'|\"([^\"]*)\"|([A-Za-z_]\w*))(?::\((\d+)\)(\d+))?")
+_PAIRS = re.compile(r"\bsource_target_pairs=\{((?:\s*\{[\d,\s]*\}\s*,?)*)\s*\}")
+_INNER = re.compile(r"\{([^}]*)\}")
+
+
+def groups_in(attributes: str, partitions: int) -> Groups:
+    """The groups of devices that exchange data with each other. Raises ValueError if groups are written in another way.
+
+    Args:
+        attributes: Those of the op: `replica_groups={{0,1},{2,3}}`, `replica_groups=[2,4]<=[4,2]T(1,0)` or
+            `replica_groups=mesh['x'=2,'y'=4] {'y'}`, the mesh with `, device_ids=([4,2]T(1,0))` where its devices are in another order,
+            and an axis with `:(2)2` where it is a part of one.
+
+    Example:
+        >>> groups_in("replica_groups=mesh['x'=2,'y'=4] {'y'}", 8)
+        ((0, 1, 2, 3), (4, 5, 6, 7))
+        >>> groups_in("replica_groups=[2,2]<=[2,2]T(1,0)", 4)
+        ((0, 2), (1, 3))
+    """
+    return _groups(attributes) or (tuple(range(partitions)),)
+
+
+def pairs_in(attributes: str) -> Groups:
+    """The (source, target) pairs of a collective-permute.
+
+    Example:
+        >>> pairs_in("channel_id=1, source_target_pairs={{0,1},{1,0}}")
+        ((0, 1), (1, 0))
+    """
+    match = _PAIRS.search(attributes)
+    return () if match is None else tuple(map(_numbers, _INNER.findall(match[1])))
+
+
+def _groups(attributes: str) -> Groups:
+    if match := _LISTED.search(attributes):
+        return tuple(map(_numbers, _INNER.findall(match[1])))
+    if match := _COUNTED.search(attributes):
+        ids = _iota(_numbers(match[2]), _numbers(match[3] or ""))
+        return _rows(ids.reshape(_numbers(match[1])))
+    if match := _MESH.search(attributes):
+        return _mesh_groups(match[1], match[2] or "", match[3])
+    if "replica_groups=" in attributes:
+        raise ValueError(f"cannot read replica groups: {attributes[attributes.index('replica_groups=') :][:120]}")
+    return ()
+
+
+def _mesh_groups(mesh: str, devices: str, axes: str) -> Groups:
+    sizes = {quoted or double or bare: int(size) for quoted, double, bare, size in _MESH_AXIS.findall(mesh)}
+    if counted := re.match(r"\s*\[([\d,]+)\](?:<=\[[\d,]+\])?(?:T\(([\d,]+)\))?", devices):
+        ids = _iota(_numbers(counted[1]), _numbers(counted[2] or ""))
+    else:
+        ids = np.array(_numbers(devices)) if devices else np.arange(math.prod(sizes.values()))
+    refs = (AxisRef(a or b or c, *((int(before), int(size)) if size else ())) for a, b, c, before, size in _AXIS.findall(axes))
+    return device_groups(tuple(refs), Mesh(sizes, ids))
+
+
+def _iota(dims: tuple[int, ...], order: tuple[int, ...]) -> np.ndarray:
+    ids = np.arange(math.prod(dims)).reshape(dims)
+    return (ids.transpose(order) if order else ids).reshape(-1)
+
+
+def _rows(ids: np.ndarray) -> Groups:
+    return tuple(tuple(int(i) for i in row) for row in ids)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))
+
+
+Computation = Sequence[CompiledOp]
+Constants = Mapping[int, int]
+"""Element of the tuple that a loop carries -> its value, where that is the same integer in every trip."""
+
+_COPIES = frozenset(("bitcast", "convert", "copy", "copy-done", "copy-start", "reshape"))
+_INDEX = re.compile(r"\bindex=(\d+)")
+_DIRECTION = re.compile(r"\bdirection=(\w+)")
+_MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE", "EQ": "EQ"}
+_DEEPEST = 64
+"""Ops between a value and what it comes from, at most: more is not a counter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """An integer in terms of what a loop carries."""
+
+    element: int | None
+    offset: int
+
+
+class _Values:
+    """Integers in one computation."""
+
+    def __init__(
+        self,
+        computation: Computation,
+        find: Callable[[str], Computation],
+        constants: Constants,
+        parameters: Sequence[Carried | None] | None = None,
+    ) -> None:
+        self.ops = {op.name: op for op in computation}
+        self.find = find
+        self.constants = constants
+        self.parameters = parameters
+
+    def of(self, name: str, depth: int = 0) -> Carried | None:
+        """The constant that an op computes; None where it is unknown."""
+        op = self.ops.get(name)
+        if op is None or depth > _DEEPEST:
+            return None
+        names = op.operand_names
+        if op.opcode == "constant":
+            return Carried(None, int(op.operands)) if re.fullmatch(r"-?\d+", op.operands) else None
+        if op.opcode == "parameter":
+            number = int(op.operands)
+            return self.parameters[number] if self.parameters is not None and number < len(self.parameters) else None
+        if op.opcode == "get-tuple-element":
+            return self._element(op, depth)
+        if op.opcode in _COPIES and names:
+            return self.of(names[0], depth + 1)
+        if op.opcode in ("add", "subtract"):
+            a, b = (self.of(operand, depth + 1) for operand in names)
+            return _sum(a, b if op.opcode == "add" or b is None else _negated(b))
+        return self._called(op, None, depth) if op.opcode in ("call", "fusion") else None
+
+    def _element(self, op: CompiledOp, depth: int) -> Carried | None:
+        match, source = _INDEX.search(op.attributes), self.ops.get(op.operand_names[0])
+        if match is None or source is None:
+            return None
+        index = int(match[1])
+        if source.opcode == "parameter" and self.parameters is None:
+            constant = self.constants.get(index)
+            return Carried(index, 0) if constant is None else Carried(None, constant)
+        if source.opcode == "tuple":
+            return self.of(source.operand_names[index], depth + 1)
+        return self._called(source, index, depth) if source.opcode in ("call", "fusion") else None
+
+    def inside(self, op: CompiledOp, depth: int = 0) -> tuple[_Values, CompiledOp] | None:
+        """The values of the computation that an op calls, and its root."""
+        called = [name for role, name in op.called if role in ("calls", "to_apply")]
+        body = self.find(called[0]) if called else ()
+        root = next((inner for inner in body if inner.is_root), None)
+        if root is None:
+            return None
+        return _Values(body, self.find, {}, [self.of(operand, depth + 1) for operand in op.operand_names]), root
+
+    def _called(self, op: CompiledOp, index: int | None, depth: int) -> Carried | None:
+        inner = self.inside(op, depth)
+        if inner is None:
+            return None
+        values, root = inner
+        if index is None:
+            return values.of(root.name, depth + 1)
+        return values.of(root.operand_names[index], depth + 1) if root.opcode == "tuple" else None
+
+
+def _negated(value: Carried) -> Carried | None:
+    return Carried(None, -value.offset) if value.element is None else None
+
+
+def _sum(a: Carried | None, b: Carried | None) -> Carried | None:
+    if a is None or b is None or (a.element is not None and b.element is not None):
+        return None
+    return Carried(b.element if a.element is None else a.element, a.offset + b.offset)
+
+
+def loop_constants(loop: CompiledOp, around: Computation, find: Callable[[str], Computation], constants: Constants) -> dict[int, int]:
+    """The integers that a loop carries unchanged."""
+    first = _carried_tuple(loop, around)
+    body = find(dict(loop.called).get("body", ""))
+    values, last = _Values(around, find, constants), next((op for op in body if op.is_root), None)
+    if first is None or last is None or last.opcode != "tuple":
+        return {}
+    inner = _Values(body, find, {})
+    steady = [i for i, name in enumerate(last.operand_names) if inner.of(name) == Carried(i, 0)]
+    initial = {i: values.of(first[i]) for i in steady if i < len(first)}
+    return {i: value.offset for i, value in initial.items() if value is not None and value.element is None}
+
+
+def _carried_tuple(loop: CompiledOp, around: Computation) -> list[str] | None:
+    """The ops that make the elements with which a loop begins."""
+    names = loop.operand_names
+    source = next((op for op in around if op.name in names), None)
+    return source.operand_names if source is not None and source.opcode == "tuple" else None
+
+
+def trips_of(loop: CompiledOp, around: Computation, find: Callable[[str], Computation], constants: Constants) -> int | None:
+    """Trip count of a loop; None if it depends on data, or cannot be derived from the text."""
+    roles, first = dict(loop.called), _carried_tuple(loop, around)
+    condition, body = find(roles.get("condition", "")), find(roles.get("body", ""))
+    test = next((op for op in condition if op.is_root), None)
+    last = next((op for op in body if op.is_root), None)
+    if first is None or test is None or last is None or last.opcode != "tuple":
+        return None
+    steady = loop_constants(loop, around, find, constants)
+    values = _Values(condition, find, steady)
+    if test.opcode == "fusion" and (inner := values.inside(test)) is not None:
+        values, test = inner
+    direction = _DIRECTION.search(test.attributes)
+    if test.opcode != "compare" or direction is None:
+        return None
+    counter, bound = (values.of(name) for name in test.operand_names)
+    relation = direction[1]
+    if counter is None or bound is None:
+        return None
+    if counter.element is None:
+        counter, bound, relation = bound, counter, _MIRRORED[relation]
+    if counter.element is None or bound.element is not None or counter.element >= min(len(first), len(last.operand_names)):
+        return None
+    initial = _Values(around, find, constants).of(first[counter.element])
+    step = _Values(body, find, steady).of(last.operand_names[counter.element])
+    if initial is None or initial.element is not None or step is None or step.element != counter.element:
+        return None
+    return _count(initial.offset + counter.offset, step.offset, bound.offset, relation)
+
+
+def _count(start: int, step: int, bound: int, relation: str) -> int | None:
+    """Number of terms of `start, start + step, ...` before the first that is not in a relation to a bound."""
+    if relation in ("GT", "GE"):
+        start, step, bound, relation = -start, -step, -bound, _MIRRORED[relation]
+    if relation == "LE":
+        bound, relation = bound + 1, "LT"
+    if relation == "LT":
+        return 0 if start >= bound else -(-(bound - start) // step) if step > 0 else None
+    if relation == "NE" and step and (bound - start) % step == 0 and (bound - start) // step >= 0:
+        return (bound - start) // step
+    return None

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from shardy_py.backends.local import regions
 from shardy_py.backends.local.effects import inspect_sharding
@@ -23,12 +23,12 @@ from shardy_py.backends.local.sharded_value import RegionContext
 from shardy_py.backends.local.table import HANDLERS, LOCAL_RULES, RUNS_WHOLE
 from shardy_py.backends.local.trace_cache import remembering
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
-from shardy_py.backends.region import region
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
-from shardy_py.frontends.context import types_enabled
+from shardy_py.frontends.context import local_type, types_enabled
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxpr import Imported
-from shardy_py.frontends.transforms import axes_bound
+from shardy_py.frontends.mesh_context import no_mesh
+from shardy_py.frontends.transforms import axes_bound, hoisted, shard_map_equation, traced_locally
 from shardy_py.ir import Value
 from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
 from shardy_py.partition.region.layouts import Layout, layout, names, num_shards, replicated
@@ -394,3 +394,37 @@ def _values(scope: Scope) -> Iterator[Value]:
     yield from scope.env.values()
     for inner in itertools.chain.from_iterable(scope.children.values()):
         yield from _values(inner)
+
+
+def region(
+    local: Callable[..., Sequence[Any]],
+    mesh: AbstractMesh,
+    axes: Sequence[str],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    in_specs: Sequence[PartitionSpec],
+    out_specs: Sequence[PartitionSpec],
+) -> ClosedJaxpr:
+    """As `jax.make_jaxpr(jax.shard_map(local, ..., check_vma=False))`, in two thirds of the time.
+
+    Under `jax.shard_map` the types of all values name the mesh, which has to be looked at for each equation and says nothing where all of
+    its axes are manual. So the function is traced as one of plain arrays, and the equation is made around what comes of it.
+    """
+    sizes = {name: mesh.shape[name] for name in axes}
+    own = AbstractMesh(tuple(sizes.values()), tuple(sizes))  # without axes that are manual already, where the region stands in another
+    arguments = [local_type(aval, _part(aval, own, spec)) for aval, spec in zip(inputs, in_specs, strict=True)]
+    with no_mesh(), axes_bound(sizes):
+        traced: Any = traced_locally(local, arguments)
+    for aval, whole, spec in zip(traced.out_avals, outputs, out_specs, strict=True):
+        assert aval.shape == _part(whole, own, spec), f"a result is {aval} on a device, and {whole} of spec {spec} in all"
+    consts, specs = [Var(v.aval) for v in traced.jaxpr.constvars], [PartitionSpec() for _ in traced.consts]
+    invars, outvars = [Var(aval) for aval in inputs], [Var(aval) for aval in outputs]
+    with axes_bound(sizes):
+        inside = hoisted(traced).jaxpr
+    eqn = shard_map_equation(inside, mesh, axes, [*consts, *invars], outvars, [*specs, *in_specs], out_specs)
+    return ClosedJaxpr(Jaxpr(consts, invars, outvars, [eqn], eqn.effects, traced.jaxpr.debug_info), traced.consts)
+
+
+def _part(aval: Any, mesh: AbstractMesh, spec: PartitionSpec) -> tuple[int, ...]:
+    """The shape of a device's part."""
+    return NamedSharding(mesh, spec).shard_shape(aval.shape)

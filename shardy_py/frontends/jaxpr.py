@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh
 from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.errors import MeshError
 from shardy_py.frontends import _jax
-from shardy_py.frontends.equations import EquationImporter
+from shardy_py.frontends.expansions import Expansion, expansion_of
 from shardy_py.frontends.importer import Importer
 from shardy_py.frontends.importer import Rules as Rules
 from shardy_py.frontends.importer import Scope as Scope
+from shardy_py.frontends.inline import inline, named_computation
 from shardy_py.frontends.locations import calls, locate
+from shardy_py.frontends.lowered import lower_fragment
 from shardy_py.frontends.meshes import Meshes
+from shardy_py.frontends.primitives import TEMPLATES
 from shardy_py.frontends.primitives.avals import type_of_aval
+from shardy_py.frontends.primitives.table import ENTRIES, Kind
+from shardy_py.frontends.primitives.template import Builder, Template, Unsupported
+from shardy_py.frontends.readers import READERS
+from shardy_py.frontends.readers.common import opaque
+from shardy_py.frontends.rule_memo import memoised_rule
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.plan.findings import Finding
+from shardy_py.rules import CONTEXT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,3 +136,234 @@ def _keys_constrained(
 ) -> list[Value]:
     """Replicates the dimension that PRNG keys add, for keys without a sharding."""
     return [importer.constrain_key(v.aval, x, block) if s is None else x for v, x, s in zip(atoms, values, shardings, strict=True)]
+
+
+_TEMPLATES_AT_MOST = 20_000
+
+
+@functools.lru_cache(maxsize=16)
+def _template_table(platform: str, context: Hashable, manual: _jax.ManualContext | None) -> dict[Any, Template]:
+    """Signature of an equation -> its template; importers fill it."""
+    return {}
+
+
+_new_op, _new_value = Op.__new__, Value.__new__
+
+
+def _append(template: Template, eqn: JaxprEqn, values: list[Any], block: Block) -> None:
+    """Appends the ops of an equation's template to a block, and their results to the values of its operands."""
+    name, location, invars = eqn.primitive.name, eqn.source_info, eqn.invars
+    for op_template in template.ops:
+        # As Op(...) and Value(...), without the calls: this is most of the time of an import.
+        op = _new_op(Op)
+        op.name = op_template.name
+        operands = op.operands = [values[s] for s in op_template.operands]
+        results = op.results = []
+        op.attributes = op_template.attributes if op_template.literal < 0 else {"value": invars[op_template.literal].val}  # pyright: ignore[reportAttributeAccessIssue]
+        op.regions = ()
+        op.rule = op_template.rule
+        op.rule_decided = op_template.rule_decided
+        op.location = location
+        op.primitive = name
+        op.block = block
+        i = 0
+        for operand in operands:
+            operand.uses[op, i] = None
+            i += 1
+        i = 0
+        for result_type in op_template.result_types:
+            result = _new_value(Value)
+            result.type = result_type
+            result.owner = op
+            result.index = i
+            result.uses = {}
+            result.sharding = op_template.sharding
+            result.name = None
+            results.append(result)
+            values.append(result)
+            i += 1
+        block.ops.append(op)
+
+
+class EquationImporter(Importer):
+    """Reads jaxprs into blocks, equation by equation."""
+
+    def __init__(self, meshes: Meshes, rules: Rules, platform: str, *, typed: bool = False) -> None:
+        super().__init__(meshes, rules, platform, typed=typed)
+        self._templates = self._table()
+
+    @contextlib.contextmanager
+    def manual_over(self, mesh: Any, axes: frozenset[str]) -> Iterator[None]:
+        """Reads the body of a shard_map."""
+        outer = self._templates
+        with super().manual_over(mesh, axes):
+            self._templates = self._table()
+            try:
+                yield
+            finally:
+                self._templates = outer
+
+    def _table(self) -> dict[Any, Template]:
+        if self.typed:
+            return {}
+        table = _template_table(self.platform, _jax.trace_context(), self.manual)
+        if len(table) > _TEMPLATES_AT_MOST:
+            table.clear()
+        return table
+
+    def body(self, jaxpr: ClosedJaxpr | Jaxpr, arguments: Sequence[Value], block: Block) -> tuple[list[Value], Scope]:
+        """Appends the ops of a jaxpr to a block; returns the values of its results."""
+        if isinstance(jaxpr, ClosedJaxpr):
+            consts, jaxpr = jaxpr.consts, jaxpr.jaxpr
+        else:
+            consts = ()
+        env: dict[Any, Value] = dict(zip(jaxpr.invars, arguments, strict=True))
+        if consts:
+            self._constants(jaxpr.constvars, consts, env, block)
+        scope = Scope(jaxpr, env)  # pyright: ignore[reportArgumentType]
+        self.equations(jaxpr.eqns, scope, block)
+        return [self.constant(v, block) if type(v) is Literal else env[v] for v in jaxpr.outvars], scope
+
+    def _constants(self, constvars: Sequence[Var], consts: Sequence[Any], env: dict[Any, Value], block: Block) -> None:
+        values_by_id: dict[int, Value] = {}
+        for var, const in zip(constvars, consts, strict=True):
+            value = values_by_id.get(id(const))
+            if value is None:
+                value = values_by_id[id(const)] = self.array(const, type_of_aval(var.aval), block)
+            env[var] = value
+
+    def equations(self, eqns: Sequence[JaxprEqn], scope: Scope, block: Block) -> None:
+        """Appends the ops of equations in order. The time of a whole import is spent here."""
+        env, templates, typed = scope.env, self._templates, self.typed
+        readers = READERS if not self.rules else {**READERS, **dict.fromkeys(self.rules, _ruled)}
+        for index, eqn in enumerate(eqns):
+            name = eqn.primitive.name
+            reader = readers.get(name)
+            if reader is not None:
+                try:
+                    reader(self, index, eqn, scope, block)
+                except MeshError as error:
+                    if error.where is None:
+                        place = locate(eqn.source_info)
+                        error.at(f"{eqn.params.get('name', name)}, {'' if place is None else place.place}".rstrip(", "))
+                    raise
+                continue
+            values: list[Any] = []
+            key: list[Any] = [name, tuple(eqn.params.values())]
+            for v in eqn.invars:
+                if type(v) is Literal:
+                    values.append(v)
+                    aval: Any = v.aval
+                    key.append((aval.dtype, aval.shape))
+                else:
+                    value = env[v]
+                    values.append(value)
+                    key.append(value.type)
+            if typed:
+                key.extend([_jax.sharding_of(v.aval) for v in (*eqn.invars, *eqn.outvars)])
+            signature = tuple(key)
+            try:
+                template = templates.get(signature)
+            except TypeError:  # a parameter that has no hash
+                template = self.template(eqn)
+            else:
+                if template is None:
+                    template = templates[signature] = self.template(eqn)
+            if template is _FRAGMENT:
+                self.fragment(eqn, scope, block)
+                continue
+            _append(template, eqn, values, block)
+            for v, s in zip(eqn.outvars, template.outputs):
+                env[v] = values[s]
+            if name == "name" and env[eqn.outvars[0]].name is None:  # checkpoint_name
+                env[eqn.outvars[0]].name = eqn.params["name"]
+
+    def template(self, eqn: JaxprEqn) -> Template:
+        """The template of an equation, or `_FRAGMENT` where JAX's own lowering has to be read."""
+        name = eqn.primitive.name
+        build = TEMPLATES.get(name)
+        if build is None:
+            return _FRAGMENT
+        builder = Builder(
+            name,
+            eqn.params,
+            eqn.invars,
+            eqn.outvars,
+            [i for i, v in enumerate(eqn.invars) if type(v) is Literal],
+            platform=self.platform,
+            axis_sizes=self.manual.mesh.shape if self.manual is not None else None,
+            sharding_of=self._type_sharding if self.typed else None,
+        )
+        try:
+            template = build(builder)
+        except Unsupported:
+            return _FRAGMENT
+        types = list(builder.types)
+        for each in template.ops:
+            if each.name not in CONTEXT:
+                op = Op(
+                    each.name,
+                    Block([types[s] for s in each.operands]).arguments,
+                    each.result_types,
+                    each.attributes,
+                )
+                each.rule, each.rule_decided = memoised_rule(op), True
+            types.extend(each.result_types)
+        return template
+
+    def fragment(self, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
+        """Reads an equation of no native kind: through JAX's own lowering, unless it is one of those that are not looked into."""
+        name = eqn.primitive.name
+        entry = ENTRIES.get(name)
+        if entry is not None and entry.kind is Kind.OPAQUE:
+            opaque(self, "stablehlo.custom_call", {"call_target_name": name}, eqn, scope, block, entry.reason)
+            return
+        self.lowered(eqn, scope, block)
+
+    def lowered(self, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
+        """Reads an equation through JAX's lowering of it; without one, it becomes an op that nothing propagates through."""
+        name = eqn.primitive.name
+        expansion = expansion_of(eqn, self.platform)
+        if expansion is not None:
+            scope.env.update(zip(eqn.outvars, self._expanded(expansion, self.read(eqn, scope, block), eqn, block), strict=True))
+            return
+        mesh = eqn.ctx.cur_abstract_mesh if self.manual is not None else None
+        try:
+            program = lower_fragment(eqn.primitive, eqn.params, [v.aval for v in eqn.invars], self.platform, mesh=mesh)
+        except Exception as error:  # whatever a lowering rule raises: the plan goes on, and says so
+            reason = f"cannot be lowered ({_first_line(error)})."
+            opaque(self, "stablehlo.custom_call", {"call_target_name": name}, eqn, scope, block, reason)
+            return
+        arguments = self.read(eqn, scope, block)
+        results = inline(self, program, arguments, block, eqn.source_info, name)
+        self.bind(eqn, results, scope, block)
+
+    def _expanded(self, expansion: Expansion, arguments: Sequence[Value], eqn: JaxprEqn, block: Block) -> list[Value]:
+        start = len(block.ops)
+        results = self._expanded_at(expansion, arguments, eqn, block)
+        for op in itertools.chain.from_iterable(op.walk() for op in block.ops[start:]):
+            op.location = eqn.source_info
+        return results
+
+    def _expanded_at(self, expansion: Expansion, arguments: Sequence[Value], eqn: JaxprEqn, block: Block) -> list[Value]:
+        if not expansion.has_own_function:
+            return self.body(expansion.jaxpr, arguments, block)[0]
+        name = eqn.primitive.name
+        body = Block([v.type for v in arguments])
+        types = [type_of_aval(a) for a in expansion.jaxpr.out_avals]
+        op = named_computation(self.symbol(expansion.key, name), arguments, types, body, eqn.source_info, name)
+        block.append(op)
+        body.append(Op("sdy.return", self.body(expansion.jaxpr, body.arguments, body)[0], (), rule_decided=True))
+        return op.results
+
+
+_FRAGMENT = Template((), ())
+
+
+def _ruled(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
+    """A primitive with a rule of the user's is one op that propagates by it."""
+    opaque(importer, "stablehlo.custom_call", {"call_target_name": eqn.primitive.name}, eqn, scope, block)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+from shardy_py.ir import Program
 from shardy_py.opt.add_func_data_flow_edges import AddFuncDataFlowEdges
 from shardy_py.opt.aggressive_propagate import AggressivePropagate
 from shardy_py.opt.basic_propagate import BasicPropagate
@@ -20,7 +22,6 @@ from shardy_py.opt.op_priority_propagate import OpPriorityPropagate
 from shardy_py.opt.partitioner.convert_global_to_local.convert import ConvertGlobalToLocal
 from shardy_py.opt.partitioner.pad_for_divisibility import PadForDivisibility
 from shardy_py.opt.partitioner.resolve_permutation_factors import ResolvePermutationFactors
-from shardy_py.opt.pipelines import ExportPipeline, ImportPipeline, PropagationPipeline
 from shardy_py.opt.populate_op_sharding_rules import PopulateOpShardingRules
 from shardy_py.opt.pre_order_funcs import PreOrderFuncs
 from shardy_py.opt.propagate_sharding_from_func_to_call import PropagateShardingFromFuncToCall
@@ -30,8 +31,9 @@ from shardy_py.opt.remove_propagation_debug_info import RemovePropagationDebugIn
 from shardy_py.opt.sink_func_data_flow_edges import SinkFuncDataFlowEdges
 from shardy_py.opt.symbol_dce import SymbolDce
 from shardy_py.opt.unflatten_call_graph import UnflattenCallGraph
-from shardy_py.passes.base import Pass
-from shardy_py.passes.export.canonicalize import Canonicalize
+from shardy_py.passes.base import CONSERVATIVE, DEDUP_FUNCTIONS_FULLY, KEEP_SHARDING_RULES, UNUSED, Pass, Pipeline, option
+from shardy_py.passes.collection import no_collection
+from shardy_py.passes.export.canonicalize import COLLECTIVES, RESHARDS, Canonicalize
 from shardy_py.passes.export.close_shardings import CloseShardings
 from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
 from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
@@ -47,7 +49,124 @@ from shardy_py.passes.import_.constant_or_scalar_splitter import ConstantOrScala
 from shardy_py.passes.import_.manual_axes_cleanup import ManualAxesCleanup
 from shardy_py.passes.import_.remove_size_one_axes import RemoveSizeOneAxes
 from shardy_py.passes.import_.sharding_group_import import ShardingGroupImport
+from shardy_py.passes.propagation.base import OP_PRIORITY, STRATEGIES, STRATEGY
+from shardy_py.passes.propagation.log import Log
+from shardy_py.passes.propagation.step import Strategy
 from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportPipeline(Pipeline):
+    """Runs all passes that prepare a program for propagation."""
+
+    name = "sdy-import-pipeline"
+
+    dedup_functions_fully: bool = option(False, DEDUP_FUNCTIONS_FULLY)
+
+    def passes(self) -> Iterator[Pass]:
+        """The import passes; where calls stay calls, constraints and groups are taken in here already."""
+        yield SymbolDce()
+        yield LiftInlinedMeshes()
+        yield RemoveSizeOneAxes()
+        yield PropagateShardingFromFuncToCall()
+        yield ConstantOrScalarSplitter()
+        yield SymbolDce()
+        yield ManualAxesCleanup()
+        yield AddDataFlowEdges()
+        if self.dedup_functions_fully:
+            yield ApplyShardingConstraints()
+            yield ShardingGroupImport()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPipeline(Pipeline):
+    """Makes shardings final and inserts reshards."""
+
+    name = "sdy-export-pipeline"
+
+    dump_directory: str = option("", UNUSED)
+    avoid_export_for_partitioning: bool = option(False, "stop where shardings are final")
+    enable_insert_explicit_collectives: bool = option(False, "settle all disagreements between shardings by collectives")
+    remove_all_gather_reduce_scatter_for_cmv1: bool = option(False, "remove collectives that XLA fuses with a dot")
+    keep_sharding_rules: bool = option(False, KEEP_SHARDING_RULES)
+    dump_sharding_origins: bool = option(False, "remove where axes come from")
+    dump_propagation_edges: bool = option(False, "remove the steps of the propagation")
+    avoid_reshards_on_calls: bool = option(False, UNUSED)
+    update_non_divisible_input_output_shardings: bool = option(
+        True, "cut shardings of inputs and outputs to axes that divide their dimensions"
+    )
+
+    def passes(self) -> Iterator[Pass]:
+        """The export passes; either of the dump options removes both debug attributes, which the reference only writes to files."""
+        yield ConstantOrScalarMerger()
+        yield SinkDataFlowEdges()
+        if not self.avoid_export_for_partitioning:
+            yield RemoveShardingGroups()
+            yield ShardingConstraintToReshard()
+        if self.update_non_divisible_input_output_shardings:
+            yield UpdateNonDivisibleInputOutputShardings()
+            yield RemoveSubAxesInInputOutputShardings()
+        yield CloseShardings()
+        if self.avoid_export_for_partitioning:
+            return
+        yield InsertExplicitReshards(enable_full_version=self.enable_insert_explicit_collectives)
+        if self.enable_insert_explicit_collectives:
+            yield Canonicalize(enable_patterns=(RESHARDS,))
+            yield ReshardToCollectives()
+        yield Canonicalize(enable_patterns=(COLLECTIVES,))
+        if self.remove_all_gather_reduce_scatter_for_cmv1:
+            yield RemoveAllGatherReduceScatterForCmv1()
+        if self.dump_sharding_origins or self.dump_propagation_edges:
+            yield RemovePropagationDebugInfo()
+        if not self.keep_sharding_rules:
+            yield DropShardingRules()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PropagationPipeline(ExportPipeline):
+    """Imports, propagates and exports."""
+
+    name = "sdy-propagation-pipeline"
+
+    dedup_functions_fully: bool = option(False, DEDUP_FUNCTIONS_FULLY)
+    conservative_propagation: bool = option(False, CONSERVATIVE)
+    propagation_strategy: Strategy = option("aggressive", STRATEGY, choices=STRATEGIES)
+    run_op_priority_propagation: bool = option(True, OP_PRIORITY)
+
+    def passes(self) -> Iterator[Pass]:
+        """All passes; calls become computations for the propagation, unless functions are deduplicated fully."""
+        yield ImportPipeline(dedup_functions_fully=self.dedup_functions_fully)
+        if self.dedup_functions_fully:
+            yield AddFuncDataFlowEdges()
+        else:
+            yield FlattenCallGraph()
+            yield SymbolDce()
+            yield ImportFuncCalls()
+            yield SymbolDce()
+            yield ApplyShardingConstraints()
+            yield ShardingGroupImport()
+        yield PreOrderFuncs()
+        yield UserPriorityPropagate(
+            propagation_strategy=self.propagation_strategy,
+            conservative_propagation=self.conservative_propagation,
+            run_op_priority_propagation=self.run_op_priority_propagation,
+            keep_sharding_rules=True,
+        )
+        if not self.dedup_functions_fully:
+            yield ExportNamedComputations()
+        yield PropagateToFuncResults()
+        if self.dedup_functions_fully:
+            yield SinkFuncDataFlowEdges()
+        yield UnflattenCallGraph()
+        yield SymbolDce()
+        yield InsertFuncCallReshards()
+        yield from super().passes()
+
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Runs the passes without a garbage collection between."""
+        with no_collection():
+            super().run(program, log)
+
 
 _IMPORT = (
     AddDataFlowEdges,

@@ -20,13 +20,25 @@ from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue
 from shardy_py.view.leaves import Listed, by_path, bytes_of, inputs_of, leaf, outputs_of, shortened
-from shardy_py.view.text_filter import Filter, Where
-from shardy_py.view.text_moves import collectives, reshards
 from shardy_py.view.text_tree import Node, fitted, tree_of, written
 
 if TYPE_CHECKING:
     from shardy_py.plan.findings import Finding
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from shardy_py.plan.patterns import check_length, names_path
+
+if TYPE_CHECKING:
+    from shardy_py.plan.findings import Finding
+    from shardy_py.plan.reshards import Reshard
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shardy_py.plan.collectives import Collective, trips_text
+from shardy_py.plan.reshards import Reshard
+from shardy_py.plan.values import typed
 
 LIMIT = 60
 """Default number of lines of each part of the text."""
@@ -183,3 +195,139 @@ def _finding(finding: Finding, width: int) -> list[str]:
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+Where = str | Callable[[PlannedValue], object] | None
+
+
+class Filter:
+    """The conditions of `where=`.
+
+    A string is looked for in paths, primitives, `file:line` and modules. With `*` or `?` it is a pattern (`plan/patterns`), for the last
+    components of one of these or for all of it as it is printed. A function is asked of each value; movements and findings follow the
+    values they name, and what they say of themselves. Raises TypeError if it is neither. Raises ShardyError if the string is too long.
+    """
+
+    def __init__(self, where: Where, plan: PlanRecord) -> None:
+        if where is not None and not isinstance(where, str) and not callable(where):
+            raise TypeError(f"where is {where!r}, a {type(where).__name__}; it is a string, as '*attention*', or a function of a value")
+        self.where = where
+        self._matches = _matcher(where) if isinstance(where, str) else None
+        self._paths = {value.path for value in plan.values if where(value)} if callable(where) else set()
+        self._modules = {value.path: value.module for value in plan.values if value.module} if isinstance(where, str) else {}
+
+    def value(self, value: PlannedValue) -> bool:
+        """Whether a value is shown."""
+        if self.where is None:
+            return True
+        if self._matches is None:
+            return value.path in self._paths
+        return self._any(value.path, value.primitive, value.module, value.location)
+
+    def reshard(self, reshard: Reshard) -> bool:
+        """Whether a reshard is shown."""
+        return self.moved(reshard.value, reshard.primitive, reshard.location)
+
+    def moved(self, value: str, primitive: str, location: str, module: str = "") -> bool:
+        """Whether a movement of a value is shown, which a primitive asks for at a line of a module."""
+        if self.where is None:
+            return True
+        return value in self._paths if self._matches is None else self._any(value, primitive, module or self._module(value), location)
+
+    def finding(self, finding: Finding) -> bool:
+        """Whether a finding is shown."""
+        if self.where is None:
+            return True
+        if self._matches is None:
+            return not self._paths.isdisjoint(finding.all_paths)
+        return any(self._any(path, finding.kind, self._module(path), finding.location) for path in finding.all_paths)
+
+    def _module(self, path: str) -> str:
+        return self._modules.get(path, "")
+
+    def _any(self, path: str, name: str, module: str, location: str) -> bool:
+        assert self._matches is not None
+        return any(text and self._matches(text) for text in (path, name, module, short_location(location), location))
+
+
+def _matcher(pattern: str) -> Callable[[str], object]:
+    check_length(pattern, "where")
+    if not any(char in pattern for char in "*?"):
+        return lambda text: pattern in text
+    return functools.partial(names_path, pattern)
+
+
+_Row = tuple[str, str, str, str, str]
+"""Bytes, trips, steps, place, and the value that moves."""
+
+
+def reshards(reshards_of_plan: Sequence[Reshard], limit: int | None) -> list[str]:
+    """Reshards with the most bytes first; alike ones of several values share a line."""
+    moves = [_Move(len(g), g[0].call_bytes, g[0].trips is not None, _reshard(g)) for g in equal_reshards(reshards_of_plan)]
+    return _moves("reshard", moves, limit)
+
+
+def equal_reshards(reshards_of_plan: Iterable[Reshard]) -> list[list[Reshard]]:
+    """Groups of reshards that differ in nothing but the value, in order of the first of each."""
+    return list(
+        grouped(
+            reshards_of_plan, lambda r: (r.type, r.source, r.target, r.collectives, r.bytes_per_device, r.reason, r.location, r.trips)
+        ).values()
+    )
+
+
+def collectives(collectives_of_plan: Sequence[Collective], limit: int | None) -> list[str]:
+    """Collectives of a program that is partitioned, in the order and form of `reshards`."""
+    groups = grouped(collectives_of_plan, lambda c: (c.kind, c.axes, c.dtype, c.shape, c.trips, c.location, c.primitive))
+    moves = [_Move(len(g), g[0].call_bytes, g[0].trips is not None, _collective(g)) for g in groups.values()]
+    return _moves("collective", moves, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Movements that are alike: how many, the bytes of one in a call, whether its trip count is known, and their line."""
+
+    count: int
+    bytes: int
+    exact: bool
+    row: _Row
+
+
+def _moves(what: str, moves: Sequence[_Move], limit: int | None) -> list[str]:
+    """A part of the text."""
+    if not moves:
+        return []
+    ordered = sorted(moves, key=lambda move: -move.count * move.bytes)
+    listed = ordered if limit is None else ordered[: max(limit // 3, 1)]
+    widths = [min(max(len(move.row[k]) for move in listed), 24) for k in range(4)]
+    rows = [move.row for move in listed]
+    lines = []
+    for size, trips, *cells in rows:
+        columns = [f"{cell:<{width}}" for cell, width in zip(cells, widths[2:]) if width]
+        lines.append("  ".join([f"  {size:>{widths[0]}}{trips:<{widths[1]}}", *columns, cells[-1]]).rstrip())
+    count = sum(move.count for move in moves)
+    least = "at least " if any(not move.exact for move in moves) else ""
+    bring = "which bring" if count > 1 else "which brings"
+    total = format_bytes(sum(move.count * move.bytes for move in moves))
+    left = ordered[len(listed) :]
+    more = [f"  ... and {sum(move.count for move in left):,} more {what}s, of {format_bytes(left[0].bytes)} or less each"] if left else []
+    return [f"{what}s  {count:,}, {bring} {least}{total} to each device in a call", *lines, *more]
+
+
+def _collective(group: Sequence[Collective]) -> _Row:
+    c = group[0]
+    steps = f"{c.kind}({','.join(c.axes)})"
+    what = " of ".join(part for part in (c.operand, c.value) if part) + (f" and {len(group) - 1} more" if len(group) > 1 else "")
+    return format_bytes(c.received_bytes), trips_text(c.trips), steps, short_location(c.location), f"{what}  {c.primitive}"
+
+
+def _reshard(group: Sequence[Reshard]) -> _Row:
+    r = group[0]
+    value = r.value + (f" and {len(group) - 1} more" if len(group) > 1 else "")
+    target, reason = typed(r.type, r.target), r.reason
+    if len(r.collectives) == 1 and r.collectives[0].kind in ("all_reduce", "reduce_scatter"):
+        move, reason = target, r.primitive or reason
+    else:
+        move = f"{typed(r.type, r.source)} -> {target[target.find('[') :]}"
+    steps = ", ".join(map(str, r.collectives))
+    return format_bytes(r.bytes_per_device), trips_text(r.trips), steps, short_location(r.location), f"{value} {move}  {reason}"

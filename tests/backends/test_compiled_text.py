@@ -8,8 +8,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from shardy_py.backends.compiled_differences import differences, wire_bytes
-from shardy_py.backends.compiled_groups import groups_in, pairs_in
-from shardy_py.backends.compiled_text import collectives_in, shape_bytes
+from shardy_py.backends.compiled_text import collectives_in, groups_in, pairs_in, shape_bytes
 from shardy_py.plan.collectives import Collective
 from tests.backends.aliases import Alias, Aliases, aliases_in
 

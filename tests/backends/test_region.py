@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.backends.region import region
+from shardy_py.backends.shard_map import region
 
 MESH = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 TABLE = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -16,8 +16,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from shardy_py.dialect import Mesh, TensorSharding
-from shardy_py.frontends.equations import EquationImporter
-from shardy_py.frontends.jaxpr import Scope, from_jaxpr
+from shardy_py.frontends.jaxpr import EquationImporter, Scope, from_jaxpr
 from shardy_py.frontends.meshes import Meshes
 from shardy_py.ir import Op, Value
 from shardy_py.rules.einsum import parse_einsum_rule

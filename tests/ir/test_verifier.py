@@ -18,7 +18,7 @@ from shardy_py.frontends.jaxpr import from_jaxpr
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import TOKEN, Block, Function, Location, Op, Program, TensorType, Value
 from shardy_py.ir.verifier import problems, verify
-from shardy_py.opt.pipelines import PropagationPipeline
+from shardy_py.opt.table import PropagationPipeline
 from shardy_py.passes.base import Pipeline
 from shardy_py.passes.pipelines import PlanPipeline
 from tests.reference import lower

@@ -16,8 +16,7 @@ import pytest
 
 from shardy_py import opt
 from shardy_py.frontends.mlir import parse_module
-from shardy_py.opt import UnknownOpWarning, run_passes
-from shardy_py.opt.run_pipeline import run_pipeline
+from shardy_py.opt import UnknownOpWarning, run_passes, run_pipeline
 from shardy_py.opt.table import OLD_NAMES, PASSES
 from shardy_py.passes.pipeline_text import PipelineError, parse_pipeline
 from tests import reference
@@ -177,7 +176,7 @@ def test_functions_that_call_themselves_are_an_error() -> None:
     assert "@f calls @g calls @f" in str(error.value)
 
 
-@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.sharding_groups.ShardingGroupConflictWarning")
+@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.rounds.ShardingGroupConflictWarning")
 @pytest.mark.parametrize("seed", range(8))
 def test_calls_that_stay_calls(seed: int) -> None:
     passes = "builtin.module(sdy-propagation-pipeline{dedup-functions-fully=true})"

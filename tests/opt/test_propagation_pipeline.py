@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 
 from benchmarks import gpt
 from shardy_py.frontends.mlir import from_mlir, parse_module
-from shardy_py.opt.pipelines import PropagationPipeline
+from shardy_py.opt.table import PropagationPipeline
 from shardy_py.opt.to_mlir import to_mlir
 from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
 from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
@@ -29,7 +29,7 @@ from tests.reference import LEGALIZE_CHLO, NEEDS_SAME_SHARDY, lower, run_pipelin
 
 PIPELINE = "builtin.module(sdy-propagation-pipeline)"
 COLLECTIVES = "builtin.module(func.func(sdy-insert-explicit-reshards{enable-full-version=true}),func.func(sdy-reshard-to-collectives))"
-NO_CONFLICTS = pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.sharding_groups.ShardingGroupConflictWarning")
+NO_CONFLICTS = pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.rounds.ShardingGroupConflictWarning")
 
 
 def check(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Op, Program
-from shardy_py.opt import pipelines
+from shardy_py.opt import table
 from shardy_py.passes import dataflow
 from shardy_py.passes.export.close_shardings import CloseShardings
 from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
@@ -128,5 +128,5 @@ def test_deep_nesting() -> None:
     last = f"func.func private @f{depth}(%x: tensor<8xf32>) -> tensor<8xf32> {{ return %x : tensor<8xf32> }}"
     main = "func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { %0 = call @f0(%x) : (tensor<8xf32>) -> tensor<8xf32>\n"
     program = from_mlir(f"{main} return %0 : tensor<8xf32> }}\n{calls}\n{last}")
-    pipelines.PropagationPipeline().run(program)
+    table.PropagationPipeline().run(program)
     assert len(program.functions) == depth + 2

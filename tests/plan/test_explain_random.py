@@ -140,7 +140,7 @@ def test_without_what_is_named_the_axis_goes(seed: int) -> None:
     check_removal(seed, 2)
 
 
-@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.sharding_groups.ShardingGroupConflictWarning")
+@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.rounds.ShardingGroupConflictWarning")
 @pytest.mark.parametrize("seed", QUICK)
 def test_modules_with_groups_barriers_and_priorities(seed: int) -> None:
     source = random.Random(seed)
@@ -175,7 +175,7 @@ def test_many_missing_axes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.sharding_groups.ShardingGroupConflictWarning")
+@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.rounds.ShardingGroupConflictWarning")
 def test_many_modules() -> None:
     for seed in MANY:
         test_modules_with_groups_barriers_and_priorities(seed)

@@ -7,7 +7,7 @@ import enum
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jax import lax
@@ -16,19 +16,19 @@ from jax.extend.source_info_util import current_name_stack, user_context
 
 from shardy_py.backends.local.jaxpr_analysis import NO_CONTEXT, JaxprAnalysis, Step
 from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule, bind, bits_of
-from shardy_py.backends.local.planned_op import PlannedOp
 from shardy_py.backends.local.reshard import all_reduce, in_mesh_order, reshard
 from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
-from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
 from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.projection import project
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.locations import locate
 from shardy_py.partition.factor_axes import INDEXED
-from shardy_py.partition.region.layouts import Layout, local_shape, names, replicated
+from shardy_py.partition.region.layouts import Layout, dim_axes, local_shape, names, replicated
 from shardy_py.partition.region.reshard_steps import reshard_steps
 from shardy_py.partition.region.runnable import layouts_under, runnable
 from shardy_py.partition.region.strategies import ANY_LAYOUT, EquationSpec, Strategy, TensorLayouts, strategies, strategy_along
+from shardy_py.partition.strategy import axes_of_factors
 from shardy_py.plan.checks.thresholds import graded
 from shardy_py.plan.findings import Finding, Severity
 from shardy_py.plan.movements import format_bytes
@@ -496,3 +496,16 @@ def runs_dry(handler: Handler) -> Handler:
     """Marks a handler that supports dry runs, in which arrays are None."""
     handler.runs_dry = True  # type: ignore[attr-defined]
     return handler
+
+
+class PlannedOp(NamedTuple):
+    """An op and the layouts that were planned for its values."""
+
+    name: str
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+
+    def axes(self, rule: OpShardingRule, shapes: Sequence[tuple[int, ...]], mesh: Mesh) -> list[Axes]:
+        """The axes of every factor, as `partition/strategy` decides between the planned layouts."""
+        operands, results = list(map(dim_axes, self.operands)), list(map(dim_axes, self.results))
+        return axes_of_factors(self.name, rule, shapes, operands, results, mesh)[0]

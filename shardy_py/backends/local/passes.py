@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr
+from jax import lax
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import PartitionSpec
 
 from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
 from shardy_py.backends.local.in_place import update_out_of_place
+from shardy_py.backends.local.jaxpr_rewriting import Rewritten, axes_of, retraced, rewrite, rewrite_bodies, rewrite_by_name
+from shardy_py.backends.local.local_rule import block_index, is_key
 from shardy_py.backends.local.scaled_sums import scale_sums
 from shardy_py.backends.local.simplify import simplify
-from shardy_py.backends.local.tpu_collectives import tpu_collectives
-from shardy_py.backends.local.transposed_products import transposed_products
 
 
 def optimize_region(
@@ -45,3 +50,110 @@ def merged_as_by_xla(jaxpr: Jaxpr, platform: str) -> Jaxpr:
     if platform != "cpu" or jax.__version_info__ >= (0, 11):
         return jaxpr
     return simplify(jaxpr, drop_barriers=True)
+
+
+SUBLANES, LANES = 8, 128
+"""Elements of the last two dimensions that a vector register of a TPU holds."""
+
+
+def tpu_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[str, str]) -> Jaxpr:
+    """The jaxpr of a region for TPUs, with its collectives in the forms that stay."""
+
+    def scatter(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
+        if not eqn.params["tiled"] or eqn.params["axis_index_groups"] is not None:
+            return None
+        runs = _runs(axes_of(eqn), spelling)
+        return retraced(lambda x: [_scattered(x, runs, eqn.params["scatter_dimension"], sizes)], eqn, sizes)
+
+    return rewrite_by_name(jaxpr, sizes, {"all_gather": _exchange, "reduce_scatter": scatter})
+
+
+def _exchange(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
+    block: Any = eqn.invars[0].aval
+    names = axes_of(eqn)
+    is_small = block.ndim == 1 and block.size < LANES and not is_key(block.dtype)
+    if not is_small or eqn.params["axis_size"] != 2 or not eqn.params["tiled"] or eqn.params["axis_index_groups"] is not None:
+        return None
+
+    def exchanged(x: Any) -> list[Any]:
+        other = lax.ppermute(x, names, [(0, 1), (1, 0)])
+        is_first = lax.broadcast(lax.eq(block_index(names), 0), x.shape)
+        return [lax.concatenate([lax.select(is_first, x, other), lax.select(is_first, other, x)], 0)]
+
+    return retraced(exchanged, eqn, sizes)
+
+
+def _runs(axes: Sequence[str], spelling: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Splits axes into runs of consecutive parts of the same axis of the user's mesh."""
+    return [tuple(run) for _, run in itertools.groupby(axes, lambda axis: spelling.get(axis, axis).partition(":")[0])]
+
+
+def _scattered(x: Any, runs: Sequence[tuple[str, ...]], dim: int, sizes: Mapping[str, int]) -> Any:
+    total = math.prod(sizes[name] for names in runs for name in names)
+    is_split = dim < x.ndim - 2 or (dim == x.ndim - 2 and x.shape[dim] // total % SUBLANES != 0)
+    if dim and is_split and x.shape[-1] % LANES == 0:
+        return lax.transpose(_in_front(x, runs, dim, sizes), (*range(1, dim + 1), 0, *range(dim + 1, x.ndim)))
+    for names in runs:
+        k = math.prod(sizes[name] for name in names)
+        part = x.shape[dim] // k
+        if dim and (x.ndim > 2 or part % (LANES * 4 // x.dtype.itemsize) == 0):  # two numbers of 16 bits share a lane
+            x = lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+            continue
+        pieces = lax.reshape(x, (*x.shape[:dim], k, part, *x.shape[dim + 1 :]))
+        x = lax.reshape(lax.psum_scatter(pieces, names, scatter_dimension=dim, tiled=True), (*x.shape[:dim], part, *x.shape[dim + 1 :]))
+    return x
+
+
+def _in_front(x: Any, runs: Sequence[tuple[str, ...]], dim: int, sizes: Mapping[str, int]) -> Any:
+    """The scattered sum with its dimension in front."""
+    x = lax.transpose(x, (dim, *range(dim), *range(dim + 1, x.ndim)))
+    rest = x.shape[1:]
+    for names in runs:
+        k = math.prod(sizes[name] for name in names)
+        matrices = lax.reshape(x, (k, x.size // (k * rest[-1]), rest[-1]))
+        x = lax.reshape(lax.psum_scatter(matrices, names, scatter_dimension=0, tiled=True), (x.shape[0] // k, *rest))
+    return x
+
+
+def transposed_products(jaxpr: Jaxpr) -> Jaxpr:
+    """Rewrites `transpose(dot_general(a, b))` as `dot_general(b, a)` where they are equal, in bodies too."""
+    return rewrite_bodies(jaxpr, _swapped)
+
+
+def _swapped(jaxpr: Jaxpr) -> Jaxpr:
+    uses = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal))
+    uses.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
+    products: dict[Any, JaxprEqn] = {}
+    gone: set[int] = set()
+
+    def replace(eqn: JaxprEqn) -> Rewritten | None:
+        if eqn.primitive.name == "dot_general":
+            products[eqn.outvars[0]] = eqn
+            return None
+        operand: Any = eqn.invars[0] if eqn.primitive.name == "transpose" else None
+        product = products.get(operand)
+        if product is None or uses[operand] > 1 or not _is_swap(product, eqn.params["permutation"]):
+            return None
+        (contracting, batch), precision = product.params["dimension_numbers"], product.params["precision"]
+        if isinstance(precision, lax.DotAlgorithm):  # it names each operand's precision
+            return None
+        params = {
+            **product.params,
+            "dimension_numbers": (contracting[::-1], batch[::-1]),
+            "precision": precision[::-1] if isinstance(precision, tuple) else precision,
+        }
+        gone.add(id(product))
+        out = Var(eqn.outvars[0].aval)
+        return [product.replace(invars=product.invars[::-1], outvars=[out], params=params)], [out]
+
+    rewritten = rewrite(jaxpr, replace)
+    return rewritten if rewritten is jaxpr else rewritten.replace(eqns=[eqn for eqn in rewritten.eqns if id(eqn) not in gone])
+
+
+def _is_swap(product: JaxprEqn, permutation: tuple[int, ...]) -> bool:
+    """Whether a transposition of a product puts the dimensions of the second operand before those of the first."""
+    ((contracted, _), (batch, _)) = product.params["dimension_numbers"]
+    lhs: Any = product.invars[0].aval
+    first = lhs.ndim - len(contracted)
+    order = [*range(len(batch)), *range(first, len(permutation)), *range(len(batch), first)]
+    return tuple(permutation) == tuple(order) and first < len(permutation) and first > len(batch)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, TensorType
+from shardy_py.ir.tables import merge_tables
 from shardy_py.opt.partitioner.local_ops import is_dynamic
+from shardy_py.opt.partitioner.padding import collectives, ops, slicing
 from shardy_py.opt.partitioner.padding.ops import generic
-from shardy_py.opt.partitioner.padding.padder import Padder
-from shardy_py.opt.partitioner.padding.table import CONVERSIONS
+from shardy_py.opt.partitioner.padding.padder import Conversion, Padder
 from shardy_py.passes.base import Pass
 from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
@@ -81,3 +83,7 @@ def _check(padder: Padder, function: Function) -> None:
                 why="failed to legalize operation 'func.func': the types of a function stay, so its arguments and results cannot be padded",
                 fix="run sdy-update-non-divisible-input-output-shardings first, or use sizes that the mesh divides",
             )
+
+
+CONVERSIONS: Mapping[str, Conversion] = merge_tables((collectives.CONVERSIONS, ops.CONVERSIONS, slicing.CONVERSIONS))
+"""Ops that are converted in a way of their own; others as `ops.generic` does."""

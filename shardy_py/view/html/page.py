@@ -16,6 +16,10 @@ from shardy_py.view.html.payload import payload
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
+from dataclasses import dataclass, field
+from html import escape
+
+from shardy_py.plan.movements import format_bytes
 
 SCRIPTS = ("dom.js", "data.js", "tree.js", "sharding.js", "lists.js", "panel.js", "charts.js", "planner.js", "main.js")
 """Parts of the page's script, in the order in which they are put together."""
@@ -76,3 +80,20 @@ def _script() -> str:
 
 def _file(name: str) -> str:
     return resources.files("shardy_py.view.html").joinpath(name).read_text(encoding="utf-8").replace("\r\n", "\n")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A page in a frame of its own: its script and style do not reach the notebook, nor the notebook's them."""
+
+    title: str
+    height: int
+    page: str = field(repr=False)
+
+    def __repr__(self) -> str:
+        size = format_bytes(len(self.page))
+        return f"<page of the {self.title}, {size}: a notebook shows it, and save_html(path) writes it>"
+
+    def _repr_html_(self) -> str:
+        style = f"width:100%;height:{self.height}px;border:1px solid #8886;border-radius:4px"
+        return f'<iframe title="{escape(self.title)}" sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.page)}"></iframe>'

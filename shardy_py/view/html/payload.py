@@ -18,12 +18,18 @@ from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
 from shardy_py.view.html.absences import absences
 from shardy_py.view.html.figures import costs
-from shardy_py.view.html.reasons import links
-from shardy_py.view.html.searches import search_data
 from shardy_py.view.html.tables import Tables
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
+from collections.abc import Callable, Mapping
+
+from shardy_py.passes.propagation.log import FunctionResult
+from shardy_py.plan.checks.specs import sharding_text
+from shardy_py.plan.derivation import Fact, derive_all
+from shardy_py.plan.explainer import Explainer, explainer_of
+from shardy_py.plan.movements import format_bytes
+from shardy_py.view.html.tables import Interner
 
 
 @no_collection()
@@ -154,3 +160,86 @@ class _Reader:
 def _devices(plan: PlanRecord) -> tuple[int, ...]:
     """The ids of the devices of the user's mesh, in its order; none where they are 0, 1, 2, ... or it has none."""
     return () if plan.pytrees is None else plan.pytrees.structure(plan).devices
+
+
+def links(plan: PlanRecord, tables: Tables, number: Callable[[Holder, str], int]) -> dict[str, Any] | None:
+    """The links of all axes of all values; None where the plan keeps no record of them.
+
+    Returns:
+        `first`: for every value in the order of `plan.values`, every dimension and every axis of it, the number of its link. Then, with
+        one entry per link: `holders`, the number of the value; `spots`, the row in `spot_rows`, `[dimension, axes with which it begins]`;
+        `ways`, the row in `way_rows`, `[cause, through, rule, factor, annotation, user priority, op priority]`, texts as numbers of
+        strings; `places`; `steps`, the number of the step in the log, -1 for what was given; `needs`, the number of the link that it
+        needs, -1 for none, or a list where it needs several.
+    """
+    if not plan.propagation.recorded:
+        return None
+    explainer = explainer_of(plan)
+    derived, first = derive_all(_facts(plan, explainer), explainer.history, plan.program.meshes)
+    text = tables.strings
+    spots = Interner[tuple[int, tuple[str, ...]]](lambda spot: [spot[0], [*spot[1]]])
+    causes = Interner[tuple[Any, ...]](lambda way: [*map(text, way[:5]), *way[5:]])
+    columns: dict[str, list[Any]] = {name: [] for name in ("holders", "spots", "ways", "places", "steps", "needs")}
+    for link in derived:
+        reason = explainer.reason(link, link.needs)
+        columns["holders"].append(number(link.fact.holder, reason.value))
+        columns["spots"].append(spots((reason.dim, reason.axes)))
+        way = (reason.cause, reason.through, reason.rule, reason.factor, reason.annotation, reason.user_priority, reason.op_priority)
+        columns["ways"].append(causes(way))
+        columns["places"].append(tables.places((reason.location, "")))
+        columns["steps"].append(reason.step)
+        columns["needs"].append(-1 if not link.needs else link.needs[0] if len(link.needs) == 1 else [*link.needs])
+    return {"first": first, **columns, "spot_rows": spots.rows, "way_rows": causes.rows}
+
+
+def _facts(plan: PlanRecord, explainer: Explainer) -> list[Fact]:
+    history = explainer.history
+    holders: list[tuple[Holder, Any]] = []
+    holders += ((history.holder(value), planned) for value, planned in zip(plan.program.main.arguments, plan.inputs))
+    holders += ((history.holder(value), planned) for value, planned in plan.intermediates)
+    for index, planned in enumerate(plan.outputs):
+        holder = history.results.get(index)
+        holders.append((history.holder(FunctionResult(index, planned.given)) if holder is None else holder, planned))
+    facts = []
+    for holder, planned in holders:
+        if planned.sharding is None:
+            continue
+        for d, dim in enumerate(planned.sharding.dims[: len(planned.shape)]):
+            facts += (Fact(holder, d, dim.axes[: n + 1]) for n in range(len(dim.axes)))
+    return facts
+
+
+LISTED = 12
+"""Inputs of an alternative that a page lists, of those that are sharded otherwise than in the plan."""
+
+STATUS_TEXTS = {
+    "optimal": "The gap that was required is reached.",
+    "time_limit": "Time ran out before the gap that was required was reached; a better plan may exist.",
+    "work_limit": "The search ended before the gap that was required was reached, with time left; the bound may be below any plan.",
+    "template": "Nothing cheaper than a template was found.",
+}
+
+
+def search_data(plan: PlanRecord, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """The entry of a page's data: `search`, of a plan whose shardings were chosen."""
+    search = plan.search
+    if search is None:
+        return {}
+    own = {v.path: "P()" if v.sharding is None else sharding_text(v.sharding) for v in plan.inputs}
+    alternatives: list[list[Any]] = []
+    for alternative in search.alternatives:
+        others = [[numbers[path], path, spec] for path, spec in alternative.inputs.items() if path in own and spec != own[path]]
+        alternatives.append([alternative.name, alternative.objective_seconds, others[:LISTED], max(0, len(others) - LISTED)])
+    budget = "" if search.budget_bytes is None else f" of {format_bytes(search.budget_bytes)}"
+    return {
+        "search": {
+            "hardware": search.hardware,
+            "seconds": search.objective_seconds,
+            "bound": search.lower_bound_seconds if search.has_bound else None,
+            "gap": f"{search.gap:.1%} gap" if search.has_bound else search.bound_text,
+            "peak": f"{format_bytes(search.peak_bytes)}{budget}",
+            "status": STATUS_TEXTS[search.status],
+            "space": [[name, str(text)] for name, text in search.space.items()],
+            "alternatives": alternatives,
+        }
+    }

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from shardy_py.backends.local.passes import transposed_products
 from shardy_py.backends.local.simplify import simplify
-from shardy_py.backends.local.transposed_products import transposed_products
 
 A = np.arange(24, dtype=np.float32).reshape(4, 6)
 B = np.arange(20, dtype=np.float32).reshape(4, 5) % 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.opt import run_passes
-from shardy_py.passes.debug.propagation_edges import EdgesOfOp
+from shardy_py.passes.debug.recording import EdgesOfOp
 from tests.passes.debug.random_returns import returns
 from tests.reference import NEEDS_SAME_SHARDY, run_pipeline
 

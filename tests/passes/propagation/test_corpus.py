@@ -46,7 +46,7 @@ def described(program: Program) -> list[str]:
     return lines
 
 
-@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.sharding_groups.ShardingGroupConflictWarning")
+@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.rounds.ShardingGroupConflictWarning")
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case["id"])
 def test_golden_case(case: Case) -> None:
     program = from_mlir(case["input"])

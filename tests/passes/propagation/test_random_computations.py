@@ -33,7 +33,7 @@ def test_nothing_crosses_a_computation_without_edges(stated: str, expected: list
 
 
 @NEEDS_SAME_SHARDY
-@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.sharding_groups.ShardingGroupConflictWarning")
+@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.rounds.ShardingGroupConflictWarning")
 @pytest.mark.parametrize("seed", range(48))
 def test_random_computations(seed: int) -> None:
     """By user priority without priorities: jaxlib writes invalid shardings of manual computations there, or crashes."""

@@ -75,14 +75,14 @@ def compare(seed: int) -> None:
     assert described(program) == described(jaxlib_program(text, f"{name}{{{written}}}" if written else name))
 
 
-@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.sharding_groups.ShardingGroupConflictWarning")
+@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.rounds.ShardingGroupConflictWarning")
 @pytest.mark.parametrize("seed", range(40))
 def test_random_module(seed: int) -> None:
     compare(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.sharding_groups.ShardingGroupConflictWarning")
+@pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.rounds.ShardingGroupConflictWarning")
 def test_many_random_modules() -> None:
     for seed in range(40, 540):
         compare(seed)

@@ -7,7 +7,7 @@ import pytest
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.opt.aggressive_propagate import AggressivePropagate
 from shardy_py.passes.propagation.log import Step
-from shardy_py.passes.propagation.sharding_groups import ShardingGroupConflictWarning, sharding_groups
+from shardy_py.passes.propagation.rounds import ShardingGroupConflictWarning, sharding_groups
 from tests.passes.propagation.modules import MESH_TEXT, propagated
 
 ONE_SHARDED = """
