@@ -28,6 +28,10 @@ NOTHING = "nothing is sharded"
 """What a plan is called that uses no axis; the name in `Search.space` of what it takes beside a plan that uses some."""
 
 
+MODEL_BOUND = "lower bound by single ops"
+"""The name in `Search.space` of a bound that the plan is below: a region also shares copies, and fuses otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     """The cost of pinning an input, or of an annotation, beside the plan.
@@ -183,7 +187,7 @@ class Search:
     Attributes:
         hardware: The hardware whose seconds these are.
         objective_seconds: Of one call of the plan, by `cost_analysis`: nothing overlaps unless `Planner.overlap` says so.
-        lower_bound_seconds: No plan of the space takes less by the model's prices of its ops.
+        lower_bound_seconds: No plan of the space takes less by the model's prices of its ops. At most the objective, which may be below.
         peak_bytes: Of one device, by `memory_analysis`.
         budget_bytes: The most that the peak may be; None without a budget.
         status: `optimal` where the gap was reached; `time_limit` where time ran out before; `work_limit` where the counted work of a search
@@ -277,11 +281,13 @@ class Search:
     @property
     def has_bound(self) -> bool:
         """Whether the lower bound says anything: a search that ends early may have none but a small part of the objective."""
-        return self.lower_bound_seconds >= WORTH_TELLING * self.objective_seconds
+        return self.lower_bound_seconds >= WORTH_TELLING * self.objective_seconds and MODEL_BOUND not in self.space
 
     @property
     def bound_text(self) -> str:
         """The lower bound, which holds for the plans of the space that was searched, and how far the plan is from it."""
+        if MODEL_BOUND in self.space:
+            return f"below {self.space[MODEL_BOUND]}, the least in the space searched by prices of single ops ({self.status})"
         if not self.has_bound:
             advice = "; a longer time_limit_s helps" if self.status == "time_limit" or "time limit" in self.space else ""
             return f"no lower bound yet ({self.status}{advice})"

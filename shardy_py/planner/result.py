@@ -13,7 +13,7 @@ from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.memory.models import model as memory_model
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.search import NOTHING, Search, Status
+from shardy_py.plan.search import MODEL_BOUND, NOTHING, Search, Status
 from shardy_py.planner.assignment import ROUNDING
 from shardy_py.planner.constraint_prices import constraint_prices
 from shardy_py.planner.judge import Candidate, latency_of
@@ -29,7 +29,9 @@ def search_of(searcher: Searcher, best: Candidate, bound: float) -> Search:
     planner, run = searcher.planner, best.run
     bound *= 1 - planner.overlap  # the upper end of a step is at least the bound, and the lower end at least nothing
     prices = constraint_prices(searcher, best)
-    optimal = best.seconds - bound <= (planner.gap + ROUNDING) * best.seconds
+    # A region that takes less than the bound is the best one known where nothing is cheaper than its assignment by the model either.
+    seconds = max(best.seconds, searcher.predicted(best.assignment) * (1 - planner.overlap)) if best.seconds < bound else best.seconds
+    optimal = seconds - bound <= (planner.gap + ROUNDING) * seconds
     ended: Status = "time_limit" if searcher.is_late else "work_limit"
     return Search(
         hardware=planner.machine.name,
@@ -38,7 +40,7 @@ def search_of(searcher: Searcher, best: Candidate, bound: float) -> Search:
         peak_bytes=best.peak,
         budget_bytes=planner.budget,
         status="optimal" if optimal else "template" if best.name else ended,
-        space=_space(searcher, best),
+        space=_space(searcher, best) | ({MODEL_BOUND: seconds_text(bound)} if bound > (1 + ROUNDING) * best.seconds else {}),
         timings={**searcher.timings, "total": time.monotonic() - searcher.began},
         margin_bytes=math.ceil(best.peak * memory_model(memory_of(run, planner.hardware).compiler).error),
         shards_values=searcher.propagate is None,

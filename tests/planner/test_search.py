@@ -20,7 +20,7 @@ from shardy_py.api import planning
 from shardy_py.api.searching import searched
 from shardy_py.api.tracing import TracedCall
 from shardy_py.plan.checks.table import KINDS, WEIGHED
-from shardy_py.plan.search import Search
+from shardy_py.plan.search import MODEL_BOUND, Search
 from shardy_py.planner.meshes import ShapeSearch
 from shardy_py.planner.search import Searcher
 from shardy_py.rules.traits import CONSTRAINTS
@@ -418,6 +418,13 @@ def test_a_bound_of_nothing_is_none() -> None:
     assert search.bound_text == "no lower bound yet (time_limit; a longer time_limit_s helps)"
     assert "time_limit_s" not in dataclasses.replace(search, status="work_limit").headline
     assert "at least 1 ms in the space searched (50.0% gap" in dataclasses.replace(search, lower_bound_seconds=1e-3).headline
+
+
+def test_a_region_below_the_bound_of_single_ops_says_so() -> None:
+    plain = Search("h100", 1.9e-3, 1.9e-3, 0, None, "optimal")
+    assert "(0.0% gap, optimal)" in plain.headline
+    below = dataclasses.replace(plain, space={MODEL_BOUND: "2 ms"})
+    assert "below 2 ms, the least in the space searched by prices of single ops (optimal)" in below.headline
 
 
 def test_a_stored_plan_keeps_its_search() -> None:
