@@ -13,12 +13,12 @@ from shardy_py.api.annotations import manual_computation as manual_computation
 from shardy_py.api.annotations import named_computation as named_computation
 from shardy_py.api.annotations import propagation_barrier as propagation_barrier
 from shardy_py.api.annotations import sharding_group as sharding_group
+from shardy_py.api.annotations import sharding_rule as sharding_rule
 from shardy_py.api.annotations import with_sharding_constraint as with_sharding_constraint
 from shardy_py.api.auto import AutoSharded as AutoSharded
 from shardy_py.api.auto import Decoration, decorate
 from shardy_py.api.auto import Traced as Traced
-from shardy_py.api.caches import clear_caches as clear_caches
-from shardy_py.api.custom_rules import sharding_rule as sharding_rule
+from shardy_py.api.auto import clear_caches as clear_caches
 from shardy_py.api.logical_axes import LogicalAxisRules
 from shardy_py.api.meshes import AnyMesh
 from shardy_py.api.name_rules import NameRules
@@ -26,8 +26,8 @@ from shardy_py.api.options import Options as Options
 from shardy_py.api.request import JitKeywords
 from shardy_py.api.undecorated import check as check
 from shardy_py.api.undecorated import plan_of as plan_of
-from shardy_py.api.verification import DifferenceError as DifferenceError
-from shardy_py.api.verification import Verification as Verification
+from shardy_py.api.verifying import DifferenceError as DifferenceError
+from shardy_py.api.verifying import Verification as Verification
 from shardy_py.backends import host_threads
 from shardy_py.frontends.context import api_boundary, hide_frames
 from shardy_py.planner.options import Planner

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import jax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.api import nnx_modules
-from shardy_py.api.caches import FUNCTIONS
 from shardy_py.api.errors import ArgumentTypeError, MeshError, SpecError
-from shardy_py.api.inside import run_inside
 from shardy_py.api.logical_axes import LogicalAxisRules, check_logical_rules
-from shardy_py.api.lowering import LOWERINGS
 from shardy_py.api.mesh_shapes import check_devices, searched_shapes
 from shardy_py.api.meshes import AnyMesh, MeshView, view_of
 from shardy_py.api.name_rules import NameRules, check_rules
 from shardy_py.api.options import Options
+from shardy_py.api.partitioning import LOWERINGS
 from shardy_py.api.peers import report_failures, tell_end
 from shardy_py.api.planning import Planned, make_plan
 from shardy_py.api.request import JitKeywords, PlanRequest, Settings, is_on_mesh, request
-from shardy_py.api.running import CompiledCall, check_buffers, compiled_call
+from shardy_py.api.running import CompiledCall, check_buffers, compiled_call, run_inside
 from shardy_py.api.signature import Arguments, ArgumentSlots
 from shardy_py.api.specs import mesh_of
 from shardy_py.api.static_leaves import static_call, user_tree
 from shardy_py.api.tracing import TracedCall, trace
 from shardy_py.api.trees import location_of
-from shardy_py.api.verification import Verification
-from shardy_py.api.verifying import Request, verify
+from shardy_py.api.verifying import Request, Verification, verify
 from shardy_py.backends import host_threads
 from shardy_py.backends.executable import SignatureChanged
 from shardy_py.cost.hardware import platform_named
@@ -45,6 +44,34 @@ from shardy_py.frontends.context import api_boundary, is_tracing
 from shardy_py.frontends.mesh_context import on_a_mesh_or_none
 from shardy_py.planner.meshes import ShapeSearch, named
 from shardy_py.planner.options import Planner
+
+
+class _Cached(Protocol):
+    def clear_cache(self) -> None: ...
+
+
+FUNCTIONS: weakref.WeakSet[_Cached] = weakref.WeakSet()
+"""All decorated functions."""
+
+
+def clear_caches() -> None:
+    """Forgets plans and compiled programs of all decorated functions, and all that is remembered of ops, layouts and programs.
+
+    Answers stay the same. `jax.clear_caches()` does the same for JAX, which remembers what was traced and compiled.
+
+    Example:
+        >>> import jax, shardy_py as sp
+        >>> sp.clear_caches()
+        >>> jax.clear_caches()
+    """
+    for function in list(FUNCTIONS):
+        function.clear_cache()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("shardy_py."):
+            for value in list(vars(module).values()):  # caches are functions of modules
+                if getattr(value, "__module__", None) == name and hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

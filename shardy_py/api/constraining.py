@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh
 
 from shardy_py.api.errors import SpecError
-from shardy_py.api.propagating import decided
+from shardy_py.api.partitioning import decided
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.conflicts import only_results
 from shardy_py.backends.named_shardings import NamedShardings

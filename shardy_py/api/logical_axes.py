@@ -20,10 +20,9 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from shardy_py.api.companions import companion_sharding, parameters_of
 from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.name_rules import Annotated, applies, overruled, rule_paths
+from shardy_py.api.name_rules import Annotated, applies, companion_sharding, overruled, parameters_of, rule_paths
 from shardy_py.api.options import Options
 from shardy_py.api.specs import to_fitting_sharding
 from shardy_py.api.trees import Leaf

@@ -1,4 +1,4 @@
-"""Regions that run plans, and the programs that transformations make of planned ones, unless under `lowering="jit"`."""
+"""Propagation through a traced program, the regions that run its plan, and the choice of `lowering="auto"` between them and XLA."""
 
 from __future__ import annotations
 
@@ -13,24 +13,112 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AbstractMesh, Mesh
 
-from shardy_py.api.lowering import obstacle
-from shardy_py.api.meshes import MeshView
+from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.options import Options
-from shardy_py.api.propagating import decided, import_and_propagate
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.jit import pinned
 from shardy_py.backends.partitioned_call import Shardings, partitioned_call
 from shardy_py.backends.region_parts import in_parts
 from shardy_py.backends.shard_map import Partitioned, fits_inside, partitioned
+from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.dialect import Mesh as PlannedMesh
+from shardy_py.errors import ShardyError
+from shardy_py.frontends.context import is_extended_dtype
 from shardy_py.frontends.jaxpr import Imported, from_jaxpr
+from shardy_py.frontends.primitives.avals import physical_shape
 from shardy_py.frontends.transforms import hoisted, used_part
-from shardy_py.ir import Program
+from shardy_py.ir import Program, Value
 from shardy_py.passes.collection import no_collection
+from shardy_py.passes.import_.sharding_group_import import GROUP
+from shardy_py.passes.pipelines import PlanPipeline
+from shardy_py.passes.propagation.log import Step
+from shardy_py.plan.checks.phrases import more_text
+from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import name_of
+
+LOWERINGS = ("auto", "jit", "shard_map")
+
+KIND = "jit-lowering"
+
+
+def obstacle(partition: Callable[[], Partitioned]) -> Finding | None:
+    """Why XLA's partitioner gets a program under `lowering="auto"`; None where its region runs.
+
+    The choice depends on the program, the mesh and the platform only, so it is the same in every process.
+    """
+    try:
+        region = partition()
+    except (ShardyError, NotImplementedError) as error:
+        return Finding(KIND, f"lowering='jit' runs the plan: {_first_line(error)}", severity="info")
+    except Exception as error:  # XLA's partitioner can run what ours fails on; the user is told, and no program ends for it.
+        message = f"lowering='jit' runs the plan, for its partitioning failed: {type(error).__name__}: {_first_line(error)}"
+        return Finding(KIND, message, fix="report it; lowering='shard_map' shows the traceback")
+    whole = [f for f in region.findings if f.kind == "runs-whole" and f.bytes >= NOTABLE]
+    if not whole:
+        return None
+    largest = max(whole, key=lambda finding: finding.bytes)
+    message = f"lowering='jit' runs the plan: as a region, {largest.message}{more_text(len(whole), 'like it')}"
+    return Finding(KIND, message, largest.path, largest.location, largest.severity, largest.bytes, largest.fix)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
+
+
+def import_and_propagate(
+    jaxpr: ClosedJaxpr,
+    view: MeshView,
+    options: Options,
+    inputs: Sequence[TensorSharding | None],
+    outputs: Sequence[TensorSharding | None],
+    timings: Timings | None = None,
+    log: list[Step] | None = None,
+    names: Sequence[str] | None = None,
+    groups: dict[int, list[Value]] | None = None,
+) -> Imported:
+    """A propagated jaxpr as a program; the members of sharding groups, which it has no ops of, are written to `groups`."""
+    timings = Timings() if timings is None else timings
+    with timings.step("read"):
+        imported = from_jaxpr(
+            jaxpr,
+            mesh=view.dialect_mesh,
+            in_shardings=[physical_sharding(s, v.aval) for s, v in zip(inputs, jaxpr.jaxpr.invars, strict=True)],
+            out_shardings=[physical_sharding(s, v.aval) for s, v in zip(outputs, jaxpr.jaxpr.outvars, strict=True)],
+            argument_names=names,
+            rules=options.rule_table or None,
+            platform=options.platform_of(view.user_mesh),
+            devices=view.expected,
+        )
+    if groups is not None:
+        for op in imported.program.walk():
+            if op.name == GROUP:
+                groups.setdefault(op.attributes["group_id"], []).append(op.operands[0])
+    with timings.step("propagate"):
+        PlanPipeline(
+            propagation_strategy=options.strategy,
+            conservative_propagation=options.conservative,
+            run_op_priority_propagation=options.op_priority,
+        ).run(imported.program, log)
+    return imported
+
+
+def physical_sharding(sharding: TensorSharding | None, aval: Any) -> TensorSharding | None:
+    """The sharding of the array that holds a value; PRNG keys have further dimensions, replicated."""
+    if sharding is None or not is_extended_dtype(aval.dtype):
+        return sharding
+    extra = len(physical_shape(aval)) - sharding.rank
+    return sharding.with_dims((*sharding.dims, *(DimensionSharding(),) * extra))
+
+
+def decided(sharding: TensorSharding | None, rank: int) -> TensorSharding:
+    """A planned sharding as annotations say it: every dimension closed, without those that PRNG keys add."""
+    planned = TensorSharding.closed(MESH_NAME, rank) if sharding is None else sharding
+    return planned.with_dims(planned.dims[:rank]).closed_like().with_mesh(MESH_NAME)
+
 
 _LOGGER = logging.getLogger("shardy_py")
 

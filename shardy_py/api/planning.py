@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
-from shardy_py.api.abstract_state import Argument
+from shardy_py.api.agreement import statement
 from shardy_py.api.constraining import as_plan_constrains, constrained_values, without_constraints
 from shardy_py.api.errors import SpecError
 from shardy_py.api.logical_axes import apply_axis_names, idle_rules
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.name_rules import Annotated, apply_to_results, unmatched, unused_rules
-from shardy_py.api.partitioning import RegionBuilder
+from shardy_py.api.partitioning import RegionBuilder, decided, import_and_propagate, physical_sharding
+from shardy_py.api.peers import digest, peers_of
 from shardy_py.api.placing import placed_arguments
-from shardy_py.api.propagating import decided, import_and_propagate, physical_sharding
 from shardy_py.api.request import PlanRequest, leaf_shardings
-from shardy_py.api.searching import searched
 from shardy_py.api.specs import call_specs, host_kind, to_fitting_sharding
-from shardy_py.api.stored_trees import Trees, axis_types_of, devices_of, rebuilt, structure_of
+from shardy_py.api.stored_trees import Argument, Trees, axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
 from shardy_py.api.variants import PropagatedSeeds, TracedVariants, seeded_call
@@ -42,12 +42,16 @@ from shardy_py.plan.progress import observed
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import CHOSEN, Search
 from shardy_py.plan.settings import PropagationOptions
+from shardy_py.plan.store.search import read_search, write_search
 from shardy_py.plan.store.structure import Structure
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
-from shardy_py.planner.judge import fits, objective
+from shardy_py.planner.errors import PlannerBudgetError, PlannerInfeasible
+from shardy_py.planner.judge import Candidate, fits, objective
 from shardy_py.planner.options import Planner
 from shardy_py.planner.pricing import Prices
+from shardy_py.planner.propagated import Trial
+from shardy_py.planner.result import search_of
 from shardy_py.planner.search import Searcher
 from shardy_py.planner.space import Annotations, Resolution, assigned, values_of
 from shardy_py.planner.templates import HINT, UserTemplate
@@ -390,3 +394,76 @@ def _donated(
         return ()
     slots = [slot if slot in layout.donated else None for slot in traced.request.leaf_slots]
     return donations(imported.program, inputs, outputs, slots, used, why_off())
+
+
+AHEAD = 10.0
+"""Seconds past the time limit that a process waits for a search where the plan does not run now: it may be the only one that plans."""
+
+Outcome = tuple[Candidate, Search] | PlannerInfeasible
+
+
+def searched(searcher: Searcher, traced: TracedCall, *, runs: bool) -> tuple[Candidate, Search]:
+    """The result of a search, which the first process of a mesh makes for all if the plan `runs` now."""
+    request = traced.request
+    mesh, timeout, limit = request.view.expected, request.settings.options.peer_timeout, searcher.planner.time_limit_s
+    devices = tuple(mesh.devices.flat) if isinstance(mesh, Mesh) and timeout != 0 else ()
+    peers = peers_of(devices)
+    if peers is None:
+        best, bound = searcher.run()
+        return best, search_of(searcher, best, bound)
+    text = f"searched by {searcher.planner!r}\n{statement(searcher.base, traced, devices)}\nannotations {searcher.annotations!r}"
+    key = f"search/{digest(text)}"
+    outcome: Outcome | None = None
+    result = peers.receive(key, 0.0)
+    if result is None and peers.own == peers.processes[0]:
+        outcome = _outcome(searcher)
+        result = _written(searcher, outcome)
+        peers.send(key, result)
+    if runs:
+        peers.agree(text, request.location, timeout=None if timeout is None else timeout + limit)
+    if outcome is None:
+        result = result or peers.receive(key, limit + AHEAD)
+        outcome = _outcome(searcher) if result is None else _read(searcher, result)
+    if isinstance(outcome, PlannerInfeasible):
+        raise outcome
+    return outcome
+
+
+def _outcome(searcher: Searcher) -> Outcome:
+    try:
+        best, bound = searcher.run()
+        return best, search_of(searcher, best, bound)
+    except PlannerInfeasible as error:
+        return error
+
+
+def _written(searcher: Searcher, outcome: Outcome) -> str:
+    """The result of a search as JSON."""
+    if isinstance(outcome, PlannerInfeasible):
+        parts = ("what", "where", "why", "fix", "minimum_bytes", "budget_bytes", "bound_bytes", "contributors")
+        return json.dumps(
+            {"infeasible": {name: getattr(outcome, name) for name in parts}, "proven": not isinstance(outcome, PlannerBudgetError)}
+        )
+    best, search = outcome
+    resolution = searcher.space.resolution
+    chosen = {
+        "cuts": resolution.cuts,
+        "layers": resolution.layers,
+        "mixes": resolution.mixes,
+        "name": best.name,
+        "assignment": best.assignment,
+        "results": best.results,
+    }
+    return json.dumps({**chosen, "search": write_search(search), "timings": dict(search.timings)})
+
+
+def _read(searcher: Searcher, text: str) -> Outcome:
+    """The inverse of `_written`, for the same search in another process."""
+    data = json.loads(text)
+    if "infeasible" in data:
+        parts = {**data["infeasible"], "contributors": [tuple(each) for each in data["infeasible"]["contributors"]]}
+        return (PlannerInfeasible if data["proven"] else PlannerBudgetError)(**parts)
+    searcher.prepare(Resolution(tuple(map(tuple, data["cuts"])), data["layers"], data["mixes"]))
+    trial = Trial(data["name"], tuple(data["assignment"]), data["results"])
+    best = searcher.candidate(trial.name, trial.assignment) if searcher.propagate is None else searcher.propagated(trial)
+    return best, replace(read_search(data["search"]), timings=data["timings"])

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import logging
 import math
+import pathlib
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.extend.source_info_util import summarize
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from shardy_py.api.agreement import AgreedStage, Agreement, agreement_of, covering, gated
 from shardy_py.api.errors import DeletedBufferError, DonationError, DonationWarning, NotAvailableError, OrderedEffectError
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.partitioning import DerivedRegions, calling
+from shardy_py.api.partitioning import DerivedRegions, RegionBuilder, calling, decided, import_and_propagate
 from shardy_py.api.placing import Placing
-from shardy_py.api.planning import Planned
-from shardy_py.api.propagating import decided, import_and_propagate
-from shardy_py.api.reporting import report
+from shardy_py.api.planning import Planned, make_plan
+from shardy_py.api.request import Settings, request
 from shardy_py.api.signature import ArgumentSlots, configuration
 from shardy_py.api.static_leaves import has_static_leaves, user_tree
-from shardy_py.api.tangents import Tangents, is_differentiated_here
+from shardy_py.api.tracing import trace
 from shardy_py.api.trees import argument_paths, location_of
 from shardy_py.backends.callback_errors import CallbackErrors
 from shardy_py.backends.donation import Guard
@@ -34,17 +41,148 @@ from shardy_py.backends.host_threads import must_wait
 from shardy_py.backends.jit import Pinned, left_to_xla, ordered_effects, pinned
 from shardy_py.backends.leaf_order import Rearranged
 from shardy_py.backends.named_shardings import NamedShardings
+from shardy_py.backends.shard_map import fits_inside
 from shardy_py.dialect import TensorSharding
+from shardy_py.dialect.grouping import grouped
+from shardy_py.errors import PlanWarning
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import is_staged, is_tracing
 from shardy_py.frontends.jaxpr import Imported
+from shardy_py.frontends.mesh_context import no_mesh
 from shardy_py.frontends.transforms import hoisted, used_part, with_inputs
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import only_grows
+from shardy_py.plan.checks.paths import paths_as_one
+from shardy_py.plan.checks.table import observed_in
 from shardy_py.plan.checks.thresholds import NOTABLE
 from shardy_py.plan.donation import Arrangement, Donated, arrangement
+from shardy_py.plan.findings import Finding
 from shardy_py.plan.jit_program import jit_program_of
+from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.values import PlannedValue
+
+LOGGER = logging.getLogger("shardy_py")
+
+MAX_KINDS = 3
+"""Kinds of findings in a warning; it takes two lines more."""
+
+_WARNED_ELSEWHERE = frozenset({"refused-donation"})
+"""Kinds that have a warning of their own."""
+
+_PACKAGE = str(pathlib.Path(__file__).parent.parent)
+
+
+def report(planned: Planned) -> None:
+    """Logs a plan before its first run, and warns of its findings or raises PlanError, as `Options.check` says."""
+    plan, request = planned.plan, planned.traced.request
+    check = request.settings.options.check
+    name, mesh, seconds = request.location or request.name, request.view.describe(), plan.timings.total
+    LOGGER.info("planned %s for %s in %.2f s: %d inputs, %d outputs", name, mesh, seconds, len(plan.inputs), len(plan.outputs))
+    if check == "off":
+        return
+    if check == "raise":
+        plan.check(strict=True)
+        return
+    grave = _grave(plan)
+    if grave and jax.process_index() == 0:
+        warnings.warn(warning_text(grave, name), PlanWarning, stacklevel=_callers_level())
+
+
+def _grave(plan: Plan) -> list[Finding]:
+    """Warnings, without those that are about few bytes."""
+    if all(f.severity == "info" for f in observed_in(plan)[0]):
+        return []  # and no plans are made to try fixes
+    grave = (f for f in plan.findings if f.severity != "info" and f.kind not in _WARNED_ELSEWHERE)
+    return [f for f in grave if not f.bytes or f.bytes >= NOTABLE]
+
+
+def warning_text(findings: Sequence[Finding], location: str) -> str:
+    """Findings in a few lines, one for each kind: mistakes, which are about no bytes, first.
+
+    Example:
+        >>> print(warning_text([Finding("unused-rule", "rule 0, 'a', matches nothing"), Finding("no-rule", "no rule for f")], "f.py:3"))
+        the plan of f.py:3 has 2 findings:
+          unused-rule: rule 0, 'a', matches nothing
+          no-rule: no rule for f
+        plan.check() lists them with what to do; sp.Options(check="off") keeps this from being said
+    """
+    kinds = grouped(sorted(findings, key=lambda f: f.bytes > 0), lambda f: f.kind)
+    lines = [f"  {kind}: {_line(group)}" for kind, group in itertools.islice(kinds.items(), MAX_KINDS)]
+    more = len(kinds) - MAX_KINDS
+    others = f"{more} more kinds; " if more > 1 else "1 more kind; " if more == 1 else ""
+    count = f"{len(findings)} finding{'s' if len(findings) > 1 else ''}"
+    tail = f'{others}plan.check() lists them with what to do; sp.Options(check="off") keeps this from being said'
+    return "\n".join([f"the plan of {location} has {count}:", *lines, tail])
+
+
+def _line(group: Sequence[Finding]) -> str:
+    if not group[0].bytes:
+        return "; ".join(f.message for f in group[:4]) + (f"; {len(group) - 4} more" if len(group) > 4 else "")
+    first, *others = group
+    path = f"{paths_as_one(first.all_paths)}: " if first.path and not first.path.startswith("%") else ""
+    place = f" [{first.location}]" if first.location else ""
+    total = format_bytes(sum(len(f.all_paths) * f.bytes for f in group))
+    more = f"; {sum(len(f.all_paths) for f in others)} more, {total} in all" if others else ""
+    return f"{path}{first.message}{place}{more}"
+
+
+def _callers_level() -> int:
+    """The level of the first call outside of this package and of JAX, for `warnings.warn` in the caller of this function."""
+    frame, level = sys._getframe(1), 1
+    folders = (_PACKAGE, str(pathlib.Path(jax.__file__).parent))
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(folders):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+class Tangents:
+    """The tangents of the arguments, or of the results, of one signature."""
+
+    def __init__(self, shardings: Sequence[NamedSharding]) -> None:
+        self._shardings = tuple(shardings)
+        self._identities: dict[tuple[int, ...], Callable[..., tuple[Any, ...]]] = {}
+
+    def placed(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """The leaves, with derivatives by them that lie as planned."""
+        moved = tuple(i for i, leaf in enumerate(leaves) if _is_differentiated(leaf))
+        if not moved:
+            return leaves
+        identity = self._identities.get(moved)
+        if identity is None:
+            identity = self._identities[moved] = _identity([self._shardings[i] for i in moved])
+        out = list(leaves)
+        for i, leaf in zip(moved, identity(*[leaves[i] for i in moved]), strict=True):
+            out[i] = leaf
+        return out
+
+
+def is_differentiated_here() -> bool:
+    """Whether a call runs at once, under a transformation; what is written down is sharded by the program that it becomes part of."""
+    return is_tracing() and not is_staged()
+
+
+def _is_differentiated(leaf: Any) -> bool:
+    return isinstance(leaf, Tracer) and jnp.issubdtype(leaf.dtype, np.inexact) and leaf.size > 0
+
+
+def _identity(shardings: Sequence[NamedSharding]) -> Callable[..., tuple[Any, ...]]:
+    """Values as they are, without a copy; their tangents, and on the way back cotangents, wherever these come from, in some shardings."""
+
+    def constrained(*tangents: Any) -> tuple[Any, ...]:
+        return tuple(map(lax.with_sharding_constraint, tangents, shardings))
+
+    place = jax.jit(constrained)
+
+    @jax.custom_jvp
+    def identity(*values: Any) -> tuple[Any, ...]:
+        return values
+
+    @identity.defjvp
+    def derivative(values: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return identity(*values), place(*tangents)  # values may have tangents of their own, of another derivative
+
+    return identity
+
 
 EMPTY_COMES_WHOLE = jax.__version_info__ < (0, 12)
 """Whether XLA does not cut results without elements, which JAX would then take for parts, and fail to put together."""
@@ -306,3 +444,25 @@ def _refuse_unreduced(values: Sequence[PlannedValue], location: str) -> None:
                 why="jax.jit takes unreduced arrays on Explicit axes only, and a plan runs on Auto axes",
                 fix="reduce it before, or drop unreduced= from its spec",
             )
+
+
+def run_inside(settings: Settings, view: MeshView, layout: ArgumentSlots, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs the function; unless under `lowering="jit"` in a region over the axes that are left, where the plan uses only those."""
+    context = jax.sharding.get_abstract_mesh()
+    sizes = {name: size for name, size in view.sizes.items() if name not in context.manual_axes and size > 1}
+    if settings.lowering == "jit" or not sizes or dict(context.shape) != view.sizes:
+        return settings.fun(*args, **kwargs)
+    slots = layout.slots(args, kwargs)
+    call = request(settings, view, layout, slots, runs=True)
+    with no_mesh():
+        planned = make_plan(trace(call))
+    plan = planned.plan
+    inputs, outputs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
+    if not fits_inside(planned.imported, context, inputs, outputs):
+        return settings.fun(*args, **kwargs)
+    by_planner = planned.region is not None and planned.region.by_planner
+    partitioning = RegionBuilder(planned.imported, planned.traced, context, by_planner=by_planner)
+    if not partitioning.is_run(plan):
+        return settings.fun(*args, **kwargs)
+    results = partitioning.calling(plan, None)(*jax.tree.leaves(layout.dynamic_arguments(slots)))
+    return user_tree(jax.tree.unflatten(planned.traced.out_tree, results))

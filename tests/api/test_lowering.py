@@ -10,7 +10,7 @@ from jax.experimental import sparse
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.api import lowering as choice
+from shardy_py.api import partitioning as choice
 from shardy_py.backends.shard_map import Partitioned
 from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan

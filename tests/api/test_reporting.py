@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.api.planning import make_plan
-from shardy_py.api.reporting import report, warning_text
+from shardy_py.api.running import report, warning_text
 from shardy_py.plan import Finding, PlanError
 
 MESH = {"data": 4, "model": 2}

@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.api import propagating
+from shardy_py.api import partitioning
 from tests.told_derivatives import eleven, seven
 
 LOWERINGS = ["jit", "shard_map"]
@@ -32,13 +32,13 @@ def mesh() -> Mesh:
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the programs that are read."""
-    count, read = [0], propagating.from_jaxpr
+    count, read = [0], partitioning.from_jaxpr
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         count[0] += 1
         return read(*args, **kwargs)
 
-    monkeypatch.setattr(propagating, "from_jaxpr", counted)
+    monkeypatch.setattr(partitioning, "from_jaxpr", counted)
     return count
 
 

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.api.verification import DifferenceError
+from shardy_py.api.verifying import DifferenceError
 from shardy_py.backends import xla_workarounds
 
 

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.api import planning
-from shardy_py.api.searching import searched
+from shardy_py.api.planning import searched
 from shardy_py.api.tracing import TracedCall
 from shardy_py.plan.checks.table import KINDS, WEIGHED
 from shardy_py.plan.search import MODEL_BOUND, Search
