@@ -239,7 +239,7 @@ def named_computation(*, name: str | None = None) -> Callable[[Callable[P, R]], 
 def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
     """A function that stands in the plan under a name of its own; it propagates as if it were inlined.
 
-    Arguments that are no arrays, such as strings and functions, are taken as they are.
+    Arguments that are not arrays, such as strings and functions, are taken as they are.
 
     Args:
         fn: The function; without it, a decorator is returned.

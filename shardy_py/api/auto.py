@@ -554,6 +554,6 @@ def _check(fun: object, options: object, planner: object, lowering: object) -> N
         raise SpecError(
             f"lowering is {lowering!r}",
             where="auto_shard(lowering=...)",
-            why="there are two ways of running a plan, and the choice between them",
+            why="lowering is 'auto', 'jit' or 'shard_map'",
             fix='use lowering="auto", lowering="jit" or lowering="shard_map"',
         )

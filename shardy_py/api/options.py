@@ -36,7 +36,7 @@ class Options:
         axis_types: On a mesh with Explicit axes, `"explicit"` traces the function on them, so that shardings are in types and bind, and
             `"auto"` on Auto axes. By default code that states shardings (`jax.reshard`, `out_sharding=`), or that does not run
             otherwise, is traced on Explicit axes, and any other on Auto axes.
-        misplaced: Where a committed argument lies otherwise than `in_shardings`, rules or logical names say: `"raise"` is a `SpecError`,
+        misplaced: Where a committed argument's sharding differs from `in_shardings`, rules or logical names: `"raise"` is a `SpecError`,
             `"move"` puts it there in each call.
         progress: True shows a line while a plan of more than a second is made, on a terminal or in a notebook, and nothing elsewhere; False
             shows none. A function is called with each `Progress` instead.

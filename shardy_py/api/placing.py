@@ -64,7 +64,7 @@ class Placing:
         return placed
 
     def _is_misplaced(self, number: int, leaf: Any) -> bool:
-        """Whether a committed array lies otherwise than the user says, or, where nothing is said, on other devices."""
+        """Whether a committed array's sharding differs from the user's, or, without one, whether it is on other devices."""
         if not isinstance(leaf, jax.Array) or not leaf.committed:
             return False
         own, planned = leaf.sharding, self._shardings[number]

@@ -211,7 +211,7 @@ def _no_array(leaf: Any, path: str, fun: Callable[..., Any], fix: str) -> Argume
             fix="convert it, array.astype(...), or leave it out",
         )
     why = "arguments that are not static are traced, which takes arrays, numbers and pytrees of them"
-    return ArgumentTypeError(f"{path} is a {type(leaf).__name__}, no array", where=where, why=why, fix=fix)
+    return ArgumentTypeError(f"{path} is a {type(leaf).__name__}, not an array", where=where, why=why, fix=fix)
 
 
 def configuration() -> tuple[Any, ...]:

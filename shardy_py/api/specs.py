@@ -345,7 +345,7 @@ def _no_prefix(specs: object, tree: object, source: str, root: Callable[[str], s
         parts = [f"not in the value: {', '.join(extra)}"] if extra else []
         parts += [f"missing from the specs: {', '.join(missing)}"] if missing else []
         why = "; ".join(parts) or "the two have different structure"
-    return SpecError(f"{source} is no prefix of {whole}", where=where, why=why, fix=fix)
+    return SpecError(f"{source} is not a prefix of {whole}", where=where, why=why, fix=fix)
 
 
 def _array_text(value: object) -> str:

@@ -158,7 +158,7 @@ def _named_in(jaxpr: Jaxpr) -> Iterator[JaxMesh | AbstractMesh]:
 
 
 def _static_argnums(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """The positional arguments that `jax.jit` holds static: as many as it does not trace, of those that are no arrays."""
+    """The positional arguments that `jax.jit` holds static: as many as it does not trace, of those that are not arrays."""
     if not hasattr(fun, "trace"):
         return ()
     info = getattr(fun.trace(*args, **kwargs), "args_info", None)  # flax.nnx.jit has none

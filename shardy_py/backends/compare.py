@@ -19,7 +19,7 @@ SAMPLES = 3
 FLOOR = 0.25
 """The noise floor: elements may differ by this part of the relative tolerance, times the largest element of the array.
 
-A sum over shards rounds otherwise than a sum in one piece, by an amount that depends on the terms and not on their sum, so small
+A sum over shards rounds differently from a sum in one piece, by an amount that depends on the terms and not on their sum, so small
 elements beside large ones have few right digits.
 """
 

@@ -1,8 +1,8 @@
-"""The first op of a program that a sharded run computes otherwise than one device does.
+"""The first op of a program that a sharded run computes differently from one device.
 
 Every op is judged on its own: one device gets the operands that the sharded run had, and has to give the results that the sharded run
 gave. So rounding that earlier ops amplified is not held against later ones. For that, intermediates become outputs of the sharded
-program, in portions; XLA may fuse it otherwise than the program without them.
+program, in portions; XLA may fuse it differently from the program without them.
 """
 
 from __future__ import annotations

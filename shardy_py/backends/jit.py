@@ -1,7 +1,7 @@
 """Runs a plan through `jax.jit`: the traced jaxpr with the fewest sharding constraints that pin the plan.
 
 Inputs and outputs are pinned by `in_shardings` and `out_shardings`. The rest follows by the same
-propagation that XLA runs: the copy is propagated again, and only values that come out otherwise than planned are constrained, besides
+propagation that XLA runs: the copy is propagated again, and only values that differ from the plan are constrained, besides
 those around conflicts (`conflicts`), which depend on the form and the order of ops. Where there are none, and shardings only grew, the
 copy cannot come out otherwise: its inputs and results start from the fixed point that the plan has reached. Where XLA's own way out of
 the conflicts moves less than the plan (`plan/jit_program`), only what the user annotated is constrained.

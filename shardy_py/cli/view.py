@@ -83,4 +83,4 @@ def server(content: bytes, port: int) -> http.server.ThreadingHTTPServer:
     try:
         return http.server.ThreadingHTTPServer((HOST, port), Handler)
     except (OSError, OverflowError) as error:
-        raise CommandError(f"port {port} cannot be had: {error}", where="--port") from None
+        raise CommandError(f"cannot listen on port {port}: {error}", where="--port") from None

@@ -34,7 +34,7 @@ MODEL_BOUND = "lower bound by single ops"
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The cost of pinning an input, or of an annotation, beside the plan.
+    """The cost of pinning an input, or of an annotation, compared with the plan.
 
     Attributes:
         path: The input.

@@ -181,12 +181,12 @@ CASES = {
     "spec tree is no prefix": (
         lambda: plan(({"mlp": {"v": P("data")}, "norm": None}, None)),
         ValueError,
-        ["in_shardings is no prefix of the arguments", "params['mlp']", "not in the value: ['v']", "missing from the specs: ['w']"],
+        ["in_shardings is not a prefix of the arguments", "params['mlp']", "not in the value: ['v']", "missing from the specs: ['w']"],
     ),
     "too few specs": (
         lambda: plan((None,)),
         ValueError,
-        ["in_shardings is no prefix", "a tuple of 1", "one entry per positional argument"],
+        ["in_shardings is not a prefix", "a tuple of 1", "one entry per positional argument"],
     ),
     "tuple for a spec": (
         lambda: plan(({"mlp": {"w": ("data", None)}, "norm": None}, None)),

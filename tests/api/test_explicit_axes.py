@@ -271,7 +271,7 @@ def test_references_are_refused() -> None:
     def add(ref: Any, a: Any) -> None:
         ref[...] += a
 
-    with pytest.raises(sp.ShardyError, match=r"ref is a Ref, no array\n.*argument of .*add"):
+    with pytest.raises(sp.ShardyError, match=r"ref is a Ref, not an array\n.*argument of .*add"):
         sp.auto_shard(add, mesh=mesh())(jax.new_ref(jnp.ones(8)), jnp.ones(8))
 
 

@@ -189,7 +189,7 @@ def test_view(stored: str, tmp_path: Path, capsys: Captured) -> None:
         finally:
             serving.shutdown()
             thread.join()
-    assert "port 70000 cannot be had" in refused(capsys, "view", stored, "--port", "70000")
+    assert "cannot listen on port 70000" in refused(capsys, "view", stored, "--port", "70000")
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_tables_fit_the_terminal(width: int, folder: Path, monkeypatch: pytest.M
         (["convert", "small.txt", "made", "--stage-to-num-ranks", "0:x"], "number of ranks is malformed"),
         (["convert", "none.txt", "made"], "none.txt: No such file or directory"),
         (["simulate", "2f2b", "--stages", "2", "--microbatches", "2"], "there is no schedule '2f2b'"),
-        (["simulate", "1f1b", "--microbatches", "2"], "nothing says how many stages there are"),
+        (["simulate", "1f1b", "--microbatches", "2"], "the number of stages is missing"),
         (["simulate", "1f1b", "--stages", "0", "--microbatches", "2"], "stages is 0"),
         (["simulate", "1f1b", "--stages", "2", "--microbatches", "2", "--forward", "x"], "'x' is no time (--forward)"),
         (["simulate", "1f1b", "--stages", "2", "--microbatches", "2", "--forward", "-1"], "'-1' holds what is no time"),

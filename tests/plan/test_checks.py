@@ -192,7 +192,7 @@ def test_a_constraint_that_replicates_an_activation() -> None:
 def test_an_axis_that_cuts_nothing() -> None:
     finding = only(planned(lambda x: x * 2, W, in_shardings=P("data")))
     assert (finding.kind, finding.severity) == ("unused-axis", "warning")
-    assert finding.message.startswith("mesh axis 'model' of size 4 cuts nothing")
+    assert finding.message.startswith("mesh axis 'model' of size 4 shards nothing")
     assert finding.fix == "for example x: P('data', 'model') in in_shardings or rules"
     assert planned(lambda x: x * 2, W, in_shardings=P("data", "model")).findings == ()
 

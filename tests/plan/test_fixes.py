@@ -142,7 +142,7 @@ def test_where_nothing_helps_the_finding_stays() -> None:
     with small_programs_count(1 << 16):
         table = next(finding for finding in merged().findings if finding.path == "table")
     assert (table.kind, table.sharding, table.targets) == ("replicated-large", None, ())
-    assert table.fix == "P() in in_shardings or rules says that it is meant"
+    assert table.fix == "write P() in in_shardings or rules if replication is intended"
 
 
 def test_what_is_not_tried_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def _costs(options: argparse.Namespace) -> tuple[dict[str, Any], list[float] | N
     named = [name for name, value in by_name.items() if value is not None]
     if options.graph is None:
         if options.stages is None:
-            raise CommandError("nothing says how many stages there are", fix="write --stages 4, or --graph FILE with stage ids")
+            raise CommandError("the number of stages is missing", fix="write --stages 4, or --graph FILE with stage ids")
         alone = next((name for name in ("bandwidth", "replicas") if getattr(options, name) is not None), None)
         if alone is not None:
             raise CommandError(f"--{alone} is for the stages of a graph", fix="give --graph FILE too")

@@ -1,4 +1,4 @@
-"""Values that lie otherwise than planned where XLA decides conflicts under `lowering="jit"`."""
+"""Values that XLA shards differently from the plan where it decides conflicts under `lowering="jit"`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KIND = "left-to-xla"
 
 
 def left_to_xla(context: CheckContext) -> Iterator[Finding]:
-    """The largest value that XLA will cut otherwise than planned, and how many more there are; see `plan/jit_program`.
+    """The largest value that XLA will shard differently from the plan, and how many more there are; see `plan/jit_program`.
 
     There are none where the plan is run: under `lowering="shard_map"`, without conflicts, or where holding XLA to it moves notably less.
     """

@@ -97,7 +97,7 @@ def _argument(context: CheckContext, value: PlannedValue, series: _Series) -> Fi
     if whole:
         together = f"; the {count} alike take {format_bytes(size * count)}" if count > 1 else ""
         everywhere = f"is whole on each of the {context.mesh.size} devices, {format_bytes(size)} on each"
-        message = f"{text} {everywhere}{together}" + (": nothing says how to cut it" if context.plan.search is None else "")
+        message = f"{text} {everywhere}{together}" + (": no annotation shards it" if context.plan.search is None else "")
     elif more is None:
         return None
     else:
@@ -105,7 +105,9 @@ def _argument(context: CheckContext, value: PlannedValue, series: _Series) -> Fi
         message = f"{text} takes {format_bytes(size)} on each device: it is replicated over {free}"
     where = annotation_of(value)
     finding = Finding(KIND, message, value.path, "", graded(size * count) if whole else "info", size)
-    return _proposed(context, value, finding, f"{value.path}: {{spec}} in {where}", f"P() in {where} says that it is meant" * whole)
+    return _proposed(
+        context, value, finding, f"{value.path}: {{spec}} in {where}", f"write P() in {where} if replication is intended" * whole
+    )
 
 
 def _proposed(context: CheckContext, value: PlannedValue, finding: Finding, fix: str, meant: str = "") -> Finding:

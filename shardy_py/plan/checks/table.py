@@ -72,7 +72,7 @@ KINDS = (
     Kind("cut-along-scan", "warning, note", "a stack sharded along the dimension that a scan iterates over", cut_along_scan),
     Kind("costly-constraint", "warning", "constraints inside that cost more than a tenth of a planner's step", costly_constraint),
     Kind("costly-reshard", "warning, note", "XLA replicates a value to reshard it, or an intermediate is gathered whole", costly_reshard),
-    Kind("left-to-xla", "note", "a value that XLA will shard otherwise than planned, where shardings conflict", left_to_xla),
+    Kind("left-to-xla", "note", "a value that XLA will shard differently from the plan, where shardings conflict", left_to_xla),
     Kind("axis-lost-in-reshape", "warning, note", "a reshape whose result cannot have an axis of its operand", axis_lost_in_reshape),
     Kind("batch-axis-lost", "warning, note", "an axis of the data gave way to the same axis on a parameter", batch_axis_lost),
     Kind("smaller-peak", "warning, note", "a checkpoint, a donation or a sharding that lowers the memory peak", smaller_peak),

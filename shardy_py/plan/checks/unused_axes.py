@@ -53,7 +53,7 @@ def unused_axis(context: CheckContext) -> Iterator[Finding]:
         return  # an init function of a key: the axis is for the data of the step
     for name in unused:
         n = context.mesh.shape[name]
-        message = f"mesh axis {name!r} of size {n} cuts nothing: the {n} devices along it do the same"
+        message = f"mesh axis {name!r} of size {n} shards nothing: the {n} devices along it repeat the same work"
         yield _proposed(context, Finding(KIND, message, fix="make the axis smaller, or constrain an intermediate"), largest, [name])
 
 

@@ -210,7 +210,7 @@ def _facts(plan: PlanRecord, explainer: Explainer) -> list[Fact]:
 
 
 LISTED = 12
-"""Inputs of an alternative that a page lists, of those that are sharded otherwise than in the plan."""
+"""Inputs of an alternative that a page lists, of those that are sharded differently from the plan."""
 
 STATUS_TEXTS = {
     "optimal": "The gap that was required is reached.",
