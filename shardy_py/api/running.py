@@ -346,7 +346,7 @@ def compiled_call(planned: Planned, *, abstract: bool = False, in_order: bool = 
     _warn_of_refused(plan.donation, request.location)
 
     devices = mesh if isinstance(mesh, Mesh) else None
-    pins, replay = _pinned(planned, devices) if planned.region is None else (None, planned.region.calling(plan, devices))
+    pins, replay = program_of(planned, devices)
     named = NamedShardings(mesh)
     agreement = None if abstract or devices is None else agreement_of(plan, traced, devices)
     types, statics = request.key[2], request.key[4]
@@ -385,6 +385,11 @@ def _run(jitted: Rearranged, mesh: Mesh, agreement: Agreement | None, callback_e
     if must_wait(mesh.local_devices):
         return lambda leaves, statics: jax.block_until_ready(jitted.run(leaves, statics))
     return jitted.run
+
+
+def program_of(planned: Planned, mesh: Mesh | None) -> tuple[Pinned | None, Callable[..., Sequence[Any]]]:
+    """What runs a plan, from leaves to leaves: a region, or the traced jaxpr with the constraints that pin the plan, which comes too."""
+    return _pinned(planned, mesh) if planned.region is None else (None, planned.region.calling(planned.plan, mesh))
 
 
 def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., Sequence[Any]]]:

@@ -19,11 +19,9 @@ from shardy_py.api.errors import ArgumentTypeError, MeshError
 from shardy_py.api.meshes import MESH_NAME
 from shardy_py.api.partitioning import RegionBuilder
 from shardy_py.api.planning import Planned, described_results, result_leaves
-from shardy_py.api.running import compiled_call
-from shardy_py.api.signature import ArgumentSlots
+from shardy_py.api.running import compiled_call, program_of
 from shardy_py.api.static_leaves import static_tree
 from shardy_py.api.tracing import TracedCall
-from shardy_py.api.trees import Leaf
 from shardy_py.backends.compare import Comparison, compare, fetch, fetched_or_error, first_line, plain, tolerance_of
 from shardy_py.backends.first_difference import PORTION, FirstDifference, Run, Search, observed_bytes, spread, tolerances
 from shardy_py.backends.flat import Flat, flatten
@@ -219,7 +217,7 @@ def _runs(
     expected = [fetch(x) for x in unsharded(inputs)]
     flat = _flat(planned)
     comparer = _Comparer(planned, reference, unsharded, inputs, expected, flat, options)
-    run = comparer.compare(results, planned_run(planned), flat)
+    run = comparer.compare(results, planned_run(planned, mesh), flat)
     beside = None
     if options.plain_xla:
         annotated = _annotated(planned, flat)
@@ -276,14 +274,14 @@ class _Comparer:
             return RunComparison(tuple(comparisons), notes=(f"ops could not be compared one by one: {first_line(error)}",))
 
     def _by_op(self, comparisons: list[Comparison], search: Search, flat: Flat, described: bool) -> RunComparison:
-        first = search.first_wrong(flat, self.inputs)
-        if first is not None or all(c.agrees for c in comparisons):
-            return RunComparison(tuple(comparisons), first, search.checked)
+        wrong, apart = search.first(flat, self.inputs)
+        if wrong is not None or all(c.agrees for c in comparisons):
+            return RunComparison(tuple(comparisons), wrong, search.checked)
         comparisons = self._explained(comparisons)
         if all(c.agrees or c.rounding is not None for c in comparisons):
-            return RunComparison(tuple(comparisons), search.first_apart(flat, self.inputs) if described else None, search.checked)
+            return RunComparison(tuple(comparisons), apart if described else None, search.checked)
         note = "no op is wrong on the operands it had when intermediates are outputs of the program, which XLA then fuses otherwise"
-        return RunComparison(tuple(comparisons), search.first_apart(flat, self.inputs), search.checked, notes=(note,))
+        return RunComparison(tuple(comparisons), apart, search.checked, notes=(note,))
 
     @functools.cached_property
     def _changed(self) -> list[np.ndarray]:
@@ -352,51 +350,39 @@ def _annotated(planned: Planned, flat: Flat) -> Flat:
     return replace(flat, in_shardings=tuple(ins), out_shardings=tuple(described_results(traced).shardings))
 
 
-def planned_run(planned: Planned) -> Run:
+def planned_run(planned: Planned, mesh: JaxMesh) -> Run:
     """Runs parts of a program as the plan's lowering runs the whole."""
-    traced, plan = planned.traced, planned.plan
-    request = traced.request
-    named = NamedShardings(request.view.runnable())
+    plan, request = planned.plan, planned.traced.request
+    by_planner = planned.region is not None and planned.region.by_planner
+    request = replace(request, settings=replace(request.settings, lowering=plan.lowering))
+    named = NamedShardings(mesh)
 
     def run(flat: Flat, observed: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
         closed = flat.giving(observed)
         out_shardings = [*flat.out_shardings, *map(flat.sharding, observed)]
         inputs = [_value("input", i, v, s, plan.mesh) for i, (v, s) in enumerate(zip(closed.jaxpr.invars, flat.in_shardings))]
         outputs = [_value("output", i, v, s, plan.mesh) for i, (v, s) in enumerate(zip(closed.jaxpr.outvars, out_shardings))]
-        structs = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars)  # pyright: ignore[reportAttributeAccessIssue]
-        results = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.outvars]  # pyright: ignore[reportAttributeAccessIssue]
-        layout = ArgumentSlots(len(structs), (), tuple(v.path for v in inputs), (), ())
-        in_tree = jax.tree.structure((structs, {}))
-        shardings = tuple(v.sharding for v in inputs)
-        types = tuple((s.shape, s.dtype, False) for s in structs)
-        part = replace(
-            request,
-            settings=replace(request.settings, lowering=plan.lowering),
-            layout=layout,
-            slots=tuple(map(Leaves.of, structs)),
-            in_tree=in_tree,
-            leaves=tuple(Leaf(v.path, v.shape, v.dtype) for v in inputs),
-            structs=structs,
-            shardings=shardings,
-            findings=(),
-            key=(layout, in_tree, types, shardings, (), *request.key[5:]),
-        )
         imported = Imported(planned.imported.program, replace(flat.scope, jaxpr=closed.jaxpr), [])
-        call = TracedCall(part, closed, Leaves.of(results), (None,) * len(results), (None,) * len(results))
-        by_planner = planned.region is not None and planned.region.by_planner
-        partitioning = None if plan.active_partitioner is None else RegionBuilder(imported, call, by_planner=by_planner)
-        part_plan = Planned(
-            replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), partitioner=partitioning), imported, call, partitioning
-        )
-        entry = compiled_call(part_plan)
-        return lambda xs: entry(_everywhere(xs, [named(v.sharding, len(v.shape), v.memory_kind) for v in inputs]))
+        results = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.outvars]  # pyright: ignore[reportAttributeAccessIssue]
+        call = TracedCall(request, closed, Leaves.of(results), (None,) * len(results), (None,) * len(results))
+        region = None if plan.active_partitioner is None else RegionBuilder(imported, call, by_planner=by_planner)
+        part = Planned(replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), partitioner=region), imported, call, region)
+        ins, outs = ([named(v.sharding, len(v.shape)) for v in values] for values in (inputs, outputs))
+        return _jitted(program_of(part, mesh)[1], ins, [None if 0 in v.shape else out for v, out in zip(outputs, outs)])
 
     return run
 
 
-def _everywhere(xs: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """Places arrays, which every process holds entirely, on the devices of all processes; on one process they stay."""
-    return [jax.device_put(x, sharding) for x, sharding in zip(xs, shardings)] if jax.process_count() > 1 else list(xs)
+def _jitted(run: Callable[..., Any], ins: Sequence[Any], outs: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function of arrays under `jax.jit`; on several processes, each of which holds them entirely, they are placed before."""
+    call = jax.jit(lambda xs: run(*xs), in_shardings=(list(ins),), out_shardings=list(outs))
+
+    def outside(xs: Sequence[Any]) -> Sequence[Any]:
+        with without_mesh():
+            several = jax.process_count() > 1
+            return call([jax.device_put(x, sharding) for x, sharding in zip(xs, ins)] if several else list(xs))
+
+    return outside
 
 
 def plain_run(mesh: JaxMesh) -> Run:
@@ -411,15 +397,7 @@ def plain_run(mesh: JaxMesh) -> Run:
         closed = flat.giving(observed)
         ins = [of(s, v) for s, v in zip(flat.in_shardings, flat.jaxpr.invars)]
         outs = [of(s, v) for s, v in zip(flat.out_shardings, flat.jaxpr.outvars)]
-        call = jax.jit(
-            lambda xs: eval_jaxpr(closed.jaxpr, closed.consts, *xs), in_shardings=(ins,), out_shardings=[*outs, *(None for _ in observed)]
-        )
-
-        def outside(xs: Sequence[Any]) -> Sequence[Any]:
-            with without_mesh():
-                return call(_everywhere(xs, ins))
-
-        return outside
+        return _jitted(functools.partial(eval_jaxpr, closed.jaxpr, closed.consts), ins, [*outs, *(None for _ in observed)])
 
     return run
 

@@ -1,8 +1,8 @@
 """The first op of a program that a sharded run computes differently from one device.
 
-Every op is judged on its own: one device gets the operands that the sharded run had, and has to give the results that the sharded run
-gave. So rounding that earlier ops amplified is not held against later ones. For that, intermediates become outputs of the sharded
-program, in portions; XLA may fuse it differently from the program without them.
+Intermediates become outputs of both programs, in portions; XLA may fuse these differently. An op whose results
+differ is judged on its own: one device gets the operands that the sharded run had, and has to give the results that the sharded run gave.
+So rounding that earlier ops amplified is not held against later ones.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def tolerances(flat: Flat) -> list[float]:
 
 
 class Search:
-    """Looks for the first op that differs."""
+    """Looks for the first op that differs; `checked` ops were compared."""
 
     def __init__(self, reference: Reference, run: Run, rtol: float | None = None) -> None:
         self.reference = reference
@@ -99,59 +99,52 @@ class Search:
         self.checked = 0
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
-    def first_wrong(self, flat: Flat, inputs: Sequence[Any]) -> FirstDifference | None:
-        """The first op that is wrong on the operands it had."""
-        return self._walk(flat, inputs, ())[0]
+    def first(self, flat: Flat, inputs: Sequence[Any]) -> tuple[FirstDifference | None, FirstDifference | None]:
+        """The first op that is wrong on the operands it had, and the first that differs, whatever its operands were."""
+        return self._walk(flat, inputs, ())[:2]
 
-    def first_apart(self, flat: Flat, inputs: Sequence[Any]) -> FirstDifference | None:
-        """The first op whose result differs from that of the unsharded run, whatever its operands were."""
+    def _walk(
+        self, flat: Flat, inputs: Sequence[Any], trail: tuple[str, ...]
+    ) -> tuple[FirstDifference | None, FirstDifference | None, list[Any]]:
+        outs, apart = list[Any](), None
         for portion in _portions(flat):
-            observed = _variables(flat, portion)
-            actual = self._values(flat, observed, inputs)[1]
-            want = self.reference.of(flat.giving(observed))(inputs)[len(flat.jaxpr.outvars) :]
-            expected = {v: fetch(x) for v, x in zip(observed, want)}
-            for i in portion:
+            outs, actual, expected = self._values(flat, _variables(flat, portion), inputs)
+            judged = [i for i in portion if not flat.jaxpr.eqns[i].effects and flat.jaxpr.eqns[i].primitive.name not in LEFT_OUT]
+            self.checked += len(judged)
+            differing = list[int]()
+            for i in judged:
                 eqn = flat.jaxpr.eqns[i]
-                for v in eqn.outvars:
-                    if v in expected:
-                        comparison = compare(str(i), expected[v], actual[v], rtol=self._rtol(eqn))
-                        if not comparison.agrees:
-                            return _described(flat, eqn, i, v, comparison, (), alone=False)
-        return None
+                pairs = ((v, compare(str(i), expected[v], actual[v], rtol=self._rtol(eqn))) for v in eqn.outvars if v in actual)
+                if (bad := next(((v, c) for v, c in pairs if not c.agrees), None)) is not None:
+                    differing.append(i)
+                    apart = apart or _described(flat, eqn, i, *bad, trail, alone=False)
+            values = {**actual, **dict(zip(flat.jaxpr.invars, inputs)), **dict(zip(flat.jaxpr.constvars, map(fetch, flat.closed.consts)))}
+            wrong = self._wrong(flat, differing, values, trail)
+            if wrong is not None:
+                return wrong, apart, outs
+        return None, apart, outs
 
-    def _walk(self, flat: Flat, inputs: Sequence[Any], trail: tuple[str, ...]) -> tuple[FirstDifference | None, list[Any]]:
-        outs: list[Any] = []
-        for portion in _portions(flat):
-            outs, values = self._values(flat, _variables(flat, portion), inputs)
-            values.update(zip(flat.jaxpr.invars, inputs))
-            values.update(zip(flat.jaxpr.constvars, map(fetch, flat.closed.consts)))
-            difference = self._wrong(flat, portion, values, trail)
-            if difference is not None:
-                return difference, outs
-        return None, outs
-
-    def _values(self, flat: Flat, observed: Sequence[Var], inputs: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
+    def _values(self, flat: Flat, observed: Sequence[Var], inputs: Sequence[Any]) -> tuple[list[Any], dict[Any, Any], dict[Any, Any]]:
+        """The outputs of the sharded run, and what both runs give for variables."""
         key = (id(flat.scope), tuple(observed))
         if key not in self._compiled:
-            self._compiled[key] = flat, self.run(flat, observed)
-        results = [fetched_or_error(x) for x in self._compiled[key][1](inputs)]
-        count = len(flat.jaxpr.outvars)
-        return results[:count], dict(zip(observed, results[count:]))
+            self._compiled[key] = flat, self.run(flat, observed), self.reference.of(flat.giving(observed))
+        _, run, unsharded = self._compiled[key]
+        results, count = [fetched_or_error(x) for x in run(inputs)], len(flat.jaxpr.outvars)
+        expected = map(fetch, unsharded(inputs)[count:])
+        return results[:count], dict(zip(observed, results[count:])), dict(zip(observed, expected))
 
-    def _wrong(self, flat: Flat, portion: Sequence[int], values: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
-        judged = [i for i in portion if not flat.jaxpr.eqns[i].effects and flat.jaxpr.eqns[i].primitive.name not in LEFT_OUT]
-        alone = [single(flat.jaxpr.eqns[i], flat.jaxpr) for i in judged]
-        operands = [[values[v] for v in names] for _, names in alone]
-        whole = [k for k, xs in enumerate(operands) if not any(isinstance(x, Exception) for x in xs)]
-        call = self.reference.remembered((flat.scope, tuple(judged[k] for k in whole)), lambda: [(alone[k][0], ()) for k in whole])
-        results = call([operands[k] for k in whole])
-        for k, expected in zip(whole, results):
-            i, eqn = judged[k], flat.jaxpr.eqns[judged[k]]
-            self.checked += 1
-            bad = self._differing(eqn, alone[k][0], operands[k], [fetch(x) for x in expected], values)
+    def _wrong(self, flat: Flat, indices: Sequence[int], values: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
+        """The first of some ops that gives something else on the operands it had."""
+        alone = {i: single(flat.jaxpr.eqns[i], flat.jaxpr) for i in indices}
+        operands = {i: [values[v] for v in names] for i, (_, names) in alone.items()}
+        whole = [i for i in indices if not any(isinstance(x, Exception) for x in operands[i])]
+        results = self.reference.jitted([(alone[i][0], ()) for i in whole])([operands[i] for i in whole]) if whole else ()
+        for i, expected in zip(whole, results):
+            eqn = flat.jaxpr.eqns[i]
+            bad = self._differing(eqn, alone[i][0], operands[i], [fetch(x) for x in expected], values)
             if bad is not None:
-                inner = self._inside(flat, i, values, trail)
-                return inner or _described(flat, eqn, i, *bad, trail)
+                return self._inside(flat, i, values, trail) or _described(flat, eqn, i, *bad, trail)
         return None
 
     def _differing(
@@ -173,7 +166,7 @@ class Search:
 
     def _allowances(self, eqn: JaxprEqn, alone: Any, operands: list[Any], expected: list[Any], rtol: float) -> list[Any]:
         """The change by rounding that each result is allowed; for sums of products, relative to the sum of the terms' sizes."""
-        call = self.reference.remembered((alone, ()), lambda: [(alone, ())])
+        call = self.reference.jitted([(alone, ())])
         if eqn.primitive.name in SUMS:
             sizes = [x if _is_exact(x) else np.abs(x) for x in operands]
             return [rtol * np.abs(plain(fetch(y))) for y in call([sizes])[0]]
@@ -199,7 +192,7 @@ class Search:
             if body is None:
                 planned = _planned(scope, closed.jaxpr.invars), _planned(scope, closed.jaxpr.outvars)
                 body = flatten(closed, scope, *planned, flat.locations[index])
-            wrong, outs = self._walk(body, inputs, (*trail, f"{label} of {eqn.primitive.name} at {flat.locations[index]}"))
+            wrong, _, outs = self._walk(body, inputs, (*trail, f"{label} of {eqn.primitive.name} at {flat.locations[index]}"))
             if wrong is not None or any(isinstance(x, Exception) for x in outs) or not outs:
                 return wrong
             try:

@@ -47,14 +47,6 @@ class Reference:
         self.device = own[0] if own else jax.local_devices()[0]
         self.mesh = mesh
         self.replicated = NamedSharding(mesh, PartitionSpec())
-        self._programs: dict[tuple[int, tuple[int, ...]], tuple[Any, Program]] = {}
-
-    def remembered(self, key: tuple[Any, tuple[int, ...]], jaxprs: Callable[[], Sequence[tuple[Jaxpr, Sequence[Any]]]]) -> Program:
-        """As `jitted`, once per key: an object and numbers."""
-        cached = self._programs.get((id(key[0]), key[1]))
-        if cached is None:
-            cached = self._programs[id(key[0]), key[1]] = key[0], self.jitted(jaxprs())
-        return cached[1]
 
     def jitted(self, jaxprs: Sequence[tuple[Jaxpr, Sequence[Any]]]) -> Program:
         """Compiles several jaxprs, each with its constants, as one program."""
