@@ -448,7 +448,9 @@ class _Builder:
         if not self.prices:
             return
         domain, own = joint.candidates.domains[0], joint.candidates.index[0]
-        seconds = np.array([[self.machine.reshard(value.type, a, b).seconds for b in targets] for a in domain])
+        seconds = np.full((len(domain), len(targets)), np.nan)
+        for a, b in set(zip(own.tolist(), read.tolist())):  # of templates few pairs are needed, each of which may be a search
+            seconds[a, b] = self.machine.reshard(value.type, domain[a], targets[b]).seconds
         reads = Reads((id(joint), tuple(targets)), domain, own, targets, read, costly(seconds))
         if reads.moves:
             self.move(op, key, draft, value, scope, reads)
