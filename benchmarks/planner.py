@@ -146,7 +146,7 @@ def main(argv: list[str]) -> None:
             seconds = time.process_time() - start
             assert search is not None
             missed |= seconds > case.aim
-            figures = f"{seconds:6.2f} s {case.aim:4g} s {str(search.space['classes']).split()[0]:>8s} {search.space['entries']:9,}"
+            figures = f"{seconds:6.2f} s {case.aim:4g} s {str(search.space['classes']).split()[0]:>8s} {int(search.space['entries']):9,}"
             step = f"{search.objective_seconds * 1e3:7,.1f} ms {search.gap:7.2%}"
             remarks = ", ".join(word for word in ("alike layers", "axes taken together") if word in search.space)
             print(f"  {name:28s} {math.prod(case.mesh.values()):7,} {figures} {step}  {remarks}", flush=True)

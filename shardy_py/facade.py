@@ -29,8 +29,7 @@ from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.memory.report import MemoryAnalysis
 from shardy_py.plan.record import PlanError, PlanRecord
 from shardy_py.plan.reshards import Reshard
-from shardy_py.plan.store.document import read_plan, write_plan
-from shardy_py.plan.store.files import load_plan, save_text
+from shardy_py.plan.store.document import load_plan, read_plan, save_text, write_plan
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 from shardy_py.view.html.card import card

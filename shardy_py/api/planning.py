@@ -39,11 +39,10 @@ from shardy_py.plan.donation import Donated, donations, handed_on, refusals
 from shardy_py.plan.feeding import Feeding, stated
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.progress import observed
-from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.record import PlanRecord, Structure, Tree
 from shardy_py.plan.search import CHOSEN, Search
 from shardy_py.plan.settings import PropagationOptions
-from shardy_py.plan.store.search import read_search, write_search
-from shardy_py.plan.store.structure import Structure
+from shardy_py.plan.store.document import SEARCH
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 from shardy_py.planner.errors import PlannerBudgetError, PlannerInfeasible
@@ -79,8 +78,9 @@ class NamedPytrees(Trees):
 
     def structure(self, plan: PlanRecord) -> Structure:
         """The trees as a stored plan keeps them."""
-        args, kwargs = (list(map(structure_of, part)) for part in self.outlines[:2])
-        inputs = ["tuple", [["tuple", args], ["dict", [argument.name for argument in self.keywords], kwargs]]]
+        args, kwargs = (tuple(map(structure_of, part)) for part in self.outlines[:2])
+        keywords = tuple(argument.name for argument in self.keywords)
+        inputs = Tree("tuple", (Tree("tuple", args), Tree("dict", kwargs, keywords)))
         names = tuple(argument.name for argument in self.positional)
         result = structure_of(self.outlines[2])
         return Structure(inputs, result, names, axis_types_of(self.view.user_mesh), devices_of(self.view.user_mesh))
@@ -454,7 +454,7 @@ def _written(searcher: Searcher, outcome: Outcome) -> str:
         "assignment": best.assignment,
         "results": best.results,
     }
-    return json.dumps({**chosen, "search": write_search(search), "timings": dict(search.timings)})
+    return json.dumps({**chosen, "search": SEARCH.write(None, search.priced()), "timings": dict(search.timings)})
 
 
 def _read(searcher: Searcher, text: str) -> Outcome:
@@ -466,4 +466,4 @@ def _read(searcher: Searcher, text: str) -> Outcome:
     searcher.prepare(Resolution(tuple(map(tuple, data["cuts"])), data["layers"], data["mixes"]))
     trial = Trial(data["name"], tuple(data["assignment"]), data["results"])
     best = searcher.candidate(trial.name, trial.assignment) if searcher.propagate is None else searcher.propagated(trial)
-    return best, replace(read_search(data["search"]), timings=data["timings"])
+    return best, replace(SEARCH.read(None, data["search"]), timings=data["timings"])

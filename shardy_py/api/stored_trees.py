@@ -20,8 +20,7 @@ from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect.format import sizes_text
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.leaves import Outline
-from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.store.structure import Structure, children_of, leaves_of
+from shardy_py.plan.record import PlanRecord, Structure, Tree
 from shardy_py.plan.values import PlannedValue
 
 _KEYS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
@@ -125,30 +124,28 @@ def _like(structs: Sequence[Any], like: Any, what: str, plan: PlanRecord) -> Any
     return jax.tree.unflatten(structure, structs)
 
 
-_NODES = {dict: "dict", list: "list", tuple: "tuple"}
-
-
-def structure_of(outline: Outline) -> Any:
-    """Converts a tree to the form of `plan.store.structure`.
+def structure_of(outline: Outline) -> Tree:
+    """The structure of a pytree as a plan is stored with it.
 
     Example:
         >>> from shardy_py.frontends.leaves import Leaves
-        >>> structure_of(Leaves.of({"w": 1, "b": (2, None)}).outline)
-        ['dict', ['b', 'w'], [['tuple', [['leaf'], ['none']]], ['leaf']]]
+        >>> tree = structure_of(Leaves.of({"w": 1, "b": (2, None)}).outline)
+        >>> tree.kind, tree.keys, [child.kind for child in tree.children[0].children]
+        ('dict', ('b', 'w'), ['leaf', 'none'])
     """
     tree = outline.tree
     if tree.num_nodes == tree.num_leaves == 1:
-        return ["leaf"]
+        return Tree("leaf")
     if tree == jax.tree.structure(None) or tree.node_data()[0] is Static:
-        return ["none"]
+        return Tree("none")
     parts = outline.children()
-    children = [structure_of(part) for _, part in parts]
+    children = tuple(structure_of(part) for _, part in parts)
     kind = tree.node_data()[0]
     if kind in (list, tuple):
-        return [_NODES[kind], children]
-    keys = tree.node_data()[1] if kind is dict else _keys(outline)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    return ["dict", list(map(_plain, keys)), children] if kind is dict else ["node", name, keys, children]
+        return Tree("list" if kind is list else "tuple", children)
+    if kind is dict:
+        return Tree("dict", children, tuple(map(_plain, tree.node_data()[1])))
+    return Tree("node", children, tuple(_keys(outline)), f"{kind.__module__}.{kind.__qualname__}")
 
 
 def rebuilt(outline: Outline, leaves: Sequence[Any]) -> Any:
@@ -194,16 +191,16 @@ def _plain(key: Any) -> Any:
     return key if type(key) in (str, int) else str(key)
 
 
-def tree_of(structure: Any, leaves: Iterator[Any]) -> Any:
+def tree_of(structure: Tree, leaves: Iterator[Any]) -> Any:
     """A tree of dicts, lists and tuples; a node of another class is a dict from the names of its children."""
-    if structure[0] == "leaf":
+    if structure.kind == "leaf":
         return next(leaves)
-    children = [tree_of(child, leaves) for child in children_of(structure)]
-    if structure[0] == "none":
+    children = [tree_of(child, leaves) for child in structure.children]
+    if structure.kind == "none":
         return None
-    if structure[0] in ("list", "tuple"):
-        return children if structure[0] == "list" else tuple(children)
-    return dict(zip(structure[-2], children))
+    if structure.kind in ("list", "tuple"):
+        return children if structure.kind == "list" else tuple(children)
+    return dict(zip(structure.keys, children))
 
 
 def abstract_mesh(plan: PlanRecord, structure: Structure) -> AbstractMesh:
@@ -255,10 +252,10 @@ class Trees:
 def stored_trees(plan: PlanRecord, structure: Structure) -> Trees:
     """The trees of a stored plan, whose mesh is an `AbstractMesh` of the axes of the plan."""
 
-    def described(name: str, tree: Any) -> Argument:
-        return Argument(name, leaves_of(tree), lambda leaves: tree_of(tree, iter(leaves)))
+    def described(name: str, tree: Tree) -> Argument:
+        return Argument(name, tree.leaves, lambda leaves: tree_of(tree, iter(leaves)))
 
-    args, kwargs = children_of(structure.inputs)
-    positional = tuple(described(name, tree) for name, tree in zip(structure.names, children_of(args)))
-    keywords = tuple(described(str(name), tree) for name, tree in zip(kwargs[1], children_of(kwargs)))
+    args, kwargs = structure.inputs.children
+    positional = tuple(described(name, tree) for name, tree in zip(structure.names, args.children))
+    keywords = tuple(described(str(name), tree) for name, tree in zip(kwargs.keys, kwargs.children))
     return Trees(positional, keywords, lambda leaves: tree_of(structure.outputs, iter(leaves)), lambda: abstract_mesh(plan, structure))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.ir.pieces import local_bytes
-from shardy_py.plan.store.search import SEARCH, write_search
+from shardy_py.plan.search import Search
 from shardy_py.plan.values import PlannedValue, typed
 
 if TYPE_CHECKING:
@@ -53,5 +53,17 @@ def plan_report(plan: Plan) -> dict[str, Any]:
             {"path": d.path, "aliased": d.aliased, "reason": d.reason, "bytes_per_device": d.bytes_per_device} for d in plan.donation
         ],
         "findings": list(map(asdict, plan.findings)),
-        **({} if plan.search is None else {SEARCH: write_search(plan.search)}),
+        **({} if plan.search is None else {"search": _search(plan.search)}),
+    }
+
+
+def _search(search: Search) -> dict[str, Any]:
+    """A planner's search: its figures, and the alternatives with their prices."""
+    numbers = ("hardware", "objective_seconds", "lower_bound_seconds", "peak_bytes", "budget_bytes", "margin_bytes", "status")
+    names = (*numbers, "shards_values", "annotations", "space")
+    alternative, price = ("name", "objective_seconds", "peak_bytes", "inputs"), ("path", "spec", "seconds")
+    return {
+        **{name: getattr(search, name) for name in names},
+        "constraint_prices": [{name: getattr(each, name) for name in price} for each in search.constraint_prices],
+        "alternatives": [{name: getattr(each, name) for name in alternative} for each in search.alternatives],
     }

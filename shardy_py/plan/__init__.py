@@ -10,6 +10,6 @@ from shardy_py.plan.findings import Finding as Finding
 from shardy_py.plan.movements import Movement as Movement
 from shardy_py.plan.record import PlanError as PlanError
 from shardy_py.plan.reshards import Reshard as Reshard
-from shardy_py.plan.store.checks import StoreError as StoreError
+from shardy_py.plan.store.codec import StoreError as StoreError
 from shardy_py.plan.timings import Timings as Timings
 from shardy_py.plan.values import PlannedValue as PlannedValue

@@ -9,12 +9,11 @@ import linecache
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from shardy_py.errors import UserError
 from shardy_py.plan.checks.specs import spec_text
-from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.store.structure import children_of, leaves_of
+from shardy_py.plan.record import PlanRecord, Tree
 from shardy_py.plan.values import PlannedValue
 
 Style = Literal["constraints", "explicit", "logical"]
@@ -194,45 +193,47 @@ class Trees:
             raise UserError("a plan of MLIR text", where="Plan.as_code", why="it has no source in Python", fix="plan the function itself")
         self.plan = plan
         self.structure = plan.pytrees.structure(plan)
-        self.known: dict[tuple[str, ...], str] = {}
+        self.known: dict[tuple[Tree | str, ...], str] = {}
         self.tables: list[str] = []
 
     def inputs(self) -> str:
         """A tuple of the specs of positional arguments."""
-        args, kwargs = children_of(self.structure.inputs)
-        if leaves_of(kwargs):
-            names = ", ".join(map(str, kwargs[1]))
+        args, kwargs = self.structure.inputs.children
+        if kwargs.leaves:
+            names = ", ".join(map(str, kwargs.keys))
             why = "in_shardings= of jax.jit are of positional arguments"
             raise UserError(f"keyword arguments {names}", where="Plan.as_code", why=why, fix="plan with positional arguments")
         values, items = iter(self.plan.inputs), list[str]()
-        for number, (name, node) in enumerate(zip(self.structure.names, children_of(args), strict=True)):
-            own = [next(values) for _ in range(leaves_of(node))]
+        for number, (name, node) in enumerate(zip(self.structure.names, args.children, strict=True)):
+            own = [next(values) for _ in range(node.leaves)]
             items.append(self._tree(node, own, name, 4) or "None")
-            self.known[(str(node), *map(spec_code, own))] = f"in_shardings[{number}]"
+            self.known[(node, *map(spec_code, own))] = f"in_shardings[{number}]"
         return _sequence("(", items, ",)" if len(items) == 1 else ")", 0)
 
     def outputs(self) -> str:
         """The specs of the result."""
         return self._tree(self.structure.outputs, self.plan.outputs, "result", 0) or "None"
 
-    def _tree(self, node: Any, values: Sequence[PlannedValue], path: str, indent: int) -> str | None:
+    def _tree(self, node: Tree, values: Sequence[PlannedValue], path: str, indent: int) -> str | None:
         """A tree of specs as code; one spec for a part all of whose leaves have it, None of a part without leaves."""
         specs = list(map(spec_code, values))
         if len(set(specs)) <= 1:
             return specs[0] if specs else None
-        if (known := self.known.get((str(node), *specs))) is not None:
+        if (known := self.known.get((node, *specs))) is not None:
             return known
-        if node[0] == "node":
+        if node.kind == "node":
             return self._table(values, specs, path)
-        keys = node[1] if node[0] == "dict" else range(len(children_of(node)))
+        keys = node.keys or range(len(node.children))
         rest = iter(values)
-        children = [(child, [next(rest) for _ in range(leaves_of(child))]) for child in children_of(node)]
-        if node[0] == "list" and len({(str(child), *map(spec_code, own)) for child, own in children}) == 1:
+        children = [(child, [next(rest) for _ in range(child.leaves)]) for child in node.children]
+        if node.kind == "list" and len({(child, *map(spec_code, own)) for child, own in children}) == 1:
             return f"[{self._tree(*children[0], f'{path}[0]', indent)}] * {len(children)}"
         items = [self._tree(child, own, f"{path}[{key!r}]", indent + 4) or "None" for key, (child, own) in zip(keys, children, strict=True)]
-        if node[0] == "dict":
+        if node.kind == "dict":
             return _sequence("{", [f"{key!r}: {item}" for key, item in zip(keys, items, strict=True)], "}", indent)
-        return _sequence("[", items, "]", indent) if node[0] == "list" else _sequence("(", items, ",)" if len(items) == 1 else ")", indent)
+        return (
+            _sequence("[", items, "]", indent) if node.kind == "list" else _sequence("(", items, ",)" if len(items) == 1 else ")", indent)
+        )
 
     def _table(self, values: Sequence[PlannedValue], specs: Sequence[str], path: str) -> str:
         name = f"SPECS_{len(self.tables)}" if self.tables else "SPECS"

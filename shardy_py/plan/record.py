@@ -19,7 +19,6 @@ from shardy_py.plan.findings import Finding
 from shardy_py.plan.reshards import Reshard, find_reshards
 from shardy_py.plan.search import Search
 from shardy_py.plan.settings import PropagationOptions
-from shardy_py.plan.store.structure import Structure
 from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 from shardy_py.plan.values import intermediates as planned_intermediates
@@ -38,6 +37,42 @@ class PlanError(ShardyError):
         ...     print("unused-axis" in str(error))
         True
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The structure of a pytree, as a plan is stored with it.
+
+    Attributes:
+        kind: `node` is anything else that is a pytree, which becomes a dict when it is read: no class is looked up by its name.
+        keys: Of a dict or a node, one for each child.
+        cls: The name of the class of a node, for people to read.
+    """
+
+    kind: Literal["leaf", "none", "list", "tuple", "dict", "node"]
+    children: tuple[Tree, ...] = ()
+    keys: tuple[str | int, ...] = ()
+    cls: str = ""
+
+    def __post_init__(self) -> None:
+        if len(set(self.keys)) != len(self.keys) or (self.kind in ("dict", "node") and len(self.keys) != len(self.children)):
+            raise ShardyError(f"a {self.kind} of a tree does not have one key for each child")
+
+    @property
+    def leaves(self) -> int:
+        """The number of leaves."""
+        return 1 if self.kind == "leaf" else sum(child.leaves for child in self.children)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The pytree structures of a plan: `inputs` of `(args, kwargs)`; `devices` is empty for 0, 1, 2, ... or a mesh without any."""
+
+    inputs: Tree
+    outputs: Tree
+    names: tuple[str, ...]
+    axis_types: tuple[str, ...]
+    devices: tuple[int, ...] = ()
 
 
 class Pytrees(Protocol):

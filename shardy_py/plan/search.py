@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args
 
 from shardy_py.dialect import TensorSharding
@@ -213,7 +213,7 @@ class Search:
     budget_bytes: int | None
     status: Status
     stored_alternatives: tuple[Alternative, ...] = ()
-    space: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    space: Mapping[str, str] = field(default_factory=dict[str, str])
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     pricer: Pricer | None = field(default=None, repr=False)
     stored_constraints: tuple[Constraint, ...] = ()
@@ -246,6 +246,15 @@ class Search:
         They are priced when they are first read.
         """
         return self.stored_alternatives if self.pricer is None else self.pricer.alternatives()
+
+    def priced(self) -> Search:
+        """The search with its alternatives priced, and without what could answer questions."""
+        alternatives = tuple(replace(each, stored_peak_bytes=each.peak_bytes, planned=None) for each in self.alternatives)
+        return replace(self, pricer=None, stored_alternatives=alternatives)
+
+    def stored(self) -> Search:
+        """The search as a file keeps it: its constraints, certificate and alternatives are computed."""
+        return replace(self.priced(), stored_constraints=self.constraints, stored_certificate=self.certificate)
 
     @property
     def gap(self) -> float:

@@ -26,7 +26,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.plan.costing import analyse
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import Search
-from shardy_py.plan.store.files import load_plan
+from shardy_py.plan.store.document import load_plan
 from shardy_py.planner.elimination import reduced
 from shardy_py.planner.evaluation import EntryIndex
 from shardy_py.planner.problem import Limit, Problem, Table, cost_of_entries, entries, weight, with_entries

@@ -49,7 +49,7 @@ def search_of(searcher: Searcher, best: Candidate, bound: float) -> Search:
     )
 
 
-def _space(searcher: Searcher, best: Candidate) -> dict[str, object]:
+def _space(searcher: Searcher, best: Candidate) -> dict[str, str]:
     """The size of the space, and notes on what is not in it, in no price, or in no proof."""
     model, free = searcher.model, len(searcher.model.variables)
     notes = {
@@ -70,8 +70,8 @@ def _space(searcher: Searcher, best: Candidate) -> dict[str, object]:
     }
     return {
         "classes": f"{free} of {len(searcher.space.strategies)} classes of dimensions have a choice",
-        "entries": searcher.entries,
-        "moves": len(model.problem.moves),
+        "entries": str(searcher.entries),
+        "moves": str(len(model.problem.moves)),
         **{name: text for name, text in notes.items() if text},
     }
 

@@ -14,7 +14,7 @@ from shardy_py.files import write_file
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.reshards import Reshard
-from shardy_py.plan.store.checks import StoreError
+from shardy_py.plan.store.codec import StoreError
 from shardy_py.plan.values import typed
 
 FORMAT = "shardy_py.pinned"

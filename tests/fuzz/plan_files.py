@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import shardy_py as sp
 from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
+from shardy_py.plan.store.document import sealed
 from tests.fuzz.modules import Mesh, random_sharding
 from tests.fuzz.texts import FUNCTIONS
 from tests.plan.store import programs
@@ -52,8 +53,8 @@ def base(number: int) -> tuple[Plan, str]:
 
 def _section(draw: random.Random, document: Document) -> Document:
     """The tables of the plan, or of the program of one device."""
-    partitioned = document["partitioned"]
-    return partitioned["local_program"] if partitioned and draw.random() < 0.25 else document
+    partition = document.get("partitioner")
+    return partition["program"] if partition and draw.random() < 0.25 else document["program"]
 
 
 def _entry(draw: random.Random, table: list[Any]) -> int | None:
@@ -82,10 +83,12 @@ def change_kind(draw: random.Random, document: Document) -> None:
     """A kind of op gets the name, attributes, rule or result types of another."""
     kinds = _section(draw, document)["kinds"]
     one, other = draw.choice(kinds), draw.choice(kinds)
-    field = draw.choice([0, 0, 1, 2, 3, 4, 5, 5])
-    one[field] = copy.deepcopy(other[field])
-    if field == 5 and draw.random() < 0.4:
-        one[5] = one[5][:-1] if one[5] and draw.random() < 0.5 else [*one[5], 0]
+    field = draw.choice(["name", "name", "primitive", "attributes", "rule", "rule_decided", "types", "types"])
+    one[field] = copy.deepcopy(other.get(field))
+    if one[field] is None:
+        del one[field]
+    if field == "types" and draw.random() < 0.4:
+        one[field] = one[field][:-1] if one[field] and draw.random() < 0.5 else [*one[field], 0]
 
 
 def _places(data: Any) -> list[tuple[Any, Any]]:
@@ -123,7 +126,7 @@ def _is_op(row: Any) -> bool:
 
 def change_row(draw: random.Random, document: Document) -> None:
     """An op gets other operands, another kind or other shardings, or goes, or comes twice."""
-    rows = _section(draw, document)["program"]
+    rows = _section(draw, document)["rows"]
     number = draw.randrange(len(rows))
     row = rows[number]
     change = draw.randrange(6)
@@ -193,7 +196,7 @@ def change_mesh(draw: random.Random, document: Document) -> None:
     if where != 1:
         document["mesh"] = text
     if where != 0:
-        for row in document["meshes"]:
+        for row in document["program"]["meshes"]:
             row[1] = text
 
 
@@ -233,7 +236,7 @@ def damaged_plan(draw: random.Random) -> tuple[int, str]:
     for _ in range(draw.choice([1, 1, 2, 3])):
         with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):  # of a part that an earlier change has broken
             draw.choice(CHANGES)(draw, document)
-    return number, json.dumps(document)
+    return number, json.dumps(sealed(document))
 
 
 def _explain(plan: Plan, _: Plan) -> None:

@@ -26,29 +26,21 @@ from shardy_py.dialect import (
 )
 from shardy_py.ir import TOKEN, OpaqueType, TensorType, Type
 from shardy_py.ir.attribute_text import ELIDED, AttributeText, constant_text
-from shardy_py.plan.store.checks import LIMIT, StoreError, described, integer, items, text
+from shardy_py.plan.store.codec import LIMIT, StoreError, described, integer, items, members, text
 
 DIALECT: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
-        AllToAllParamList,
-        AxisRef,
-        AxisRefList,
-        ListOfAxisRefLists,
-        ManualAxes,
-        Mesh,
-        OpShardingRule,
-        TensorSharding,
-        TensorShardingPerValue,
+        *(AllToAllParamList, AxisRef, AxisRefList, ListOfAxisRefLists, ManualAxes),
+        *(Mesh, OpShardingRule, TensorSharding, TensorShardingPerValue),
     )
 }
 """Values of the dialect, kept as their SDY text."""
 
-ENUMS: dict[str, type[Enum]] = {cls.__name__: cls for cls in (PropagationDirection,)}
-"""Enumerations, kept as the name of a member."""
-
 DEEPEST = 32
 """Limit of lists in lists."""
+
+_DIRECTIONS = PropagationDirection.__members__
 
 
 class Elided(AttributeText):
@@ -75,85 +67,81 @@ def read_type(data: Any) -> Type:
     if type(data) is str:
         return TOKEN if data == TOKEN.text else OpaqueType(data)
     dtype, shape = items(data, 2)
-    type_ = TensorType(tuple(integer(n) for n in items(shape)), text(dtype))
+    type_ = TensorType(tuple(map(integer, items(shape))), text(dtype))
     if type_.size >= LIMIT:
         raise StoreError(f"a type of {described(type_.size)} elements", why="no array has as many")
     return type_
 
 
-def write_constant(value: Any, type_: Type, number: Callable[[Any], int]) -> Any:
-    """The value of a constant: a number, the MLIR text of a small array, or a mark with the number of a large one, which is left out."""
-    if isinstance(value, np.ndarray | np.generic) and value.ndim == 0:
-        return write(value.item() if value.dtype.kind in "biuc" else float(value))
-    if isinstance(value, str) or _is_plain(value):
-        return write(value)
-    if getattr(value, "shape", None) == () and not isinstance(value, np.ndarray | np.generic):
+def stored_constant(value: Any, type_: Type, number: Callable[[Any], int]) -> Any:
+    """The value of a constant as a file has it: a number, the MLIR text of a small array, or the number of a large one, left out."""
+    if getattr(value, "shape", None) == ():
         try:
-            return write(value.item())
+            return value.item() if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind in "biuc" else float(value)
         except (TypeError, ValueError, RuntimeError, AttributeError):  # an array of JAX whose value is not to be had
-            return {"elided": number(value)}
+            return Elided(number(value))
+    if value is None or isinstance(value, bool | int | float | complex | str):
+        return value
     written = constant_text(value, type_)
-    return {"elided": number(value)} if written == ELIDED else {"mlir": written}
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | complex)
+    return Elided(number(value)) if written == ELIDED else AttributeText(written)
 
 
 def write(value: Any) -> Any:
     """Writes an attribute as JSON data; a value that is neither Python's nor the dialect's as the name of its class, which it prints as."""
-    if value is None or isinstance(value, bool):
+    if value is None or type(value) in (bool, str):
         return value
     if isinstance(value, Enum):
-        return {"enum": [type(value).__name__, value.name]} if type(value).__name__ in ENUMS else {"mlir": value.name}
-    if isinstance(value, Elided):
-        return {"elided": value.number}
-    if isinstance(value, str):
-        return value if type(value) is str else {"mlir": str(value)}
-    if isinstance(value, np.bool_):
-        return bool(value)
-    if isinstance(value, int | np.integer):
+        return {"direction" if isinstance(value, PropagationDirection) else "mlir": value.name}
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return int(value) if abs(int(value)) < LIMIT else {"int": str(int(value))}
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": str(float(value))}
-    if isinstance(value, complex):
-        return {"complex": [write(value.real), write(value.imag)]}
-    if isinstance(value, Mapping):
-        return {"dict": [[str(key), write(item)] for key, item in value.items()]}
     if isinstance(value, tuple):
         return [write(item) for item in value]
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, complex):
+        return {"complex": [write(value.real), write(value.imag)]}
+    if isinstance(value, Elided):
+        return {"elided": value.number}
     if isinstance(value, list):
         return {"list": [write(item) for item in value]}
+    if isinstance(value, Mapping):
+        return {"dict": {str(key): write(item) for key, item in value.items()}}
     if isinstance(value, TensorType | OpaqueType):
         return {"type": write_type(value)}
     name = type(value).__name__
-    return {"sdy": [name, str(value)]} if type(value) is DIALECT.get(name) else {"mlir": f"<{name}>"}
+    if type(value) is DIALECT.get(name):
+        return {"sdy": [name, str(value)]}
+    return {"mlir": str(value) if isinstance(value, str) else f"<{name}>"}
 
 
 def read(data: Any, depth: int = 0) -> Any:
     """The inverse of `write`, at a depth of nested lists; raises StoreError for any other data."""
     if depth > DEEPEST:
         raise StoreError(f"an attribute of more than {DEEPEST} lists in lists")
-    kind = type(data)
-    if data is None or kind is bool or kind is str or kind is float:
+    if data is None or type(data) in (bool, str, float):
         return data
-    if kind is int:
+    if type(data) is int:
         return integer(data, -LIMIT)
-    if kind is list:
+    if type(data) is list:
         return tuple(read(item, depth + 1) for item in data)
-    if kind is dict and len(data) == 1:
+    if type(data) is dict and len(data) == 1:
         ((tag, content),) = data.items()
-        reader = _TAGGED.get(tag)
-        if reader is not None:
-            return reader(content, depth + 1)
+        if tag in _TAGGED:
+            return _TAGGED[tag](content, depth + 1)
     raise StoreError(f"expected an attribute, got {described(data)}", fix=f"an object has one member: {', '.join(_TAGGED)}")
 
 
-def _enum(data: Any, depth: int) -> Enum:
-    name, member = map(text, items(data, 2))
-    if name not in ENUMS or member not in ENUMS[name].__members__:
-        raise StoreError(f"there is no {described(member)} of {described(name)}")
-    return ENUMS[name][member]
+def read_attributes(data: Any, depth: int = 0) -> dict[str, Any]:
+    """Attributes by name; raises StoreError for data that are none."""
+    return {name: read(value, depth) for name, value in members(data, optional=None).items()}
+
+
+def _direction(data: Any, depth: int) -> PropagationDirection:
+    if text(data) not in _DIRECTIONS:
+        raise StoreError(f"there is no direction {described(data)}", fix=f"one of {', '.join(_DIRECTIONS)}")
+    return _DIRECTIONS[data]
 
 
 def _sdy(data: Any, depth: int) -> Any:
@@ -183,21 +171,11 @@ def _complex(data: Any, depth: int) -> complex:
     return complex(*parts)
 
 
-def _dict(data: Any, depth: int) -> dict[str, Any]:
-    attributes: dict[str, Any] = {}
-    for pair in items(data):
-        key, value = items(pair, 2)
-        if text(key) in attributes:
-            raise StoreError(f"the name {described(key)} stands twice in an attribute")
-        attributes[key] = read(value, depth)
-    return attributes
-
-
 _TAGGED: dict[str, Callable[[Any, int], Any]] = {
     "complex": _complex,
-    "dict": _dict,
+    "dict": read_attributes,
+    "direction": _direction,
     "elided": lambda data, depth: Elided(integer(data)),
-    "enum": _enum,
     "float": _float,
     "int": _int,
     "list": lambda data, depth: [read(item, depth) for item in items(data)],
@@ -205,18 +183,3 @@ _TAGGED: dict[str, Callable[[Any, int], Any]] = {
     "sdy": _sdy,
     "type": lambda data, depth: read_type(data),
 }
-
-
-def write_members(attributes: Mapping[str, Any], constant: Type | None, number: Callable[[Any], int]) -> dict[str, Any]:
-    """The attributes of an op, by name."""
-    return {
-        name: write_constant(value, constant, number) if constant is not None and name == "value" else write(value)
-        for name, value in attributes.items()
-    }
-
-
-def read_members(data: Any) -> dict[str, Any]:
-    """The inverse of `write_members`; raises StoreError for any other data."""
-    if type(data) is not dict:
-        raise StoreError(f"expected an object, got {described(data)}")
-    return {name: read(value) for name, value in data.items()}

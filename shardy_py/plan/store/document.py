@@ -6,46 +6,45 @@ that wrote it: no clock, no timings, no addresses.
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
+import os
+import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeVar, get_args
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from shardy_py.dialect import Mesh
 from shardy_py.errors import ShardyError
+from shardy_py.files import write_file
 from shardy_py.ir import Program
 from shardy_py.passes.collection import no_collection
-from shardy_py.passes.propagation.step import Strategy
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.donation import Donated
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.feeding import Feeding
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.record import PlanRecord, RegionPartitioner
-from shardy_py.plan.search import Constraint
+from shardy_py.plan.record import PlanRecord, Structure
+from shardy_py.plan.search import Alternative, Search
 from shardy_py.plan.settings import PropagationOptions
-from shardy_py.plan.store import entries
-from shardy_py.plan.store.checks import StoreError, at, boolean, described, integer, items, members, text
-from shardy_py.plan.store.log import read_log, write_log
-from shardy_py.plan.store.search import CERTIFICATE, CONSTRAINTS, SEARCH, read_search, write_search
-from shardy_py.plan.store.section import MEMBERS as SECTION
-from shardy_py.plan.store.section import read_section, write_section
-from shardy_py.plan.store.structure import MEMBERS as TREES
-from shardy_py.plan.store.structure import Structure, checked_arguments, checked_tree
-from shardy_py.plan.store.tables import Reader, Writer, read_mesh
+from shardy_py.plan.store.codec import UNSTORED, StoreError, at, codec_of, described, members
+from shardy_py.plan.store.program import FAILURES, Tables, read_log, read_program, write_log, write_program
 from shardy_py.plan.values import PlannedValue
 
 P = TypeVar("P", bound=PlanRecord)
 
 FORMAT = "shardy_py.plan"
-VERSION = 5
+VERSION = 6
 """Raised by each change that makes older readers fail; `read_plan` reads this version only."""
 
-_MEMBERS = (
-    *("format", "version", "name", "mesh", "platform", *SECTION, "log"),
-    *("inputs", "outputs", "noted", "donation", "dropped", "fed", "partitioned", "trees", "propagation"),
-)
-_PARTITIONED = ("collectives", "findings", "local_program")
+MOST_BYTES = 1 << 30
+"""A text of more bytes is not read: a small file can be made to unpack without end."""
+
+_GZIP = b"\x1f\x8b"
+_HEAD = ("format", "version", "digest")
+
+UNSTORED.update({Search: ("timings", "pricer"), Alternative: ("planned", "peak_of", "constrained")})
 
 
 @dataclass(frozen=True)
@@ -75,220 +74,6 @@ class StoredPartition:
     def local_program(self, plan: PlanRecord) -> Program:
         """The region that runs on every device."""
         return self.program
-
-
-def write_plan(plan: PlanRecord) -> str:
-    """A plan as JSON text, equal for equal plans in every process; a plan that runs as a region is partitioned if it has not been."""
-    with no_collection():
-        return _document(plan)
-
-
-def _document(plan: PlanRecord) -> str:
-    section = write_section(plan.program)
-    tables = section.tables
-    parts: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": plan.name,
-        "mesh": str(plan.mesh),
-        "platform": plan.platform,
-        **section.parts,
-        "log": write_log(plan.log, plan.program, tables, section.numbers),
-        "inputs": entries.write_entries(PlannedValue, plan.inputs, tables),
-        "outputs": entries.write_entries(PlannedValue, plan.outputs, tables),
-        "noted": entries.write_entries(Finding, _findings(plan), tables),
-        "donation": entries.write_entries(Donated, plan.donation, tables),
-        "dropped": list(plan.dropped),
-        "fed": [list(plan.feeding.arguments), list(plan.feeding.results)],
-        "partitioned": None if plan.active_partitioner is None else _partition_data(plan, plan.active_partitioner, tables),
-        "trees": None if plan.pytrees is None else plan.pytrees.structure(plan).to_data(),
-        "propagation": asdict(plan.propagation),
-        **({} if plan.search is None else {SEARCH: write_search(plan.search)}),
-        **({} if plan.search is None else {CONSTRAINTS: entries.write_entries(Constraint, plan.search.constraints, tables)}),
-        **({} if plan.search is None else {CERTIFICATE: plan.search.certificate}),
-    }
-    return "".join(_lines({**parts, **section.data()}))
-
-
-def _findings(plan: PlanRecord) -> tuple[Finding, ...]:
-    """Findings of planning, and the reason why `lowering="auto"` left the plan to XLA's partitioner."""
-    if plan.partitioner is None or plan.active_partitioner is not None:
-        return plan.planning_findings
-    return (*plan.planning_findings, *plan.partitioner.findings(plan))
-
-
-def _partition_data(plan: PlanRecord, partitioner: RegionPartitioner, tables: Writer) -> dict[str, Any]:
-    parts = (
-        entries.write_entries(Collective, collectives_of(plan), tables),
-        entries.write_entries(Finding, partitioner.findings(plan), tables),
-        write_section(partitioner.local_program(plan)).data(),
-    )
-    return dict(zip(_PARTITIONED, parts))
-
-
-_WITH_LINES = ("log", "partitioned", "local_program")
-
-
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
-_MARK = "\0entry\0"
-
-
-def _entries(values: list[Any]) -> list[str]:
-    """The text of each entry. They are encoded as one list, as starting an encoder takes longer than encoding an op."""
-    marked = [_MARK] * (2 * len(values) - 1)
-    marked[::2] = values
-    texts = _encode(marked)[1:-1].split(f",{_encode(_MARK)},")
-    return texts if len(texts) == len(values) else list(map(_encode, values))  # a user's text may be the mark
-
-
-def _lines(data: dict[str, Any]) -> Iterator[str]:
-    """Writes an object with one member per line, its lists with one entry per line."""
-    yield "{\n"
-    for number, (name, value) in enumerate(data.items()):
-        yield f"{_encode(name)}:" if number == 0 else f",\n{_encode(name)}:"
-        if isinstance(value, list) and value:
-            yield "[\n" + ",\n".join(_entries(value)) + "\n]"
-        elif isinstance(value, dict) and (name in _WITH_LINES or "rows" in value):
-            yield from _lines(value)
-        else:
-            yield _encode(value)
-    yield "\n}" + ("\n" if "format" in data else "")
-
-
-def read_plan(document: str | bytes, kind: type[P]) -> P:
-    """The inverse of `write_plan`; nothing of the text is run. Raises StoreError if it is not a stored plan of this version."""
-    with no_collection():
-        return _plan_of(_json(document), kind)
-
-
-def _plan_of(data: Any, kind: type[P]) -> P:
-    if type(data) is not dict or data.get("format") != FORMAT:
-        raise StoreError(
-            "this is no stored plan",
-            where="member 'format'",
-            why=f"it does not say {FORMAT!r}, as that of a stored plan does",
-            fix="Plan.save writes such files",
-        )
-    if data.get("version") != VERSION or type(data["version"]) is not int:
-        raise StoreError(
-            f"the stored plan has the version {described(data.get('version'))}",
-            why=f"this shardy_py reads version {VERSION}",
-            fix="read it with the shardy_py that wrote it, or plan again",
-        )
-    try:
-        return _read(members(data, (*_MEMBERS, SEARCH, CONSTRAINTS, CERTIFICATE) if SEARCH in data else _MEMBERS), kind)
-    except StoreError:
-        raise
-    except (ShardyError, RecursionError) as error:
-        raise StoreError(f"the stored plan is damaged: {getattr(error, 'what', error)}") from error
-
-
-def _read(data: dict[str, Any], kind: type[P]) -> P:
-    with at("mesh"):
-        mesh = read_mesh(data["mesh"])
-    section = read_section(data)
-    tables, program = section.tables, section.program
-    with at("log"):
-        log = read_log(data["log"], tables, section.reader)
-
-    def listed(name: str, cls: type[Any]) -> tuple[Any, ...]:
-        with at(name):
-            return entries.read_entries(cls, data[name], tables)
-
-    inputs, outputs = listed("inputs", PlannedValue), listed("outputs", PlannedValue)
-    for name, values, side, program_values in (
-        ("inputs", inputs, "input", program.main.arguments),
-        ("outputs", outputs, "output", program.main.body.terminator.operands),
-    ):
-        with at(name):
-            _check_values(values, side, [value.type.rank for value in program_values], mesh, tables.meshes)
-    with at("partitioned"):
-        partitioner = _read_partitioned(data["partitioned"], tables)
-    with at("trees"):
-        pytrees = _read_pytrees(data["trees"], len(inputs), len(outputs), mesh)
-    donation = listed("donation", Donated)
-    for number, donated in enumerate(donation):
-        if donated.input >= len(inputs) or (donated.output is not None and donated.output >= len(outputs)):
-            raise StoreError("there is no such input or output", where=f"donation, row {number}")
-    with at("dropped"):
-        dropped = tuple(integer(number, 0, len(inputs)) for number in items(data["dropped"]))
-    with at("fed"):
-        fed = zip(items(data["fed"], 2), (inputs, outputs))
-        feeding = Feeding(*(tuple(integer(number, 0, len(values)) for number in items(numbers)) for numbers, values in fed))
-    search = None
-    if SEARCH in data:
-        search = replace(read_search(data[SEARCH]), stored_constraints=listed(CONSTRAINTS, Constraint))
-        search = replace(search, stored_certificate=text(data[CERTIFICATE]))
-    return kind(
-        name=text(data["name"]),
-        mesh=mesh,
-        inputs=inputs,
-        outputs=outputs,
-        planning_findings=listed("noted", Finding),
-        program=program,
-        log=log,
-        pytrees=pytrees,
-        donation=donation,
-        partitioner=partitioner,
-        propagation=_read_propagation(data["propagation"]),
-        platform=text(data["platform"]),
-        search=search,
-        dropped=dropped,
-        stated_feeding=feeding,
-    )
-
-
-def _read_partitioned(data: Any, tables: Reader) -> StoredPartition | None:
-    if data is None:
-        return None
-    parts = members(data, _PARTITIONED)
-    with at("collectives"):
-        collectives = entries.read_entries(Collective, parts["collectives"], tables)
-    with at("findings"):
-        findings = entries.read_entries(Finding, parts["findings"], tables)
-    with at("local_program"):
-        section = read_section(members(parts["local_program"], SECTION))
-    return StoredPartition(collectives, findings, section.program)
-
-
-def _read_propagation(data: Any) -> PropagationOptions:
-    with at("propagation"):
-        options = members(data, [field.name for field in fields(PropagationOptions)])
-        if options["strategy"] not in get_args(Strategy):
-            raise StoreError(f"unknown strategy {described(options['strategy'])}", fix=f"one of {', '.join(get_args(Strategy))}")
-        return PropagationOptions(options["strategy"], *(boolean(options[field.name]) for field in fields(PropagationOptions)[1:]))
-
-
-def _check_values(values: tuple[PlannedValue, ...], kind: str, ranks: list[int], mesh: Mesh, meshes: dict[str, Mesh]) -> None:
-    if len(values) != len(ranks):
-        raise StoreError(f"{len(values)} values where the program has {len(ranks)}")
-    for number, (value, rank) in enumerate(zip(values, ranks)):
-        with at(f"row {number}"):
-            if value.kind != kind:
-                raise StoreError(f"expected an {kind}, got {value.kind}")
-            if not value.path:
-                raise StoreError("a value without a path")
-            # A PRNG key has fewer dimensions than its physical array.
-            if value.type.rank > rank or (value.sharding is not None and value.sharding.rank != rank):
-                raise StoreError(f"the value has not the rank of that of the program, {rank}")
-            value_mesh = mesh if value.sharding is None else value.sharding.mesh_in(meshes)
-            if value_mesh is not mesh and value_mesh.axes and not value_mesh.is_maximal:
-                raise StoreError(f"the value lies on the mesh {value_mesh}, the plan is for {mesh}")
-
-
-def _read_pytrees(data: Any, inputs: int, outputs: int, mesh: Any) -> Any:
-    if data is None:
-        return None
-    parts = members(data, TREES)
-    names = tuple(map(text, items(parts["names"])))
-    trees = checked_arguments(parts["inputs"], inputs, len(names)), checked_tree(parts["outputs"], outputs)
-    kinds = tuple(map(text, items(parts["axis_types"], len(mesh.axes))))
-    devices = items(parts["devices"], mesh.size if parts["devices"] else 0)
-    ids = tuple(map(integer, devices))
-    if len(set(ids)) != len(ids):
-        raise StoreError("a device stands twice in the order of the mesh's devices")
-    return StoredPytrees(Structure(*trees, names, kinds, ids))
 
 
 @dataclass(frozen=True)
@@ -325,6 +110,192 @@ class StoredPytrees:
         return self.structures
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What a file has of a plan beside its program and log: the members of its JSON object, written and read by these annotations."""
+
+    name: str
+    mesh: Mesh
+    platform: str
+    inputs: tuple[PlannedValue, ...]
+    outputs: tuple[PlannedValue, ...]
+    planning_findings: tuple[Finding, ...]
+    donation: tuple[Donated, ...]
+    dropped: tuple[int, ...]
+    stated_feeding: Feeding
+    propagation: PropagationOptions
+    partitioner: StoredPartition | None = None
+    pytrees: Structure | None = None
+    search: Search | None = None
+
+    @classmethod
+    def of(cls, plan: PlanRecord) -> Contents:
+        """The contents of a plan; one that runs as a region is partitioned if it has not been."""
+        findings, partition = plan.planning_findings, None
+        if plan.active_partitioner is not None:
+            active = plan.active_partitioner
+            partition = StoredPartition(collectives_of(plan), active.findings(plan), active.local_program(plan))
+        elif plan.partitioner is not None:  # the reason why `lowering="auto"` left it to XLA's partitioner
+            findings = (*findings, *plan.partitioner.findings(plan))
+        return cls(
+            name=plan.name,
+            mesh=plan.mesh,
+            platform=plan.platform,
+            inputs=plan.inputs,
+            outputs=plan.outputs,
+            planning_findings=findings,
+            donation=plan.donation,
+            dropped=plan.dropped,
+            stated_feeding=plan.feeding,
+            propagation=plan.propagation,
+            partitioner=partition,
+            pytrees=None if plan.pytrees is None else plan.pytrees.structure(plan),
+            search=None if plan.search is None else plan.search.stored(),
+        )
+
+
+_CONTENTS = codec_of(Contents)
+
+SEARCH = codec_of(Search)
+"""Of a search without constraints, which need no tables."""
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+_MARK = "\0entry\0"
+
+
+def write_plan(plan: PlanRecord) -> str:
+    """A plan as JSON text, equal for equal plans in every process; a plan that runs as a region is partitioned if it has not been."""
+    with no_collection():
+        program, tables = write_program(plan.program)
+        contents: dict[str, Any] = {"log": write_log(plan.log, tables), **_CONTENTS.write(tables, Contents.of(plan)), "program": program}
+        return "".join(_lines(sealed({"format": FORMAT, "version": VERSION, "digest": "", **contents})))
+
+
+def sealed(data: dict[str, Any]) -> dict[str, Any]:
+    """A document with the digest of its contents, whatever the order of members and the white space between them."""
+    contents = {name: value for name, value in data.items() if name not in _HEAD}
+    text = json.dumps(contents, sort_keys=True, separators=(",", ":"))
+    return {**data, "digest": hashlib.sha256(text.encode("ascii")).hexdigest()}
+
+
+def _entries(values: list[Any]) -> list[str]:
+    """The text of each entry. They are encoded as one list, as starting an encoder takes longer than encoding an op."""
+    marked = [_MARK] * (2 * len(values) - 1)
+    marked[::2] = values
+    texts = _encode(marked)[1:-1].split(f",{_encode(_MARK)},")
+    return texts if len(texts) == len(values) else list(map(_encode, values))  # a user's text may be the mark
+
+
+def _lines(data: Any) -> Iterator[str]:
+    """Writes an object with one member per line, its lists with one entry per line."""
+    yield "{\n"
+    for number, (name, value) in enumerate(data.items()):
+        yield f"{_encode(name)}:" if number == 0 else f",\n{_encode(name)}:"
+        if isinstance(value, list) and value:
+            yield "[\n" + ",\n".join(_entries(value)) + "\n]"
+        elif name in ("log", "program", "partitioner") or (isinstance(value, dict) and "rows" in value):
+            yield from _lines(value)
+        else:
+            yield _encode(value)
+    yield "\n}" + ("\n" if "format" in data else "")
+
+
+def read_plan(document: str | bytes, kind: type[P]) -> P:
+    """The inverse of `write_plan`; nothing of the text is run. Raises StoreError if it is not a stored plan of this version."""
+    with no_collection():
+        return _plan_of(_json(document), kind)
+
+
+def _plan_of(data: Any, kind: type[P]) -> P:
+    if type(data) is not dict or data.get("format") != FORMAT:
+        raise StoreError(
+            "this is no stored plan",
+            where="member 'format'",
+            why=f"it does not say {FORMAT!r}, as that of a stored plan does",
+            fix="Plan.save writes such files",
+        )
+    if data.get("version") != VERSION or type(data["version"]) is not int:
+        raise StoreError(
+            f"the stored plan has the version {described(data.get('version'))}",
+            why=f"this shardy_py reads version {VERSION}",
+            fix="read it with the shardy_py that wrote it, or plan again",
+        )
+    try:
+        if data.get("digest") != sealed(data)["digest"]:
+            why, fix = "its contents have another digest than the one that was written with them", "plan again, and save that plan"
+            raise StoreError("the stored plan was changed or damaged", where="member 'digest'", why=why, fix=fix)
+        return _read({name: value for name, value in data.items() if name not in _HEAD}, kind)
+    except StoreError:
+        raise
+    except (ShardyError, RecursionError, *FAILURES) as error:
+        raise StoreError(f"the stored plan is damaged: {getattr(error, 'what', error)}") from error
+
+
+def _read(data: dict[str, Any], kind: type[P]) -> P:
+    members(data, ("program", "log"), optional=None)
+    with at("program"):
+        tables = read_program(data.pop("program"))
+    with at("log"):
+        log = read_log(data.pop("log"), tables)
+    contents: Contents = _CONTENTS.read(tables, data)
+    _check(contents, tables)
+    parts = {**vars(contents), "pytrees": None if contents.pytrees is None else StoredPytrees(contents.pytrees)}
+    return kind(program=tables.program, log=log, **parts)
+
+
+def _check(contents: Contents, tables: Tables) -> None:
+    """Raises StoreError unless numbers, ranks and meshes of a plan are those of its program."""
+    main, (inputs, outputs) = tables.program.main, (contents.inputs, contents.outputs)  # pyright: ignore[reportOptionalMemberAccess]
+    for side, values, program_values in (("input", inputs, main.arguments), ("output", outputs, main.body.terminator.operands)):
+        if len(values) != len(program_values):
+            raise StoreError(f"{len(values)} values where the program has {len(program_values)}", where=f"{side}s")
+        for number, (value, program_value) in enumerate(zip(values, program_values)):
+            with at(f"{side}s, row {number}"):
+                _check_value(value, side, program_value.type.rank, contents.mesh, tables.meshes)
+    _check_numbers("donation", [d.input for d in contents.donation], inputs)
+    _check_numbers("donation", [d.output for d in contents.donation if d.output is not None], outputs)
+    _check_numbers("dropped", contents.dropped, inputs)
+    _check_numbers("stated_feeding", contents.stated_feeding.arguments, inputs)
+    _check_numbers("stated_feeding", contents.stated_feeding.results, outputs)
+    if contents.pytrees is not None:
+        with at("pytrees"):
+            _check_structure(contents.pytrees, len(inputs), len(outputs), contents.mesh)
+
+
+def _check_numbers(where: str, numbers: Any, values: tuple[PlannedValue, ...]) -> None:
+    if any(number >= len(values) for number in numbers):
+        raise StoreError("there is no such input or output", where=where)
+
+
+def _check_value(value: PlannedValue, kind: str, rank: int, mesh: Mesh, meshes: dict[str, Mesh]) -> None:
+    if value.kind != kind:
+        raise StoreError(f"expected an {kind}, got {value.kind}")
+    if not value.path:
+        raise StoreError("a value without a path")
+    # A PRNG key has fewer dimensions than its physical array.
+    if value.type.rank > rank or (value.sharding is not None and value.sharding.rank != rank):
+        raise StoreError(f"the value has not the rank of that of the program, {rank}")
+    if value.memory_kind not in ("", "pinned_host", "unpinned_host"):
+        raise StoreError(f"there is no memory kind {described(value.memory_kind)}")
+    value_mesh = mesh if value.sharding is None else value.sharding.mesh_in(meshes)
+    if value_mesh is not mesh and value_mesh.axes and not value_mesh.is_maximal:
+        raise StoreError(f"the value lies on the mesh {value_mesh}, the plan is for {mesh}")
+
+
+def _check_structure(structure: Structure, inputs: int, outputs: int, mesh: Mesh) -> None:
+    for tree, count in ((structure.inputs, inputs), (structure.outputs, outputs)):
+        if tree.leaves != count:
+            raise StoreError(f"a tree of {tree.leaves} leaves where there are {count} values")
+    if [structure.inputs.kind, *(child.kind for child in structure.inputs.children)] != ["tuple", "tuple", "dict"]:
+        raise StoreError("expected a tuple of positional arguments and a dict of others")
+    if len(structure.names) != len(structure.inputs.children[0].children):
+        raise StoreError(f"{len(structure.names)} names of {len(structure.inputs.children[0].children)} arguments")
+    devices = structure.devices
+    if len(structure.axis_types) != len(mesh.axes) or (devices and not len(set(devices)) == len(devices) == mesh.size):
+        raise StoreError("the types of axes, or the order of devices, are not those of the mesh")
+
+
 def _json(document: str | bytes) -> Any:
     try:
         if isinstance(document, bytes | bytearray):
@@ -354,3 +325,36 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(word: str) -> Any:
     raise StoreError(f"JSON has no number {word}")
+
+
+def save_text(document: str, path: str | os.PathLike[str]) -> None:
+    """Writes a text, gzip for a path ending in `.gz`: equal texts give equal bytes, atomically. Raises OSError if it cannot."""
+    content = document.encode("utf-8")
+    if os.fsdecode(path).endswith(".gz"):
+        content = gzip.compress(content, compresslevel=6, mtime=0)
+    write_file(path, content)
+
+
+def load_plan(path: str | os.PathLike[str], kind: type[P]) -> P:
+    """A plan from a file that `Plan.save` wrote. Raises OSError if it cannot be read, StoreError if it is not a plan of this version."""
+    with open(path, "rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    try:
+        content = _decompressed(content) if content.startswith(_GZIP) else content
+        if len(content) > MOST_BYTES:
+            raise StoreError(f"a text of more than {MOST_BYTES} bytes")
+        return read_plan(content, kind)
+    except StoreError as error:
+        error.at(os.fspath(path))
+        raise
+
+
+def _decompressed(content: bytes) -> bytes:
+    decompressor = zlib.decompressobj(wbits=31)
+    try:
+        data = decompressor.decompress(content, MOST_BYTES + 1)
+    except zlib.error as error:
+        raise StoreError(f"the gzip file is damaged: {error}") from None
+    if not decompressor.eof and len(data) <= MOST_BYTES:
+        raise StoreError("the gzip file is cut short")
+    return data

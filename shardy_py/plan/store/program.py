@@ -1,72 +1,254 @@
-"""The program of a plan as rows, in the order in which `Program.walk` goes.
+"""The program of a plan as rows, in the order in which `Program.walk` goes, and its propagation log.
 
-`["function", ...]`, then its body; a body is `["block", types, shardings]`, its ops, `["end"]`. An op is
+A function is an object, then comes its body; a body is `["block", types, shardings]`, its ops, `["end"]`. An op is
 `[kind, location, operands, shardings of results]`, with the number of its regions where it has any; their bodies follow.
 Values are numbered in the order in which rows define them, so that an operand has a smaller number than results computed from it.
+
+Export erases ops, data-flow edges above all, that steps of the log speak of. They are kept apart from the program, without their
+regions, under the numbers that follow those of the program; then come the results of the function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from shardy_py.errors import ShardyError
-from shardy_py.ir import Block, Function, Location, Op, Program, Value
+from shardy_py.cost.compute import work_of
+from shardy_py.cost.sizes import LocalSizes
+from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
+from shardy_py.dialect.verify import verify_sharding
+from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
 from shardy_py.ir.verifier import verify
-from shardy_py.plan.store.checks import StoreError, at, entry, integer, items, text
-from shardy_py.plan.store.op_facts import check_ops
-from shardy_py.plan.store.tables import Reader, Writer
+from shardy_py.partition.mispartitioned import cut_in_any_way, is_mispartitioned
+from shardy_py.passes.propagation.log import FunctionResult, Step
+from shardy_py.plan.store.attributes import read_attributes, read_type, stored_constant, write, write_type
+from shardy_py.plan.store.codec import (
+    CODECS,
+    MOST_DEVICES,
+    Codec,
+    StoreError,
+    Table,
+    at,
+    codec_of,
+    described,
+    entry,
+    in_table,
+    integer,
+    items,
+    load_table,
+    members,
+    read_mesh,
+    text,
+)
+from shardy_py.plan.values import source_of
+from shardy_py.rules import rule_for
 
 DEEPEST = 200
 """Limit of bodies in bodies."""
 
+COMPARED = 1 << 16
+"""Arrays of fewer bytes are equal where their elements are."""
 
-class Numbers:
-    """The numbers of values and ops."""
+FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
+"""What code raises that is given a program which no front end makes."""
 
-    def __init__(self) -> None:
-        self.values: dict[Any, int] = {}
-        self.ops: dict[Op, int] = {}
+_LOG = ("erased", "results", "tensors", "before", "steps")
+
+Attributes = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The data that many ops share."""
+
+    name: str
+    types: tuple[Type, ...]
+    primitive: str | None = None
+    attributes: Attributes | None = None
+    rule: OpShardingRule | None = None
+    rule_decided: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A function without its body."""
+
+    name: str
+    visibility: str
+    result_types: tuple[Type, ...]
+    result_shardings: tuple[TensorSharding | None, ...]
+    attributes: Attributes | None
+    argument_attributes: tuple[Attributes | None, ...]
+    result_attributes: tuple[Attributes | None, ...]
+
+
+class Tables(dict[str, Table]):
+    """The tables of a program, by name, and the numbers of its values and ops."""
+
+    def __init__(self, program: Program | None = None, meshes: dict[str, Mesh] | None = None) -> None:
+        super().__init__({name: Table(codec) for name, codec in _TABLES.items()})
+        self.program = program
+        self.meshes = meshes or {}
+        self.defined: list[Any] = []
+        self.ops: list[Op] = []
+        self.numbers: dict[Any, int] = {}
+        self.op_numbers: dict[Op, int] = {}
+        self.located: dict[int, int | None] = {}
+        self._attributes: dict[tuple[int, Type | None], int] = {}
+        self._kinds: dict[tuple[Any, ...], int] = {}
+        self._arrays: dict[Hashable, int] = {}
 
     def add(self, values: Sequence[Any]) -> None:
-        """Assigns the next numbers to values."""
-        numbers = self.values
+        """Assigns the next numbers to values that are written."""
         for value in values:
-            numbers[value] = len(numbers)
+            self.numbers[value] = len(self.numbers)
+
+    def attributes(self, attributes: Attributes | None, constant: Type | None = None) -> int | None:
+        """The number of attributes, those of a constant of a type if that is given; None where there are none."""
+        if not attributes:
+            return None
+        key = (id(attributes), constant)
+        if key not in self._attributes:
+            if constant is not None and "value" in attributes:
+                attributes = {**attributes, "value": stored_constant(attributes["value"], constant, self._array)}
+            data = {name: write(value) for name, value in attributes.items()}
+            self._attributes[key] = self["attributes"].number(_frozen(data), lambda: data)
+        return self._attributes[key]
+
+    def _array(self, value: Any) -> int:
+        """The number of an array that is too large to be stored; arrays that are not small are only equal to themselves."""
+        small = getattr(value, "nbytes", COMPARED) < COMPARED and hasattr(value, "tobytes")
+        key = (str(value.dtype), value.shape, value.tobytes()) if small else id(value)
+        return self._arrays.setdefault(key, len(self._arrays))
+
+    def kind(self, op: Op) -> int:
+        """The number of an op's name, primitive, attributes, rule and result types."""
+        types = tuple([result.type for result in op.results])
+        constant = types[0] if len(types) == 1 and "constant" in op.name else None
+        key = (op.name, types, op.primitive, self.attributes(op.attributes, constant), op.rule, op.rule_decided)
+        number = self._kinds.get(key)
+        if number is None:
+            kind = Kind(op.name, types, op.primitive, None, op.rule, op.rule_decided)
+            row = CODECS[Kind].write(self, kind) | ({} if key[3] is None else {"attributes": key[3]})
+            number = self._kinds[key] = self["kinds"].number(key, lambda: row)
+        return number
+
+    def location(self, op: Op) -> int | None:
+        """The number of the location of an op; None where none of its frames is the user's."""
+        key = id(op.location)  # the program keeps it alive
+        number = self.located.get(key, -1)
+        if number == -1:
+            number = self.located[key] = self.place(self.program.locate(op.location) if self.program and op.location is not None else None)
+        return number
+
+    def place(self, where: Location | None) -> int | None:
+        """The number of a location."""
+        if where is None:
+            return None
+        row = (where.file, where.line, where.function, where.scope)
+        return self["locations"].number(row, lambda: list(row))
+
+    def place_apart(self, op: Op, place: int) -> int:
+        """The number of an op's location, from now on another one than those of other equations on its line."""
+        number = self.located[id(op.location)] = self["locations"].number((place, id(op.location)), lambda: place)
+        return number
+
+    def sharding_of(self, data: Any, rank: int) -> TensorSharding | None:
+        """The sharding of a value of that rank that a number in a file stands for."""
+        sharding = _SHARDING.read(self, data)
+        if sharding is not None and sharding.rank != rank and not sharding.mesh_in(self.meshes).is_maximal:
+            raise StoreError(f"the sharding {sharding.text(short=True)} is for values of rank {sharding.rank}, this one has {rank}")
+        return sharding
 
 
-def write_program(program: Program, tables: Writer) -> tuple[list[Any], Numbers]:
-    """The rows of a program, and the numbers that they give to its values and ops."""
+def _frozen(data: Any) -> Hashable:
+    """A hashable form of JSON data, equal for equal data; 1, 1.0 and true differ."""
+    if isinstance(data, dict):
+        return tuple((name, _frozen(value)) for name, value in data.items())
+    if isinstance(data, list):
+        return (None, *map(_frozen, data))
+    return type(data), repr(data)
+
+
+def _read_sharding(tables: Tables, row: Any) -> TensorSharding:
+    sharding = TensorSharding.parse(text(row))
+    if isinstance(sharding.mesh, Mesh) and sharding.mesh.size > MOST_DEVICES:
+        raise StoreError(f"a mesh of more than {MOST_DEVICES} devices")
+    verify_sharding(sharding.without_priorities(), (1,) * sharding.rank, tables.meshes)
+    return sharding
+
+
+def _read_location(tables: Tables, row: Any) -> Location:
+    if isinstance(row, int):  # an equation of its own on a line that has been read
+        same = entry(tables["locations"].entries, row)
+        return Location(same.file, same.line, same.function, same.scope)
+    file, line, function, scope = items(row, 4)
+    return Location(text(file), integer(line), text(function), text(scope))
+
+
+def _as_it_is(tables: Tables, row: Any) -> Any:
+    return row
+
+
+_ROWS = Codec(_as_it_is, _as_it_is)
+_SHARDING = in_table("shardings")
+CODECS.update(
+    {
+        Type: in_table("types"),
+        TensorSharding: _SHARDING,
+        OpShardingRule: in_table("rules"),
+        Attributes: Codec(Tables.attributes, in_table("attributes").read),
+        Program: Codec(lambda tables, program: write_program(program)[0], lambda tables, data: read_program(data).program),
+    }
+)
+_TABLES = {
+    "types": Codec(lambda tables, type_: write_type(type_), lambda tables, row: read_type(row)),
+    "shardings": Codec(lambda tables, sharding: sharding.text(short=True), _read_sharding),
+    "rules": Codec(
+        lambda tables, rule: str(rule).removeprefix("#sdy.op_sharding_rule"), lambda tables, row: OpShardingRule.parse(text(row))
+    ),
+    "attributes": Codec(_as_it_is, lambda tables, row: read_attributes(row)),
+    "locations": Codec(_as_it_is, _read_location),
+    "kinds": codec_of(Kind),
+}
+"""The tables of a file, in order; an entry of `kinds` refers to the others."""
+
+_SIGNATURE = codec_of(Signature)
+_MEMBERS = ("meshes", *_TABLES, "rows", "attributes_of_program", "names")
+
+
+def write_program(program: Program) -> tuple[dict[str, Any], Tables]:
+    """A program as JSON data, with the tables that it and the rest of the file refer to, which grow while that is written.
+
+    The program has to stay alive until all is written, since tables go by identity.
+    """
+    tables = Tables(program)
     rows: list[Any] = []
-    numbers = Numbers()
     for function in program.functions:
-        rows.append(
-            [
-                "function",
-                function.name,
-                function.visibility,
-                [tables.type(t) for t in function.result_types],
-                [tables.sharding(s) for s in function.result_shardings],
-                tables.attributes(function.attributes),
-                [tables.attributes(a) for a in function.argument_attributes],
-                [tables.attributes(a) for a in function.result_attributes],
-            ]
-        )
-        _write_block(function.body, tables, numbers, rows)
-    return rows, numbers
+        rows.append(_SIGNATURE.write(tables, function))
+        _write_block(function.body, tables, rows)
+    of_meshes = program.mesh_attributes
+    return {
+        "meshes": [[name, str(mesh), tables.attributes(of_meshes.get(name))] for name, mesh in program.meshes.items()],
+        **{name: table.rows for name, table in tables.items()},
+        "rows": rows,
+        "attributes_of_program": tables.attributes(program.attributes),
+        "names": [[number, value.name] for value, number in tables.numbers.items() if value.name is not None],
+    }, tables
 
 
-def _write_block(block: Block, tables: Writer, numbers: Numbers, rows: list[Any]) -> None:
-    numbers.add(block.arguments)
-    rows.append(["block", [tables.type(a.type) for a in block.arguments], [tables.sharding(a.sharding) for a in block.arguments]])
-    ops, values, location = numbers.ops, numbers.values, tables.location
+def _write_block(block: Block, tables: Tables, rows: list[Any]) -> None:
+    rows.append(_block_row(block, tables))
+    ops, values, location = tables.op_numbers, tables.numbers, tables.location
     before, last = None, None
     for op in block.ops:
         ops[op] = len(ops)
         number = location(op)
-        if before is not None and number == last and op.location is not before.location:
-            number = tables.place_apart(op)  # ops at one location are of one equation: predictions read programs equation by equation
-        row = write_op(op, tables, numbers, number)
+        if before is not None and number is not None and number == last and op.location is not before.location:
+            number = tables.place_apart(op, number)  # ops at one location are of one equation: predictions read equation by equation
+        row = _write_op(op, tables, number)
         before, last = op, number
         for value in op.results:
             values[value] = len(values)
@@ -74,179 +256,296 @@ def _write_block(block: Block, tables: Writer, numbers: Numbers, rows: list[Any]
         if op.regions:
             row.append(len(op.regions))
             for region in op.regions:
-                _write_block(region, tables, numbers, rows)
+                _write_block(region, tables, rows)
     rows.append(["end"])
 
 
-def write_op(op: Op, tables: Writer, numbers: Numbers, location: int | None) -> list[Any]:
+def _block_row(block: Block, tables: Tables) -> list[Any]:
+    tables.add(block.arguments)
+    of_type, sharding = CODECS[Type].write, _SHARDING.write
+    return ["block", [of_type(tables, a.type) for a in block.arguments], [sharding(tables, a.sharding) for a in block.arguments]]
+
+
+def _write_op(op: Op, tables: Tables, location: int | None) -> list[Any]:
     """The row of an op without its regions."""
-    values, sharding = numbers.values, tables.sharding
-    operands, results = [values[operand] for operand in op.operands], [sharding(result.sharding) for result in op.results]
-    return [tables.kind(op), location, operands, results]
+    values, sharding = tables.numbers, _SHARDING.write
+    return [tables.kind(op), location, [values[v] for v in op.operands], [sharding(tables, result.sharding) for result in op.results]]
 
 
-def names_of(numbers: Numbers) -> list[Any]:
-    """`[number, name]` of each value that has a name."""
-    return [[number, value.name] for value, number in numbers.values.items() if isinstance(value, Value) and value.name is not None]
+class Reader(Tables):
+    """A program that was read, with the tables that the rest of the file refers to."""
 
+    program: Program
+    row = 0
 
-class ProgramReader:
-    """Makes a program from its rows."""
+    def functions(self, rows: list[Any]) -> Iterator[Function]:
+        """The functions of rows, of which `row` counts those that have been read."""
+        waiting = iter(rows)
+        for row in waiting:
+            self.row += 1
+            signature = _SIGNATURE.read(self, row)
+            body = self._block(waiting, 0)
+            function = Function(signature.name, body, signature.result_types, visibility=signature.visibility)
+            if len(signature.argument_attributes) != len(body.arguments) or {
+                len(signature.result_shardings),
+                len(signature.result_attributes),
+            } != {len(signature.result_types)}:
+                raise StoreError("attributes or shardings are not one for each argument and result")
+            for sharding, type_ in zip(signature.result_shardings, signature.result_types):
+                if sharding is not None and sharding.rank != type_.rank and not sharding.mesh_in(self.meshes).is_maximal:
+                    raise StoreError(f"the sharding {sharding.text(short=True)} is not for results of rank {type_.rank}")
+            function.result_shardings = list(signature.result_shardings)
+            function.attributes = dict(signature.attributes or {})
+            function.argument_attributes = [dict(attributes or {}) for attributes in signature.argument_attributes]
+            function.result_attributes = [dict(attributes or {}) for attributes in signature.result_attributes]
+            yield function
 
-    def __init__(self, tables: Reader) -> None:
-        self.tables = tables
-        self.values: list[Any] = []
-        self.ops: list[Op] = []
-        self.functions: list[Function] = []
-        self._open: list[Block] = []
-        self._function: list[Any] | None = None
-        self._regions: list[tuple[Op, list[Block], int]] = []
+    def _next(self, rows: Iterator[Any]) -> list[Any]:
+        row = next(rows, None)
+        if row is None:
+            raise StoreError("a body has no end")
+        self.row += 1
+        return items(row)
 
-    def program(self, rows: Any, attributes: dict[str, Any] | None, mesh_attributes: dict[str, dict[str, Any]]) -> Program:
-        """The program of rows; raises StoreError if they are not one, or if it breaks a rule of its ops."""
-        for number, row in enumerate(items(rows)):
-            try:
-                self._row(row)
-            except ShardyError as error:
-                raise _at(error, f"program, row {number}") from error
-        if self._open or self._regions or self._function is not None:
-            raise StoreError("a body has no end", where="program")
-        program = Program(self.functions, self.tables.meshes)
-        program.attributes = dict(attributes or {})
-        program.mesh_attributes = mesh_attributes
-        program.locate = _located
-        try:
-            verify(program)
-            program.main.body.terminator  # noqa: B018
-        except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
-            has_context = isinstance(error, ShardyError)
-            what = error.what if has_context else "the program is not well formed"
-            where = error.where if has_context else None
-            raise StoreError(what, where=f"program, {where}" if where else "program", why=None if has_context else str(error)) from error
-        with at("program"):
-            check_ops(program)
-        return program
-
-    def _row(self, row: Any) -> None:
-        kind = row[0] if items(row) else None
-        if kind == "function":
-            self._begin_function(row)
-        elif kind == "block":
-            self._begin_block(row)
-        elif kind == "end":
-            items(row, 1)
-            self._end_block()
-        elif not self._open:
-            raise StoreError("an op stands outside of any body")
-        else:
-            self._op(row)
-
-    def _begin_function(self, row: list[Any]) -> None:
-        if self._open or self._function is not None:
-            raise StoreError("a function begins inside of another")
-        items(row, 8)
-        self._function = row
-
-    def _end_function(self, body: Block) -> None:
-        assert self._function is not None
-        _, name, visibility, types, shardings, attributes, of_arguments, of_results = self._function
-        tables = self.tables
-        function = Function(text(name), body, [tables.type(t) for t in items(types)], visibility=text(visibility))
-        count = len(function.result_types)
-        ranks = [type_.rank for type_ in function.result_types]
-        function.result_shardings = [tables.sharding_of(s, rank) for s, rank in zip(items(shardings, count), ranks)]
-        function.attributes = dict(tables.members(attributes) or {})
-        function.argument_attributes = [dict(tables.members(a) or {}) for a in items(of_arguments, len(body.arguments))]
-        function.result_attributes = [dict(tables.members(a) or {}) for a in items(of_results, count)]
-        self.functions.append(function)
-        self._function = None
-
-    def _begin_block(self, row: list[Any]) -> None:
-        _, types, shardings = items(row, 3)
-        if not self._awaits() and (self._function is None or self._open):
-            raise StoreError("a body begins where none is awaited")
-        if len(self._open) >= DEEPEST:
+    def _block(self, rows: Iterator[Any], depth: int) -> Block:
+        if depth >= DEEPEST:
             raise StoreError(f"more than {DEEPEST} bodies in bodies")
-        block = make_block(self.tables, types, shardings)
-        self.values += block.arguments
-        self._open.append(block)
-
-    def _end_block(self) -> None:
-        if not self._open or self._awaits():
-            raise StoreError("a body ends where none has begun, or before the bodies of its last op")
-        block = self._open.pop()
-        if not self._open:
-            self._end_function(block)
-            return
-        op, regions, count = self._regions[-1]
-        regions.append(block)
-        block.parent = op
-        if len(regions) == count:
+        block = self.block(self._next(rows))
+        while (row := self._next(rows)) != ["end"]:
+            count = integer(row[4], 1, 1 << 16) if len(row) == 5 else 0
+            op = self.op(row[:4])
+            for i, operand in enumerate(op.operands):
+                operand.uses[op, i] = None
+            block.append(op)
+            regions: list[Block] = []
+            for _ in range(count):
+                regions.append(self._block(rows, depth + 1))
+                regions[-1].parent = op
             op.regions = tuple(regions)
-            self._regions.pop()
+        return block
 
-    def _awaits(self) -> bool:
-        """Whether the last op of the open body waits for bodies of its own."""
-        return bool(self._regions) and bool(self._open) and self._regions[-1][0].block is self._open[-1]
+    def block(self, row: Any) -> Block:
+        """An empty block with its arguments; raises StoreError for other data."""
+        head, types, shardings = items(row, 3)
+        if head != "block":
+            raise StoreError(f"expected a body, got {described(row)}")
+        block = Block([CODECS[Type].read(self, t) for t in items(types)])
+        for argument, sharding in zip(block.arguments, items(shardings, len(block.arguments))):
+            argument.sharding = self.sharding_of(sharding, argument.type.rank)
+        self.defined += block.arguments
+        return block
 
-    def _op(self, row: list[Any]) -> None:
-        if self._awaits():
-            raise StoreError("an op stands where the body of one before it is awaited")
-        regions = 0
-        if len(row) == 5:
-            regions = integer(row[4], 1, 1 << 16)
-            row = row[:4]
-        op = make_op(self.tables, row, self.values)
-        for i, operand in enumerate(op.operands):
-            operand.uses[op, i] = None
-        self._open[-1].append(op)
+    def op(self, row: Any) -> Op:
+        """An op that is not yet among the uses of its operands; raises StoreError for other data."""
+        number, location, operands, shardings = items(row, 4)
+        kind: Kind = entry(self["kinds"].entries, number)
+        where = None if location is None else entry(self["locations"].entries, location)
+        same = {"rule": kind.rule, "rule_decided": kind.rule_decided, "location": where, "primitive": kind.primitive}
+        op = Op(kind.name, (), kind.types, kind.attributes, **same)
+        op.operands = [entry(self.defined, operand) for operand in items(operands)]
+        for result, sharding in zip(op.results, items(shardings, len(op.results))):
+            result.sharding = self.sharding_of(sharding, result.type.rank)
         self.ops.append(op)
-        self.values += op.results
-        if regions:
-            self._regions.append((op, [], regions))
+        self.defined += op.results
+        return op
 
 
-def make_block(tables: Reader, types: Any, shardings: Any) -> Block:
-    """An empty block with its arguments; raises StoreError for other data than their numbers."""
-    block = Block([tables.type(t) for t in items(types)])
-    for argument, sharding in zip(block.arguments, items(shardings, len(block.arguments))):
-        argument.sharding = tables.sharding_of(sharding, argument.type.rank)
-    return block
-
-
-def make_op(tables: Reader, row: Any, values: list[Any]) -> Op:
-    """An op that is not yet among the uses of its operands, from `[kind, location, operands, shardings]`; raises StoreError otherwise."""
-    number, location, operands, shardings = items(row, 4)
-    kind = entry(tables.kinds, number)
-    op = Op(
-        kind.name,
-        (),
-        kind.types,
-        kind.attributes,
-        rule=kind.rule,
-        rule_decided=kind.rule_decided,
-        location=tables.location(location),
-        primitive=kind.primitive,
-    )
-    op.operands = [entry(values, operand) for operand in items(operands)]
-    for result, sharding in zip(op.results, items(shardings, len(op.results))):
-        result.sharding = tables.sharding_of(sharding, result.type.rank)
-    return op
-
-
-def read_names(data: Any, values: list[Any]) -> None:
-    """Gives values their names; raises StoreError for other data than names."""
-    for pair in items(data):
+def read_program(data: Any) -> Reader:
+    """The inverse of `write_program`; raises StoreError for data that are no program, or one that cannot be used."""
+    members(data, _MEMBERS)
+    with at("meshes"):
+        rows = [items(row, 3) for row in items(data["meshes"])]
+        meshes = {text(name): read_mesh(mesh) for name, mesh, _ in rows}
+        if len(meshes) != len(rows):
+            raise StoreError("the name of a mesh stands twice")
+    reader = Reader(None, meshes)
+    if not items(data["rows"]):
+        raise StoreError("a program without a function", where="rows")
+    for name in _TABLES:
+        load_table(reader, name, data[name])
+    attributes = CODECS[Attributes].read
+    try:
+        program = reader.program = Program(reader.functions(data["rows"]), meshes)
+    except StoreError as error:
+        error.at(f"row {reader.row - 1}")
+        raise
+    with at("attributes"):
+        program.attributes = dict(attributes(reader, data["attributes_of_program"]) or {})
+        program.mesh_attributes = {name: dict(attributes(reader, row)) for name, _, row in rows if row is not None}
+    for pair in items(data["names"]):
         number, name = items(pair, 2)
-        entry(values, number).name = text(name)
+        entry(reader.defined, number).name = text(name)
+    with at("rows"):
+        _check(program)
+    return reader
 
 
-def _located(location: object) -> Location | None:
-    return location if isinstance(location, Location) else None
+def _check(program: Program) -> None:
+    """Raises StoreError unless the program is well formed, and rules, work and text can be made of each op, as views make them.
+
+    What a front end makes has attributes and shapes that fit. A file may say anything, and a view of it should not be what fails.
+    """
+    parts, sizes = cut_in_any_way(program.meshes), LocalSizes(program.meshes)
+    valid: set[tuple[object, ...]] = set()
+    where = "the program"
+    try:
+        verify(program)
+        program.main.body.terminator  # noqa: B018
+        for op in program.walk():
+            where, values = op.name, (*op.operands, *op.results)
+            key = (op.name, op.primitive, id(op.attributes), len(op.operands), *[(value.type, value.sharding) for value in values])
+            if key in valid or op.regions:
+                continue
+            least = _LEAST.get(op.name, int(op.name.startswith("stablehlo.")))
+            if len(op.operands) < least or (op.name in _OPERANDS and len(op.operands) > least):
+                raise StoreError(f"an op of {len(op.operands)} operands")
+            rule = rule_for(op)
+            if rule is not None and op.name not in _WINDOWS:
+                _check_sizes(rule, values)
+            work_of(op, sizes)
+            is_mispartitioned(op, parts)
+            valid.add(key)
+        str(program)
+    except FAILURES as error:
+        if isinstance(error, StoreError):
+            error.at(where)
+            raise
+        raise StoreError(
+            getattr(error, "what", "attributes, operands or results are not those of the op"),
+            where=where,
+            why=f"{type(error).__name__}: {error}",
+        ) from error
 
 
-def _at(error: ShardyError, where: str) -> StoreError:
-    if isinstance(error, StoreError):
-        error.at(where)
-        return error
-    return StoreError(error.what, where=where if error.where is None else f"{where}, {error.where}", why=error.why, fix=error.fix)
+_WINDOWS = frozenset(f"stablehlo.{name}" for name in ("convolution", "reduce_window", "select_and_scatter"))
+"""Ops whose operands and results have other sizes along their windows."""
+
+_BINARY = "add and atan2 compare complex divide maximum minimum multiply or power remainder shift_left shift_right_arithmetic"
+_WITHOUT = "after_all constant create_token custom_call infeed iota partition_id replica_id return"
+_OPERANDS = {
+    **{f"stablehlo.{name}": 2 for name in (*_BINARY.split(), "shift_right_logical", "subtract", "xor")},
+    "stablehlo.clamp": 3,
+    "stablehlo.select": 3,
+}
+_LEAST = {f"stablehlo.{name}": 0 for name in _WITHOUT.split()} | _OPERANDS
+"""Ops of StableHLO that may have other numbers of operands than one or more -> the least."""
+
+
+def _check_sizes(rule: OpShardingRule, values: Sequence[Value]) -> None:
+    """Raises StoreError unless each dimension has the size of its factors; those of slices, padding and the like can have another."""
+    special = {*rule.need_replication, *rule.permutation, *rule.blocked_propagation}
+    for value, mapping in zip(values, rule.mappings, strict=True):
+        for size, factors in zip(value.type.shape, mapping, strict=True):
+            if math.prod(rule.factor_sizes[factor] for factor in factors) != size and special.isdisjoint(factors):
+                raise StoreError(f"a dimension of {size} does not fit the other operands and results")
+
+
+def write_log(log: Sequence[Step], tables: Tables) -> dict[str, Any]:
+    """Writes the log of a program's propagation as JSON data; the erased values and ops get numbers in its tables."""
+    erased: list[Any] = []
+    results: dict[FunctionResult, None] = {}
+    seen: set[int] = set()
+    for step in log:
+        tensors = () if id(step.tensors) in seen else step.tensors  # the steps of an op, or of a group, share their tuple
+        seen.add(id(step.tensors))
+        for value in (step.target, *tensors):
+            if value not in tables.numbers:
+                if isinstance(value, Value):
+                    _write_erased(value.owner, tables, erased)
+                else:
+                    results[value] = None
+        if step.op is not None and step.op not in tables.op_numbers:
+            _write_erased(step.op, tables, erased)
+    tables.add(list(results))
+    groups, before = Table(_ROWS), Table(_ROWS)
+    values, ops = tables.numbers, tables.op_numbers
+
+    def sharding(each: TensorSharding | None) -> int | None:
+        return _SHARDING.write(tables, each)
+
+    group_rows: dict[int, int | None] = {}
+    steps: list[Any] = []
+    for step in log:
+        key = id(step.tensors)  # the log keeps it alive
+        if key not in group_rows:
+            row = [values[tensor] for tensor in step.tensors]
+            own = step.op is not None and step.tensors == (*step.op.operands, *step.op.results)
+            group_rows[key] = None if own else groups.number(tuple(row), lambda row=row: row)
+        before_row = before.number(step.before, lambda step=step: list(map(sharding, step.before)))
+        op = None if step.op is None else ops[step.op]
+        place = () if step.place == -1 else (step.place,)
+        rest = (group_rows[key], before_row, step.reason, step.user_priority, step.op_priority, *place)
+        steps.append([values[step.target], sharding(step.old), sharding(step.new), op, *rest])
+    of_results = [[result.index, sharding(result.sharding)] for result in results]
+    return dict(zip(_LOG, (erased, of_results, groups.rows, before.rows, steps)))
+
+
+def _write_erased(first: Op | Block, tables: Tables, rows: list[Any]) -> None:
+    """Writes an erased op after the ops of its operands, or the arguments of an erased body."""
+    waiting: list[Op | Block] = [first]
+    begun: set[Op] = set()
+    while waiting:
+        owner = waiting[-1]
+        if isinstance(owner, Block):
+            waiting.pop()
+            rows.append(_block_row(owner, tables))
+            continue
+        missing = [operand.owner for operand in owner.operands if operand not in tables.numbers]
+        if missing and owner not in begun:
+            begun.add(owner)
+            waiting += missing
+            continue
+        waiting.pop()
+        if owner not in tables.op_numbers:
+            tables.op_numbers[owner] = len(tables.op_numbers)
+            assert tables.program is not None
+            rows.append(_write_op(owner, tables, tables.place(source_of(tables.program, owner))))
+            tables.add(owner.results)
+
+
+def read_log(data: Any, reader: Reader) -> list[Step]:
+    """The inverse of `write_log`; raises StoreError for any other data."""
+    parts = members(data, _LOG)
+    values, ops = reader.defined, reader.ops
+
+    def each(name: str, read: Callable[[list[Any]], Any]) -> list[Any]:
+        entries: list[Any] = []
+        for number, row in enumerate(items(parts[name])):
+            try:
+                entries.append(read(items(row)))
+            except StoreError as error:
+                error.at(f"{name}, row {number}")
+                raise
+        return entries
+
+    def sharding(data: Any) -> TensorSharding | None:
+        return _SHARDING.read(reader, data)
+
+    def result(row: list[Any]) -> None:
+        index, of_result = items(row, 2)
+        values.append(FunctionResult(integer(index), sharding(of_result)))
+
+    each("erased", lambda row: reader.block(row) if row[:1] == ["block"] else reader.op(row))
+    each("results", result)
+    tensors = each("tensors", lambda row: tuple(entry(values, value) for value in row))
+    before = each("before", lambda row: tuple(map(sharding, row)))
+    op_tensors: dict[Op, tuple[Any, ...]] = {}
+
+    def step(row: list[Any]) -> Step:
+        row = [*row, -1] if len(row) == 9 else items(row, 10)
+        target, old, new, by, tensors_row, before_row, reason, user_priority, op_priority, place = row
+        value, op = entry(values, target), None if by is None else entry(ops, by)
+        if tensors_row is not None:
+            of_step = entry(tensors, tensors_row)
+        elif op is None:
+            raise StoreError("a step without an op does not say between which values it is")
+        else:
+            of_step = op_tensors.setdefault(op, (*op.operands, *op.results))
+        shardings = entry(before, before_row)
+        if reason == "propagate" and len(shardings) != len(of_step):
+            raise StoreError(f"{len(shardings)} shardings of {len(of_step)} values")
+        old, new = (reader.sharding_of(s, value.type.rank) if isinstance(value, Value) else sharding(s) for s in (old, new))
+        numbers = integer(user_priority), integer(op_priority, -1), integer(place, -1, max(len(of_step), 1))
+        return Step(value, old, new, op, of_step, shardings, text(reason), *numbers)
+
+    return each("steps", step)
