@@ -22,9 +22,6 @@ from shardy_py.cli.progress import progress
 
 if TYPE_CHECKING:
     from shardy_py.facade import Plan
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from shardy_py.planner.options import Planner
 
 

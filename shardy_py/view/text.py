@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardy_py.dialect.format import short_location, sizes_text
@@ -13,32 +14,21 @@ from shardy_py.errors import ShardyError
 from shardy_py.ir.jax_calls import CALLS
 from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.checks.table import findings_of
+from shardy_py.plan.collectives import Collective, trips_text
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.executed_reshards import reshards_of
 from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.patterns import check_length, names_path
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.values import PlannedValue
+from shardy_py.plan.reshards import Reshard
+from shardy_py.plan.values import PlannedValue, typed
 from shardy_py.view.leaves import Listed, by_path, bytes_of, inputs_of, leaf, outputs_of, shortened
 from shardy_py.view.text_tree import Node, fitted, tree_of, written
 
 if TYPE_CHECKING:
     from shardy_py.plan.findings import Finding
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from shardy_py.plan.patterns import check_length, names_path
-
-if TYPE_CHECKING:
-    from shardy_py.plan.findings import Finding
     from shardy_py.plan.reshards import Reshard
-from collections.abc import Iterable
-from dataclasses import dataclass
-
-from shardy_py.plan.collectives import Collective, trips_text
-from shardy_py.plan.reshards import Reshard
-from shardy_py.plan.values import typed
 
 LIMIT = 60
 """Default number of lines of each part of the text."""

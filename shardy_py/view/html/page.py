@@ -7,19 +7,18 @@ import functools
 import hashlib
 import html
 import json
+from dataclasses import dataclass, field
+from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.plan.matching import partners
+from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 from shardy_py.view.html.payload import payload
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
-from dataclasses import dataclass, field
-from html import escape
-
-from shardy_py.plan.movements import format_bytes
 
 SCRIPTS = ("dom.js", "data.js", "tree.js", "sharding.js", "lists.js", "panel.js", "charts.js", "planner.js", "main.js")
 """Parts of the page's script, in the order in which they are put together."""

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.ir import Value
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.graph import Holder
+from shardy_py.passes.propagation.log import FunctionResult
+from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective
+from shardy_py.plan.derivation import Fact, derive_all
 from shardy_py.plan.executed import collectives_of, explicit_of
 from shardy_py.plan.executed_reshards import moving_value, origins_of, reshards_of
+from shardy_py.plan.explainer import Explainer, explainer_of
 from shardy_py.plan.explicit import Origin
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.path_parts import path_parts
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
 from shardy_py.view.html.absences import absences
 from shardy_py.view.html.figures import costs
-from shardy_py.view.html.tables import Tables
+from shardy_py.view.html.tables import Interner, Tables
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
-from collections.abc import Callable, Mapping
-
-from shardy_py.passes.propagation.log import FunctionResult
-from shardy_py.plan.checks.specs import sharding_text
-from shardy_py.plan.derivation import Fact, derive_all
-from shardy_py.plan.explainer import Explainer, explainer_of
-from shardy_py.plan.movements import format_bytes
-from shardy_py.view.html.tables import Interner
 
 
 @no_collection()
