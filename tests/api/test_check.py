@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
+from flax import linen, nnx
 from flax.training.train_state import TrainState
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
@@ -87,6 +87,34 @@ def of_a_train_state() -> sp.Check:
     return sp.check(step, state, f32(512, 1024, sharding=on("data")), mesh=SIZES, hardware="v5e")
 
 
+def of_logical_axes() -> sp.Check:
+    """As MaxText jits its step: names of dimensions in the model, rules and the mesh around, shardings of the state from both."""
+    rules = (("batch", "data"), ("mlp", "model"), ("embed", None))
+
+    class Model(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            init = linen.with_logical_partitioning
+            up = self.param("up", init(linen.initializers.lecun_normal(), ("embed", "mlp")), (1024, 4096))
+            down = self.param("down", init(linen.initializers.lecun_normal(), ("mlp", "embed")), (4096, 1024))
+            h = linen.with_logical_constraint(jax.nn.silu(x @ up), ("batch", "mlp"))
+            return linen.with_logical_constraint(h @ down, ("batch", "embed"))
+
+    def initial(x: Any) -> TrainState:
+        return TrainState.create(apply_fn=Model().apply, params=Model().init(jax.random.key(0), x), tx=optax.adam(1e-3))
+
+    def step(state: TrainState, x: Any) -> TrainState:
+        return state.apply_gradients(grads=jax.grad(lambda params: jnp.mean(state.apply_fn(params, x) ** 2))(state.params))
+
+    boxed = jax.eval_shape(initial, BATCH)
+    state = linen.unbox(boxed)
+    with jax.sharding.use_abstract_mesh(MESH), linen.logical_axis_rules(rules):
+        specs = linen.logical_to_mesh(linen.get_partition_spec(boxed))
+        shardings = jax.tree.map(lambda spec: NamedSharding(MESH, spec), specs, is_leaf=lambda leaf: isinstance(leaf, P))
+        jitted = jax.jit(step, in_shardings=(shardings, on("data")), out_shardings=shardings, donate_argnums=0)
+        return sp.check(jitted, state, BATCH, hardware="v5e")
+
+
 def of_explicit_layers() -> sp.Check:
     @jax.checkpoint
     def layer(x: Any, w: Any) -> tuple[Any, None]:
@@ -143,6 +171,7 @@ STEPS: dict[str, tuple[Callable[[], sp.Check], list[str]]] = {
     "set_mesh": (under_set_mesh, ["check of step on mesh data=2, model=4", "all_reduce(data)", "fits"]),
     "nnx": (of_nnx, ["check of step on mesh data=2, model=4", "all_reduce(data)", "fits"]),
     "TrainState": (of_a_train_state, ["check of step", "replicated", "of them in donated arguments"]),
+    "logical axes": (of_logical_axes, ["findings  none", "all_reduce(model)", "float32[1024,4096@model]", "in donated arguments  24 MiB"]),
     "Explicit layers": (of_explicit_layers, ["all_reduce(model)", "x8", "test_check.py"]),
     "decoding": (of_decoding, ["check of step", "of them in donated arguments  16 MiB", "fits"]),
     "wrong annotation": (of_a_wrong_annotation, ["all_to_all(model)", "operand of dot_general"]),
