@@ -30,11 +30,9 @@ def test_every_row_names_tests_that_exist() -> None:
         assert all((ROOT / path).is_file() for path in paths), row
 
 
-def test_every_change_between_releases_has_a_test() -> None:
-    table = (ROOT / "docs" / "differences.md").read_text().split("| change in 0.12 | test |\n|---|---|\n")[1].split("\n\n")[0]
-    rows = [re.fullmatch(r"\| (.*) \| `(tests/[\w/]+\.py)` \|", line) for line in table.splitlines()]
-    assert [row and row[1] for row in rows] == list(CHANGES)
-    assert all(row and (ROOT / row[2]).is_file() for row in rows)
+def test_every_change_between_releases_is_listed() -> None:
+    table = (ROOT / "docs" / "differences.md").read_text().split("| change in 0.12 | what holds |\n|---|---|\n")[1].split("\n\n")[0]
+    assert table.splitlines() == [f"| {change} | {what} |" for change, what in CHANGES.items()]
 
 
 @NEEDS_SAME_SHARDY

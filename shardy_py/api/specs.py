@@ -187,6 +187,10 @@ def _from_partition_spec(spec: PartitionSpec, view: MeshView, rank: int) -> Tens
     for name in spec.unreduced:
         if name not in view.sizes:
             raise _unknown_axis(str(name), view)
+    kind = getattr(getattr(spec, "unreduced_kind", None), "name", "sum")  # later versions of JAX have it
+    if spec.unreduced and kind != "sum":
+        what = f"{_spec_text(spec)} asks for parts of a {kind}"
+        raise _Wrong(what, "a plan combines parts along unreduced axes by their sum", "leave unreduced_kind= out")
     dims = []
     for entry in (*entries, *(None for _ in range(rank - len(entries)))):
         if entry is PartitionSpec.UNCONSTRAINED:

@@ -152,6 +152,42 @@ class AxisRef(Interned):
 Axes = tuple[AxisRef, ...]
 """Axes and parts of axes, major to minor."""
 
+REDUCTIONS = ("sum", "max", "min")
+"""How parts along unreduced axes are combined, in the order of `reduction_op`."""
+
+
+class UnreducedAxes(tuple[AxisRef, ...]):
+    """Unreduced axes whose parts are combined by a maximum or minimum; those of sums are a plain tuple."""
+
+    reduction: str
+
+    def __new__(cls, axes: Iterable[AxisRef], reduction: str) -> UnreducedAxes:  # noqa: D102
+        unreduced = super().__new__(cls, axes)
+        unreduced.reduction = reduction
+        return unreduced
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is UnreducedAxes and self.reduction == other.reduction and super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.reduction, *self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnreducedAxes, (tuple(self), self.reduction)
+
+
+def reduction_of(axes: Axes) -> str:
+    """How parts along unreduced axes are combined."""
+    return axes.reduction if type(axes) is UnreducedAxes else REDUCTIONS[0]
+
+
+def reduced_like(axes: Iterable[AxisRef], other: Axes) -> Axes:
+    """Unreduced axes whose parts are combined as those along others."""
+    return UnreducedAxes(axes, other.reduction) if axes and type(other) is UnreducedAxes else tuple(axes)
+
 
 def read_axes(scanner: Scanner, *, may_be_empty: bool) -> tuple[AxisRef, ...]:
     """Reads `{"x", "y":(1)2}` at the cursor."""

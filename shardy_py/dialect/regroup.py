@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from shardy_py.dialect.axis import AxisRef, num_shards
+from shardy_py.dialect.axis import AxisRef, num_shards, reduced_like
 from shardy_py.dialect.mesh import Mesh
 from shardy_py.dialect.sharding import DimensionSharding, TensorSharding
 
@@ -41,7 +41,7 @@ def regrouped(sharding: TensorSharding, mesh: Mesh, onto: Mesh, name: str) -> Te
     replicated, unreduced = (regrouped_axes(part, mesh, onto) for part in (sharding.replicated, sharding.unreduced))
     if replicated is None or unreduced is None:
         return None
-    return TensorSharding(name, tuple(dims), replicated, unreduced)
+    return TensorSharding(name, tuple(dims), replicated, reduced_like(unreduced, sharding.unreduced))
 
 
 def _strides(axis: AxisRef, mesh: Mesh) -> tuple[int, int]:

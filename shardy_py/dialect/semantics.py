@@ -12,8 +12,13 @@ CHANGES: Mapping[str, str] = {
     "convolution: factors of one side": "windows, and results, of which no part fits into the input are permutations",
     "pad: equal sizes permute": "a dimension that is padded, and cut to its old size, is a permutation",
     "dynamic_update_slice: updates permute": "a dimension that is updated in part is a permutation in operand and update",
+    "constraints: fully open shardings yield": "`sdy-apply-sharding-constraints` replaces shardings that are fully open",
+    "calls: unreduced axes stay": "`sdy-insert-func-call-reshards` leaves calls whose callee has other unreduced axes",
+    "results: main has shardings": "results of main without a sharding get that of the value returned",
+    "export: unreduced axes are verified": "`sdy-verify-unreduced-axes` runs before reshards are inserted",
+    "export: meshes are inlined": "`sdy-export-pipeline` writes meshes into shardings",
 }
-"""What changed between the versions that are followed: name -> what holds in the later one (docs/differences.md has a test of each)."""
+"""What changed between the versions that are followed: name -> what holds in the later one; tests/opt/test_semantics.py shows each."""
 
 VERSIONS = ("0.10", "0.12")
 

@@ -9,7 +9,7 @@ from typing import final
 from shardy_py.dialect._intern import Interned, integer
 from shardy_py.dialect._quote import symbol
 from shardy_py.dialect._scan import Scanner
-from shardy_py.dialect.axis import AxisRef, num_shards, read_axes
+from shardy_py.dialect.axis import REDUCTIONS, AxisRef, UnreducedAxes, num_shards, read_axes, reduction_of
 from shardy_py.dialect.mesh import Mesh
 from shardy_py.errors import DialectError
 
@@ -125,7 +125,7 @@ class TensorSharding(Interned):
         mesh: The name of a mesh of the program, or a mesh.
         dims: One entry per dimension; a plain sequence of axes stands for a closed dimension.
         replicated: Axes that must not cut any dimension.
-        unreduced: Axes along which each device holds a part of a sum not yet taken.
+        unreduced: Axes along which each device holds a part of a sum not yet taken, or of a maximum or minimum (`UnreducedAxes`).
 
     Attributes:
         rank: Number of dimensions.
@@ -179,7 +179,9 @@ class TensorSharding(Interned):
                 raise TypeError(f"the mesh of a sharding must be a name or a Mesh, got {mesh!r}")
             mesh = str(mesh)
         dim_shardings = tuple(dim if type(dim) is DimensionSharding else DimensionSharding(axis_refs(dim)) for dim in dims)
-        replicated, unreduced = axis_refs(replicated), axis_refs(unreduced)
+        replicated = axis_refs(replicated)
+        if type(unreduced) is not UnreducedAxes:
+            unreduced = axis_refs(unreduced)
         cut = any(dim.axes for dim in dim_shardings)
         return cls._interned(
             (mesh, dim_shardings, replicated, unreduced),
@@ -335,7 +337,8 @@ class TensorSharding(Interned):
     def text(self, *, short: bool = False) -> str:
         """SDY text; `short` leaves out `#sdy.sharding`, as in a list of shardings."""
         tail = f", replicated={axis_list_text(self.replicated)}" if self.replicated else ""
-        tail += f", unreduced={axis_list_text(self.unreduced)}" if self.unreduced else ""
+        reduction = reduction_of(self.unreduced).replace(REDUCTIONS[0], "")
+        tail += f", unreduced={reduction}{axis_list_text(self.unreduced)}" if self.unreduced else ""
         body = f"<{self.mesh_text()}, [{', '.join(map(str, self.dims))}]{tail}>"
         return body if short else f"#sdy.sharding{body}"
 
@@ -360,7 +363,9 @@ class TensorSharding(Interned):
                     "expected valid named axis list after comma", start, fix="use 'replicated={...}' and 'unreduced={...}', once each"
                 )
             scanner.expect("=")
-            named[word] = read_axes(scanner, may_be_empty=False)
+            reduction = next((each for each in REDUCTIONS[1:] if word == "unreduced" and scanner.accept_keyword(each)), "")
+            axes = read_axes(scanner, may_be_empty=False)
+            named[word] = UnreducedAxes(axes, reduction) if reduction else axes
         scanner.expect(">")
         return TensorSharding(mesh, dims, named.get("replicated", ()), named.get("unreduced", ()))
 

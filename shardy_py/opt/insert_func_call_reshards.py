@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Program, Value
 from shardy_py.passes.base import Pass
+from shardy_py.passes.export.explicit_reshards.unreduced import unreduced_of
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, functions_by_name, ops_of
 
@@ -21,11 +22,12 @@ class InsertFuncCallReshards(Pass):
         """Gives each call the shardings of its callee's results; missing ones are open, or closed where all are missing.
 
         Where that changes how a result is laid out, a reshard to the sharding of before, replicated if there was none,
-        follows the call.
+        follows the call. From 0.12 on a call keeps a sharding, or is replicated, where its callee's has other unreduced axes.
 
         Source: Shardy's insert_func_call_reshards.cc.
         """
         functions = functions_by_name(program)
+        keeps = program.semantics.has("calls: unreduced axes stay")
         for call in ops_of(program, (CALL,)):
             call_mesh = next((result.sharding.mesh for result in call.results if result.sharding is not None), None)
             shardings = functions[call.attributes["callee"]].result_shardings
@@ -37,6 +39,9 @@ class InsertFuncCallReshards(Pass):
                 if sharding is None:
                     make = TensorSharding.open if callee_mesh is not None else TensorSharding.closed
                     sharding = make(callee_mesh if callee_mesh is not None else call_mesh, result.type.rank)  # type: ignore[arg-type]
+                if keeps and unreduced_of(sharding) != unreduced_of(result.sharding):
+                    result.sharding = result.sharding or sharding.fully_closed_like()
+                    continue
                 old, result.sharding = result.sharding, sharding
                 if not sharding.is_equivalent(old):
                     reshards.insert(0, _reshard(result, sharding.fully_closed_like() if old is None else old, call))

@@ -18,7 +18,7 @@ class PropagateToFuncResults(Pass):
     name = "sdy-propagate-to-func-results"
 
     def run(self, program: Program, log: Log | None = None) -> None:
-        """Gives each result of a function other than main the sharding of the value it returns, or none.
+        """Gives each result of a function other than main the sharding of the value it returns, or none; from 0.12 on main's that lack one.
 
         A function that ends in another op than `func.return` keeps the shardings of its results.
 
@@ -26,5 +26,10 @@ class PropagateToFuncResults(Pass):
         """
         main = entry_function(program)
         for function in program.functions:
-            if function is not main and function.body.ops and function.body.terminator.name == "func.return":
-                function.result_shardings = [get_sharding(value) for value in function.body.terminator.operands]
+            if not function.body.ops or function.body.terminator.name != "func.return":
+                continue
+            shardings = [get_sharding(value) for value in function.body.terminator.operands]
+            if function is not main:
+                function.result_shardings = shardings
+            elif program.semantics.has("results: main has shardings"):
+                function.result_shardings = [s or made for s, made in zip(function.result_shardings, shardings, strict=True)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
+from shardy_py.dialect import INSTALLED, Semantics
 from shardy_py.ir import Program
 from shardy_py.opt.add_func_data_flow_edges import AddFuncDataFlowEdges
 from shardy_py.opt.aggressive_propagate import AggressivePropagate
@@ -31,6 +33,7 @@ from shardy_py.opt.remove_propagation_debug_info import RemovePropagationDebugIn
 from shardy_py.opt.sink_func_data_flow_edges import SinkFuncDataFlowEdges
 from shardy_py.opt.symbol_dce import SymbolDce
 from shardy_py.opt.unflatten_call_graph import UnflattenCallGraph
+from shardy_py.opt.verify_unreduced_axes import VerifyUnreducedAxes
 from shardy_py.passes.base import CONSERVATIVE, DEDUP_FUNCTIONS_FULLY, KEEP_SHARDING_RULES, UNUSED, Pass, Pipeline, option
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.export.canonicalize import COLLECTIVES, RESHARDS, Canonicalize
@@ -63,7 +66,7 @@ class ImportPipeline(Pipeline):
 
     dedup_functions_fully: bool = option(False, DEDUP_FUNCTIONS_FULLY)
 
-    def passes(self) -> Iterator[Pass]:
+    def passes(self, semantics: Semantics = INSTALLED) -> Iterator[Pass]:
         """The import passes; where calls stay calls, constraints and groups are taken in here already."""
         yield SymbolDce()
         yield LiftInlinedMeshes()
@@ -83,6 +86,7 @@ class ExportPipeline(Pipeline):
     """Makes shardings final and inserts reshards."""
 
     name = "sdy-export-pipeline"
+    is_last: ClassVar[bool] = True
 
     dump_directory: str = option("", UNUSED)
     avoid_export_for_partitioning: bool = option(False, "stop where shardings are final")
@@ -96,7 +100,7 @@ class ExportPipeline(Pipeline):
         True, "cut shardings of inputs and outputs to axes that divide their dimensions"
     )
 
-    def passes(self) -> Iterator[Pass]:
+    def passes(self, semantics: Semantics = INSTALLED) -> Iterator[Pass]:
         """The export passes; either of the dump options removes both debug attributes, which the reference only writes to files."""
         yield ConstantOrScalarMerger()
         yield SinkDataFlowEdges()
@@ -109,6 +113,8 @@ class ExportPipeline(Pipeline):
         yield CloseShardings()
         if self.avoid_export_for_partitioning:
             return
+        if semantics.has("export: unreduced axes are verified"):
+            yield VerifyUnreducedAxes()
         yield InsertExplicitReshards(enable_full_version=self.enable_insert_explicit_collectives)
         if self.enable_insert_explicit_collectives:
             yield Canonicalize(enable_patterns=(RESHARDS,))
@@ -120,6 +126,8 @@ class ExportPipeline(Pipeline):
             yield RemovePropagationDebugInfo()
         if not self.keep_sharding_rules:
             yield DropShardingRules()
+        if self.is_last and semantics.has("export: meshes are inlined"):
+            yield InlineMeshes()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,13 +135,14 @@ class PropagationPipeline(ExportPipeline):
     """Imports, propagates and exports."""
 
     name = "sdy-propagation-pipeline"
+    is_last = False
 
     dedup_functions_fully: bool = option(False, DEDUP_FUNCTIONS_FULLY)
     conservative_propagation: bool = option(False, CONSERVATIVE)
     propagation_strategy: Strategy = option("aggressive", STRATEGY, choices=STRATEGIES)
     run_op_priority_propagation: bool = option(True, OP_PRIORITY)
 
-    def passes(self) -> Iterator[Pass]:
+    def passes(self, semantics: Semantics = INSTALLED) -> Iterator[Pass]:
         """All passes; calls become computations for the propagation, unless functions are deduplicated fully."""
         yield ImportPipeline(dedup_functions_fully=self.dedup_functions_fully)
         if self.dedup_functions_fully:
@@ -160,7 +169,7 @@ class PropagationPipeline(ExportPipeline):
         yield UnflattenCallGraph()
         yield SymbolDce()
         yield InsertFuncCallReshards()
-        yield from super().passes()
+        yield from super().passes(semantics)
 
     def run(self, program: Program, log: Log | None = None) -> None:
         """Runs the passes without a garbage collection between."""
@@ -216,6 +225,7 @@ _EXPORT = (
     SinkFuncDataFlowEdges,
     UnflattenCallGraph,
     UpdateNonDivisibleInputOutputShardings,
+    VerifyUnreducedAxes,
     ExportPipeline,
 )
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeVar
 
+from shardy_py.dialect import INSTALLED, Semantics
 from shardy_py.ir import Program
 from shardy_py.passes.pipeline_text import MODULE
 from shardy_py.passes.propagation.log import Log
@@ -101,10 +102,10 @@ class Pipeline(Pass):
     """Passes in sequence."""
 
     @abstractmethod
-    def passes(self) -> Iterable[Pass]:
-        """The passes in order, with their options."""
+    def passes(self, semantics: Semantics = INSTALLED) -> Iterable[Pass]:
+        """The passes in order, with their options, as a version of Shardy has them."""
 
     def run(self, program: Program, log: Log | None = None) -> None:
         """Runs the passes one after the other."""
-        for each in self.passes():
+        for each in self.passes(program.semantics):
             each.run(program, log)

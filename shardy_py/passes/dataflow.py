@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardy_py.dialect import DimensionSharding, TensorSharding
+from shardy_py.dialect.axis import reduced_like
 from shardy_py.ir import Block, Function, Op, Value
 from shardy_py.ir.op_checks import COMPUTATIONS as COMPUTATIONS
 
@@ -189,7 +190,7 @@ def without_manual_axes(sharding: TensorSharding, manual: Sequence[str]) -> Tens
         dims.append(DimensionSharding(axes, dim.is_closed, priority))
     replicated = tuple(axis for axis in sharding.replicated if axis.name not in manual)
     unreduced = tuple(axis for axis in sharding.unreduced if axis.name not in manual)
-    return TensorSharding(sharding.mesh, tuple(dims), replicated, unreduced)
+    return TensorSharding(sharding.mesh, tuple(dims), replicated, reduced_like(unreduced, sharding.unreduced))
 
 
 def with_manual_axes(sharding: TensorSharding, outer: TensorSharding | None, manual: Sequence[str]) -> TensorSharding:

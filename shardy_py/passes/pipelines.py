@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardy_py.dialect import INSTALLED, Semantics
 from shardy_py.passes.base import Pass, Pipeline
 from shardy_py.passes.export.close_shardings import CloseShardings
 from shardy_py.passes.export.remove_sharding_groups import RemoveShardingGroups
@@ -35,7 +36,7 @@ class PlanPipeline(Pipeline):
     conservative_propagation: bool = False
     run_op_priority_propagation: bool = True
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self, semantics: Semantics = INSTALLED) -> tuple[Pass, ...]:
         """The passes of the three pipelines that change such a program; rules stay, for explanations."""
         return (
             RemoveSizeOneAxes(),

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding, TensorShardingPerValue
-from shardy_py.errors import DialectError
+from shardy_py.dialect.axis import reduced_like, reduction_of
+from shardy_py.errors import DialectError, ParseError
 
 MESH = Mesh({"x": 4, "y": 2, "z": 8})
 
@@ -92,6 +95,20 @@ def test_is_equivalent(a: str, b: str | None, expected: bool) -> None:
     assert first.is_equivalent(second) is expected
     if second is not None:
         assert second.is_equivalent(first) is expected
+
+
+def test_parts_of_a_maximum_are_not_parts_of_a_sum() -> None:
+    text = '<@m, [{}], unreduced=max{"x", "y"}>'
+    sharding, summed = parse(text), parse(text.replace("max", ""))
+    assert str(sharding) == f"#sdy.sharding{text}"
+    assert sharding.unreduced != summed.unreduced
+    assert summed.unreduced != sharding.unreduced
+    assert sharding is parse(text) is pickle.loads(pickle.dumps(sharding)) is sharding.open_like().closed_like()
+    assert sharding is not summed
+    assert reduction_of(reduced_like(summed.unreduced[:1], sharding.unreduced)) == "max"
+    assert reduction_of(reduced_like(sharding.unreduced, summed.unreduced)) == "sum"
+    with pytest.raises(ParseError, match=r"expected '\{'"):
+        parse('<@m, [{}], replicated=max{"x"}>')
 
 
 def test_unreduced_axes_can_be_compared_too() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.passes.base import Pass, option
-from shardy_py.passes.dataflow import EDGE, MANUAL_COMPUTATION, edge_of, get_sharding, set_sharding, shardable_value
+from shardy_py.passes.dataflow import EDGE, FUNC_EDGE, MANUAL_COMPUTATION, edge_of, get_sharding, set_sharding, shardable_value
 from shardy_py.passes.debug.recording import PROPAGATION_EDGES, SHARDING_ORIGINS, recording
 from shardy_py.passes.propagation.log import CONSTRAINTS, Log, Step
 from shardy_py.passes.walk import ops_of
@@ -48,26 +48,31 @@ def _apply_all(program: Program, log: Log | None) -> None:
     ops = ops_of(program, _CONSTRAINING)
     if not ops:
         return
-    moves = _Moves()
+    moves, yields = _Moves(), program.semantics.has("constraints: fully open shardings yield")
     for op in ops:
         if op.name == CONSTRAINT:
             x = op.operands[0]
-            _follow_chain(op, x, moves)
+            _follow_chain(op, x, moves, yields)
             sharding = op.results[0].sharding
-            if sharding is not None and _applies(x, sharding):
+            if sharding is not None and _applies(x, sharding, yields):
                 _apply(x, sharding, op, moves, log)
             continue
         for i, sharding in enumerate(op.attributes.get("in_shardings") or ()):
             x = op.operands[i]
-            if _applies(x, sharding):
+            if _applies(x, sharding, yields):
                 _apply(x, sharding, op, moves, log)
     moves.finish()
 
 
-def _applies(x: Value, sharding: TensorSharding) -> bool:
-    if not sharding.is_fully_closed or shardable_value(x) is None or get_sharding(x) is not None:
+def _applies(x: Value, sharding: TensorSharding, yields: bool) -> bool:
+    if not sharding.is_fully_closed or shardable_value(x) is None or _has_sharding(x, yields):
         return False
     return all(_constraint(user, i) is sharding for user, i in x.uses if user.name in _CONSTRAINING)
+
+
+def _has_sharding(x: Value, yields: bool) -> bool:
+    sharding = get_sharding(x)
+    return sharding is not None and not (yields and sharding.is_fully_open)
 
 
 def _constraint(user: Op, i: int) -> TensorSharding | None:
@@ -76,7 +81,7 @@ def _constraint(user: Op, i: int) -> TensorSharding | None:
 
 def _apply(x: Value, sharding: TensorSharding, op: Op, moves: _Moves, log: Log | None) -> None:
     why = CONSTRAINTS[op.name]
-    is_edge = isinstance(x.owner, Op) and x.owner.name == EDGE
+    is_edge = isinstance(x.owner, Op) and x.owner.name in (EDGE, FUNC_EDGE)
     if not is_edge and edge_of(x) is None:
         set_sharding(x, sharding)
         if op.name == CONSTRAINT and not op.rule_decided:
@@ -95,7 +100,7 @@ def _apply(x: Value, sharding: TensorSharding, op: Op, moves: _Moves, log: Log |
             log.append(Step.outside(x, None, unreduced, why, op))
 
 
-def _follow_chain(head: Op, x: Value, moves: _Moves) -> None:
+def _follow_chain(head: Op, x: Value, moves: _Moves, yields: bool) -> None:
     if len(x.uses) < 2:
         return
     tail = head
@@ -105,7 +110,7 @@ def _follow_chain(head: Op, x: Value, moves: _Moves) -> None:
         return
     if isinstance(x.owner, Op) and x.owner.name == CONSTRAINT:
         return
-    if any(user.name in _CONSTRAINING for user, _ in x.uses if user is not head) or get_sharding(x) is not None:
+    if any(user.name in _CONSTRAINING for user, _ in x.uses if user is not head) or _has_sharding(x, yields):
         return
     block = tail.block
     after = moves.position(tail)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
+from shardy_py.dialect.axis import reduced_like
 from shardy_py.ir import Program
 from shardy_py.passes.base import Pass
 from shardy_py.passes.propagation.log import Log
@@ -32,7 +33,8 @@ class RemoveSizeOneAxes(Pass):
             if not sharding.any_axis(lambda axis: axis.size_in(mesh) == 1):
                 return sharding
             dims = tuple(_dimension(dim, _larger(dim.axes, mesh)) for dim in sharding.dims)
-            return TensorSharding(sharding.mesh, dims, _larger(sharding.replicated, mesh), _larger(sharding.unreduced, mesh))
+            unreduced = reduced_like(_larger(sharding.unreduced, mesh), sharding.unreduced)
+            return TensorSharding(sharding.mesh, dims, _larger(sharding.replicated, mesh), unreduced)
 
         map_shardings(program, without)
 

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardy_py.dialect import AxisRef, AxisRefList, ListOfAxisRefLists, Mesh, TensorSharding
-from shardy_py.dialect.axis import Axes, is_strict_prefix, set_difference, sort_and_merge, suffix_without_overlap
+from shardy_py.dialect.axis import (
+    REDUCTIONS,
+    Axes,
+    is_strict_prefix,
+    reduced_like,
+    reduction_of,
+    set_difference,
+    sort_and_merge,
+    suffix_without_overlap,
+)
 from shardy_py.errors import ShardyError
 
 RESHARD = "sdy.reshard"
@@ -28,9 +37,10 @@ def unreduced_of(sharding: TensorSharding | None) -> Axes:
     return () if sharding is None else sharding.unreduced
 
 
-def all_reduce(axes: Axes, sharding: TensorSharding) -> Collective:
+def all_reduce(axes: Axes, sharding: TensorSharding, reduction: str = REDUCTIONS[0]) -> Collective:
     """The all-reduce along some axes that ends in a sharding."""
-    return Collective(ALL_REDUCE, sharding, {"reduction_axes": AxisRefList(axes)})
+    kind = REDUCTIONS.index(reduction)
+    return Collective(ALL_REDUCE, sharding, {"reduction_axes": AxisRefList(axes)} | ({"reduction_op": kind} if kind else {}))
 
 
 def reduce_to(source: TensorSharding | None, target: TensorSharding | None, meshes: Mapping[str, Mesh]) -> list[Collective]:
@@ -42,7 +52,8 @@ def reduce_to(source: TensorSharding | None, target: TensorSharding | None, mesh
     if not axes:
         return []
     remaining = sort_and_merge(set_difference(source.unreduced, axes, mesh), mesh)
-    return [all_reduce(sort_and_merge(axes, mesh), with_unreduced(source, remaining))]
+    rest = with_unreduced(source, reduced_like(remaining, source.unreduced))
+    return [all_reduce(sort_and_merge(axes, mesh), rest, reduction_of(source.unreduced))]
 
 
 def more_unreduced(source: TensorSharding | None, target: TensorSharding | None, meshes: Mapping[str, Mesh]) -> list[Collective]:
@@ -72,7 +83,7 @@ def more_unreduced(source: TensorSharding | None, target: TensorSharding | None,
         steps.append(Collective(RESHARD, before))
     if replicated:
         unreduced = sort_and_merge((*source.unreduced, *replicated), mesh)
-        before = TensorSharding(source.mesh, dims, target.replicated, unreduced)
+        before = TensorSharding(source.mesh, dims, target.replicated, reduced_like(unreduced, target.unreduced))
         steps.append(Collective("sdy.replicated_to_unreduced", before, {"axes": AxisRefList(replicated)}))
     if from_dims:
         steps.append(Collective("sdy.sharded_to_unreduced", target, {"axes": ListOfAxisRefLists(lost)}))
