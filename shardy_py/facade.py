@@ -189,14 +189,11 @@ class Plan(PlanRecord):
         """
         return costing.analyse(self, hardware, links)
 
-    def memory_analysis(self, hardware: str | Hardware | int | None = None, *, compiler: str | None = None) -> MemoryAnalysis:
+    def memory_analysis(self, hardware: str | Hardware | int | None = None) -> MemoryAnalysis:
         """The memory that one call takes on one device, from liveness over the program; nothing is compiled.
 
         Args:
             hardware: The device that it should fit on: a name (`"h100"`, `"v5e"`), a `Hardware` of your own, or a number of bytes.
-            compiler: The model of a compiler's use of memory: `"cpu"`, which is compared with XLA in docs/memory.md, `"accelerator"`, or
-                `"liveness"`, which has every value in memory from the op that makes it to its last reader. By default `"accelerator"`
-                where `hardware` is a name or a `Hardware`, or the plan is for another platform than CPUs.
 
         Returns:
             Sizes under the names of `jax.stages.Compiled.memory_analysis()`, the peak, where it is and what it is made of, and the
@@ -204,9 +201,8 @@ class Plan(PlanRecord):
 
         Raises:
             HardwareError: Such hardware is not known.
-            CompilerError: Such a compiler is not known.
         """
-        return memory_analysis.analyse(self, hardware, compiler)
+        return memory_analysis.analyse(self, hardware)
 
     def as_text(
         self,

@@ -128,7 +128,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "hardware that is not known": (lambda: plan().cost_analysis("h1000"), ["h1000", "h100"]),
     "finding that is not known": (lambda: plan().check(ignore="replicated"), ["replicated", "replicated-large"]),
     "memory that is negative": (lambda: plan().memory_analysis(-1), ["-1 bytes", "16 << 30"]),
-    "compiler that is not known": (lambda: plan().memory_analysis(compiler="gcc"), ["gcc", "liveness"]),
+    "memory of hardware that is not known": (lambda: plan().memory_analysis("gcc"), ["gcc", "h100"]),
     "depth that is no number": (lambda: plan().collectives_by_module("all"), ["depth is 'all'", "0, 1, 2"]),  # pyright: ignore[reportArgumentType]
     "file that is no plan": (lambda: sp.Plan.from_json("{}"), ["plan"]),
 }

@@ -34,10 +34,10 @@ FUSED = (
 RESHARDING = frozenset(f"sdy.{name}" for name in "all_gather all_reduce all_slice all_to_all collective_permute reduce_scatter".split())
 """Collectives of the SDY dialect, and slices."""
 
-_MOVES = RESHARDING | {"sdy.reshard"}
+MOVES = RESHARDING | {"sdy.reshard"}
 """Ops that bring their operand to another layout; they are part of prices of moves."""
 
-FORWARDED = _MOVES | frozenset(
+FORWARDED = MOVES | frozenset(
     (
         "stablehlo.reshape",
         "stablehlo.optimization_barrier",
@@ -83,11 +83,49 @@ def traffic(accesses: Iterable[Access], size: Callable[[int], int]) -> int:
     return accessed
 
 
-class Fusion:
+class Origins:
+    """The values that ops forward, each in its place."""
+
+    forwarding = FORWARDED
+
+    def __init__(self) -> None:
+        self._origins: dict[Value, Value] = {}
+
+    def origin(self, value: Value) -> Value:
+        """The value that this one forwards."""
+        origin = self._origins.get(value)
+        if origin is None:
+            passed: list[Value] = []
+            origin = value
+            while origin not in self._origins and (before := self._before(origin)) is not None:
+                passed.append(origin)
+                origin = before
+            origin = self._origins.get(origin, origin)
+            for one in (*passed, value):
+                self._origins[one] = origin
+        return origin
+
+    def forwards(self, op: Op) -> bool:
+        """Whether an op's results are its operands."""
+        return op.name in self.forwarding or is_folded(op)
+
+    def _before(self, value: Value) -> Value | None:
+        """The value that an op's result aliases; None if it has its own memory."""
+        owner = value.owner
+        if isinstance(owner, Op):
+            if self.forwards(owner):
+                return owner.operands[value.index] if value.index < len(owner.operands) else None
+            return owner.regions[0].terminator.operands[value.index] if owner.name in COMPUTATIONS else None
+        parent = owner.parent
+        return parent.operands[value.index] if isinstance(parent, Op) and parent.name in COMPUTATIONS else None
+
+
+class Fusion(Origins):
     """The values of a block (a function's body or a device's region) that lie in memory, whatever their shardings."""
 
     def __init__(self, block: Block) -> None:
-        self._origins: dict[Value, Value] = dict(zip(block.arguments, block.arguments))
+        super().__init__()
+        self._origins.update(zip(block.arguments, block.arguments))
         self._materialized: set[Value] = set()
         self._escaping: set[Value] = set()
         if block.ops:
@@ -102,20 +140,6 @@ class Fusion:
             if op.regions or name.endswith(".return"):
                 self._escaping.update(origins)
 
-    def origin(self, value: Value) -> Value:
-        """The value that this one forwards."""
-        origin = self._origins.get(value)
-        if origin is None:
-            passed: list[Value] = []
-            origin = value
-            while origin not in self._origins and (before := _before(origin)) is not None:
-                passed.append(origin)
-                origin = before
-            origin = self._origins.get(origin, origin)
-            for one in (*passed, value):
-                self._origins[one] = origin
-        return origin
-
     def in_memory(self, value: Value) -> bool:
         """Whether an origin lies in memory."""
         op = value.defining_op
@@ -128,7 +152,7 @@ class Fusion:
     def accesses(self, op: Op) -> tuple[Access, ...]:
         """The reads and writes of an op; those of ops in its regions are their own."""
         name, count = op.name, len(op.operands)
-        if name in _NO_TRAFFIC or name in CONSTANTS or _is_folded(op):
+        if name in _NO_TRAFFIC or name in CONSTANTS or is_folded(op):
             return ()
         if name == "stablehlo.dynamic_update_slice":
             return (Access(1, 2 if self.in_memory(self.origin(op.operands[1])) else 1),)
@@ -161,23 +185,12 @@ class Traffic(Fusion):
         return traffic(self.accesses(op), lambda number: self.sizes.bytes(values[number]))
 
 
-def _before(value: Value) -> Value | None:
-    """The value that an op's result aliases; None if it has its own memory."""
-    owner = value.owner
-    if isinstance(owner, Op):
-        if owner.name in FORWARDED or _is_folded(owner):
-            return owner.operands[value.index] if value.index < len(owner.operands) else None
-        return owner.regions[0].terminator.operands[value.index] if owner.name in COMPUTATIONS else None
-    parent = owner.parent
-    return parent.operands[value.index] if isinstance(parent, Op) and parent.name in COMPUTATIONS else None
-
-
-def _is_folded(op: Op) -> bool:
+def is_folded(op: Op) -> bool:
     """Whether an op transposes the result of a product, or a value that only products read: XLA folds it into the product."""
     if op.name != "stablehlo.transpose":
         return False
     source = op.operands[0]
-    while (maker := source.defining_op) is not None and maker.name in _MOVES:
+    while (maker := source.defining_op) is not None and maker.name in MOVES:
         source = maker.operands[0]
     from_product = maker is not None and maker.name in DOTS and len(_users(source)) == 1
     return from_product or all(user.name in DOTS for user in _users(op.results[0]))
@@ -187,5 +200,5 @@ def _users(value: Value) -> list[Op]:
     """The readers of a value, once per operand."""
     users: list[Op] = []
     for user, _ in value.uses:
-        users += _users(user.results[0]) if user.name in _MOVES else [user]
+        users += _users(user.results[0]) if user.name in MOVES else [user]
     return users

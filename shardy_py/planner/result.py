@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from shardy_py.plan.checks.opaque import OPAQUE
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.costing import analyse as cost_of
-from shardy_py.plan.memory.analysis import analyse as memory_of
-from shardy_py.plan.memory.models import model as memory_model
+from shardy_py.plan.memory.analysis import ERROR
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import MODEL_BOUND, NOTHING, Search, Status
@@ -26,7 +25,7 @@ LISTED = 5
 
 def search_of(searcher: Searcher, best: Candidate, bound: float) -> Search:
     """The report of a search."""
-    planner, run = searcher.planner, best.run
+    planner = searcher.planner
     bound *= 1 - planner.overlap  # the upper end of a step is at least the bound, and the lower end at least nothing
     prices = constraint_prices(searcher, best)
     # A region that takes less than the bound is the best one known where nothing is cheaper than its assignment by the model either.
@@ -42,7 +41,7 @@ def search_of(searcher: Searcher, best: Candidate, bound: float) -> Search:
         status="optimal" if optimal else "template" if best.name else ended,
         space=_space(searcher, best) | ({MODEL_BOUND: seconds_text(bound)} if bound > (1 + ROUNDING) * best.seconds else {}),
         timings={**searcher.timings, "total": time.monotonic() - searcher.began},
-        margin_bytes=math.ceil(best.peak * memory_model(memory_of(run, planner.hardware).compiler).error),
+        margin_bytes=math.ceil(best.peak * ERROR),
         shards_values=searcher.propagate is None,
         constraint_prices=prices,
         annotations=planner.annotations,

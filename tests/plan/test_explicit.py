@@ -15,10 +15,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.cost.liveness.graph import Region
 from shardy_py.plan.checks import costly_reshards
 from shardy_py.plan.executed import executed
-from shardy_py.plan.memory.graph import local_graph
+from shardy_py.plan.memory.analysis import lifetimes
 from shardy_py.plan.movements import format_bytes
 from shardy_py.testing.pinned import pinned
 from shardy_py.view.html.payload import payload
@@ -78,13 +77,6 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]]
 }
 
 
-def nodes(region: Region) -> Any:
-    for node in region.nodes:
-        yield node
-        for inner in node.regions:
-            yield from nodes(inner)
-
-
 def total(figures: Any) -> int:
     return sum(size * (1 if trips is None else trips) for size, trips in figures)
 
@@ -117,12 +109,8 @@ def check(plan: sp.Plan) -> None:
 
     transfers = executed(plan).transfers
     assert [t.collective for t in transfers] == list(plan.collectives)
-    graph, program = local_graph(plan)
-    in_memory = {node.source for node in nodes(graph.main)}
-    steps = {op for op in program.walk() if op in {t.step for t in transfers}}
-    assert steps <= in_memory
-    if not any(v.type.dtype in ("float16", "bfloat16") for v in plan.values):  # these are computed with in a copy of the program
-        assert steps == {t.step for t in transfers if t.step is not None}
+    program = lifetimes(plan).running
+    assert {t.step for t in transfers if t.step is not None} <= set(program.walk())
 
     check_memory(plan)
     check_page(plan)

@@ -111,5 +111,5 @@ def test_gibibytes_of_residuals_are_among_the_findings_of_a_plan():
     plan = planned(jax.grad(loss), (f32(32, 64, 64), f32(1 << 18, 64)))
     (finding,) = [finding for finding in plan.findings if finding.kind == "smaller-peak"]
     assert "are 4 GiB of 4.16 GiB; jax.checkpoint" in finding.message
-    assert finding == plan.memory_analysis(compiler="accelerator").findings[0]
+    assert finding == plan.memory_analysis().findings[0]
     assert "smaller-peak" not in [finding.kind for finding in planned(jax.grad(loss)).findings]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from shardy_py.cost.liveness.graph import Kind, Node
-from shardy_py.ir import Op
+from shardy_py.ir import Block, Op, Value
+from shardy_py.passes.dataflow import CASE, COMPUTATIONS, WHILE
 
 _TARGET, _ATTRIBUTES, _PLACEMENT = "annotate_device_placement", "mhlo.frontend_attributes", "_xla_buffer_placement"
+_SHAPES = frozenset(f"stablehlo.{name}" for name in "concatenate dynamic_slice gather pad reverse slice transpose".split())
+
+Origin = Callable[[Value], Value]
 
 
 def placement(kind: str) -> dict[str, Any]:
@@ -16,68 +19,69 @@ def placement(kind: str) -> dict[str, Any]:
     return {_ATTRIBUTES: {_PLACEMENT: kind}}
 
 
-def placed_in(op: object) -> str:
+def placed_in(op: Op) -> str:
     """The memory kind that an op moves its operand to; empty of other ops."""
-    if not isinstance(op, Op) or op.name != "stablehlo.custom_call" or op.attributes.get("call_target_name") != _TARGET:
+    if op.name != "stablehlo.custom_call" or op.attributes.get("call_target_name") != _TARGET:
         return ""
     attributes: dict[str, str] | None = op.attributes.get(_ATTRIBUTES)
     return (attributes or {}).get(_PLACEMENT, "")
 
 
-def host_values(nodes: Iterable[Node], arguments: Iterable[int]) -> set[int]:
+def host_values(body: Block, arguments: set[Value], origin: Origin) -> set[Value]:
     """The values that lie in the host's memory: what is moved there, and what ops make of it until it is moved back.
 
     Args:
-        nodes: All nodes, those of bodies included.
+        body: The ops, with those of inner blocks.
         arguments: Values that the caller has in the host's memory.
+        origin: The value that lies in memory for each.
     """
-    steps, host = list(nodes), set(arguments)
-    for node in steps:
-        if placed_in(node.source).endswith("_host"):
-            host.update(node.results)
+    steps = _steps(body, origin)
+    host = arguments | {v for op in steps if placed_in(op).endswith("_host") for v in op.results}
     size = -1
     while host and size != len(host):
         size = len(host)
-        for node in steps:
-            for sources, targets in _flows(node):
-                if not host.isdisjoint(sources):
+        for op in steps:
+            for sources, targets in _flows(op):
+                if not host.isdisjoint(map(origin, sources)):
                     host.update(targets)
     return host
 
 
-def passed_on(nodes: Iterable[Node], host: set[int]) -> set[int]:
+def passed_on(body: Block, host: set[Value], origin: Origin) -> set[Value]:
     """The values in the host's memory that have no buffer of their own: slices on their way to the device, and updates on theirs back."""
-    steps = list(nodes)
-    readers: dict[int, list[Node]] = {}
-    for node in steps:
-        for v in node.operands:
-            readers.setdefault(v, []).append(node)
+    steps = _steps(body, origin)
+    readers: dict[Value, list[Op]] = {}
+    for op in steps:
+        for v in map(origin, op.operands):
+            readers.setdefault(v, []).append(op)
 
-    def passes(v: int, node: Node) -> bool:
-        if node.kind is Kind.UPDATE:
-            return v != node.operands[0]
-        return node.kind in (Kind.BARRIER, Kind.VIEW, Kind.SHAPE) or bool(placed_in(node.source))
+    def passes(v: Value, op: Op) -> bool:
+        if op.name == "stablehlo.dynamic_update_slice":
+            return v is not origin(op.operands[0])
+        return op.name in _SHAPES or bool(placed_in(op))
 
-    candidates = {v for node in steps if node.kind in (Kind.BARRIER, Kind.VIEW, Kind.SHAPE) or placed_in(node.source) for v in node.results}
-    return {v for v in host & candidates if all(passes(v, node) for node in readers.get(v, ()))}
+    candidates = {v for op in steps if op.name in _SHAPES or placed_in(op) for v in op.results}
+    return {v for v in host & candidates if all(passes(v, op) for op in readers.get(v, ()))}
 
 
-def _flows(node: Node) -> Iterable[tuple[Sequence[int], Sequence[int]]]:
-    """Values of a node, and those that lie where one of them does."""
-    if placed_in(node.source):
+def _steps(body: Block, origin: Origin) -> list[Op]:
+    """The ops that make values which lie elsewhere than others."""
+    ops = (op for op in body.walk() if op.name not in COMPUTATIONS and not op.name.endswith(".return"))
+    return [op for op in ops if not op.results or origin(op.results[0]) is op.results[0]]
+
+
+def _flows(op: Op) -> Iterable[tuple[Sequence[Value], Sequence[Value]]]:
+    """Values of an op, and those that lie where one of them does."""
+    if placed_in(op):
         return
-    if node.kind is Kind.LOOP:
-        condition, body = node.regions
-        for operand, tested, carried, end, result in zip(node.operands, condition.arguments, body.arguments, body.results, node.results):
+    if op.name == WHILE:
+        condition, body = op.regions
+        ends = body.terminator.operands
+        for operand, tested, carried, end, result in zip(op.operands, condition.arguments, body.arguments, ends, op.results):
             yield (operand, end), (tested, carried, result)
-    elif node.kind is Kind.BRANCH:
-        for region in node.regions:
-            for operand, argument in zip(node.operands[len(node.operands) - len(region.arguments) :], region.arguments):
-                yield (operand,), (argument,)
-            for end, result in zip(region.results, node.results):
+    elif op.name in (CASE, "stablehlo.if"):
+        for region in op.regions:
+            for end, result in zip(region.terminator.operands, op.results):
                 yield (end,), (result,)
-    elif node.kind is Kind.BARRIER:
-        for operand, result in zip(node.operands, node.results):
-            yield (operand,), (result,)
     else:
-        yield node.operands, node.results
+        yield op.operands, op.results

@@ -16,12 +16,11 @@ LARGE = 1 << 30
 def smaller_peak(context: CheckContext) -> Iterator[Finding]:
     """Changes that would lower the peak, for plans whose scans stack up `LARGE` bytes and more.
 
-    As compiled for an accelerator, where programs of that size run. Where it should fit, which is not known here,
-    `plan.memory_analysis(hardware).findings` has more to say.
+    Where it should fit, which is not known here, `plan.memory_analysis(hardware).findings` has more to say.
     """
     stacked = 0
     for op, manual in context.ops:
         if op.name == WHILE and op.primitive == "scan" and not manual:
             stacked += sum(context.local(value.type, value.sharding) for value in op.results)
     if stacked >= LARGE:
-        yield from memory_analysis.analyse(context.plan, compiler="accelerator").findings
+        yield from memory_analysis.analyse(context.plan).findings

@@ -2,58 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from shardy_py.cost.hardware import Hardware, HardwareError
 from shardy_py.cost.hardware_table import hardware
-from shardy_py.cost.liveness.estimate import Estimate
-from shardy_py.cost.liveness.graph import Graph
-from shardy_py.cost.liveness.live import Buffer
+from shardy_py.cost.liveness.live import Buffer, Liveness, liveness
 from shardy_py.cost.sizes import LocalSizes
-from shardy_py.ir import Op, Program
+from shardy_py.ir import Op, Program, Value
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.executed import explicit_of
 from shardy_py.plan.findings import Findings
-from shardy_py.plan.memory.graph import local_graph
-from shardy_py.plan.memory.lifetimes import Lifetimes, LiveBuffer
-from shardy_py.plan.memory.models import MemoryModel, model
+from shardy_py.plan.memory.lifetimes import Lifetimes, LiveBuffer, label_of
 from shardy_py.plan.memory.remedies import relief, remedies
 from shardy_py.plan.memory.report import Contributor, MemoryAnalysis, PeakBuffer, Relief, Step
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue, location_of, typed
 
+ERROR = 0.2
+"""The part by which peaks were at most below those of compiled programs, by docs/memory.md."""
 
-def analyse(plan: PlanRecord, which: str | Hardware | int | None = None, compiler: str | None = None) -> MemoryAnalysis:
+ADDRESS = 8
+"""Bytes of each entry of the table through which a function on CPUs returns several results."""
+
+
+def analyse(plan: PlanRecord, which: str | Hardware | int | None = None) -> MemoryAnalysis:
     """The memory that a call of a plan takes; see `Plan.memory_analysis`. A plan remembers it."""
     name, room = _room(which)
-    of_compiler = _model(plan, name, compiler)
-    memory = _usage(plan, of_compiler)[0]
+    on_cpu = _is_on_cpu(plan, name)
+    memory = _usage(plan, on_cpu)[0]
     room_of = name or (None if room is None else "the given memory")
-    return replace(memory, hardware=room_of, hardware_bytes=room, queries=_Queries(plan, of_compiler))
+    return replace(memory, hardware=room_of, hardware_bytes=room, queries=_Queries(plan, on_cpu))
 
 
-def lifetimes(plan: PlanRecord, which: str | Hardware | int | None = None, compiler: str | None = None) -> Lifetimes:
+def lifetimes(plan: PlanRecord, which: str | Hardware | int | None = None) -> Lifetimes:
     """The buffers behind `analyse`, with the steps at which they are alive and the values that they hold. A plan remembers them."""
-    return _usage(plan, _model(plan, _room(which)[0], compiler))[1]
+    return _usage(plan, _is_on_cpu(plan, _room(which)[0]))[1]
 
 
-def _model(plan: PlanRecord, hardware: str, compiler: str | None) -> MemoryModel:
-    return model(compiler or ("accelerator" if hardware or plan.platform != "cpu" else "cpu"))
+def _is_on_cpu(plan: PlanRecord, hardware: str) -> bool:
+    return not hardware and plan.platform == "cpu"
 
 
 @Analysis
-def _by_compiler(plan: PlanRecord) -> dict[str, tuple[MemoryAnalysis, Lifetimes]]:
-    """Name of a compiler -> the analysis under its rules and the buffers behind it, filled on request."""
+def _by_platform(plan: PlanRecord) -> dict[bool, tuple[MemoryAnalysis, Lifetimes]]:
+    """Whether on CPUs -> the analysis there and the buffers behind it, filled on request."""
     return {}
 
 
-def _usage(plan: PlanRecord, of_compiler: MemoryModel) -> tuple[MemoryAnalysis, Lifetimes]:
-    by_compiler = _by_compiler(plan)
-    if of_compiler.name not in by_compiler:
-        by_compiler[of_compiler.name] = _analysed(plan, of_compiler)
-    return by_compiler[of_compiler.name]
+def _usage(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes]:
+    by_platform = _by_platform(plan)
+    if on_cpu not in by_platform:
+        by_platform[on_cpu] = _analysed(plan, on_cpu)
+    return by_platform[on_cpu]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,16 +64,16 @@ class _Queries:
     """Answers questions on an analysis that need the plan; see `report.Queries`."""
 
     plan: PlanRecord
-    of_compiler: MemoryModel
+    on_cpu: bool
 
     def findings(self, memory: MemoryAnalysis) -> Findings:
-        return Findings(remedies(self.plan, memory, lambda variant: _usage(variant, self.of_compiler)[0]))
+        return Findings(remedies(self.plan, memory, lambda variant: _usage(variant, self.on_cpu)[0]))
 
     def relief(self, memory: MemoryAnalysis) -> Relief:
         return relief(self.plan, memory)
 
     def peak_buffers(self, memory: MemoryAnalysis) -> tuple[PeakBuffer, ...]:
-        usage = _usage(self.plan, self.of_compiler)[1]
+        usage = _usage(self.plan, self.on_cpu)[1]
         buffers = (*usage.resident, *(usage.alive(memory.peak_step) if memory.steps else ()))
         locate = _Locations(usage.running)
         return tuple(self._described(b, locate) for b in sorted(buffers, key=lambda b: -b.bytes))
@@ -86,27 +89,30 @@ class _Queries:
 
 
 @no_collection()
-def _analysed(plan: PlanRecord, of_compiler: MemoryModel) -> tuple[MemoryAnalysis, Lifetimes]:
-    graph, program = local_graph(plan, of_compiler)
-    usage = of_compiler.estimate(graph)
-    fixed = usage.argument + usage.output - usage.alias
-    locate = _Locations(program)
-    resident = tuple(_resident(plan, graph))
-    parts = [*(Contributor(_leaf(plan, b).path, b.role, b.bytes) for b in resident), *_temporaries(usage, graph, locate)]
+def _analysed(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes]:
+    running = explicit_of(plan).program if plan.active_partitioner is None else plan.active_partitioner.local_program(plan)
+    donated = {d.input: d.output for d in plan.donation if d.output is not None}
+    on_device, in_host, resident = _resident(plan, donated)
+    host_arguments = [] if plan.platform == "cpu" else [i for i, value in enumerate(plan.inputs) if value.memory_kind]
+    usage = liveness(running.main, LocalSizes(running.meshes), donated, host_arguments, on_cpu)
+    outputs = on_device["output"] + (ADDRESS * len(plan.outputs) if on_cpu and len(plan.outputs) != 1 else 0)
+    fixed = on_device["argument"] + outputs - on_device["alias"]
+    locate = _Locations(running)
+    parts = [*(Contributor(_leaf(plan, b).path, b.role, b.bytes) for b in resident), *_temporaries(usage, running, locate)]
+    temporary = max(usage.series, default=0)
     memory = MemoryAnalysis(
         name=plan.name,
-        argument_size_in_bytes=usage.argument,
-        output_size_in_bytes=usage.output,
-        alias_size_in_bytes=usage.alias,
-        temp_size_in_bytes=usage.temp,
-        peak_memory_in_bytes=fixed + usage.temp,
-        host_argument_size_in_bytes=usage.host.argument,
-        host_output_size_in_bytes=usage.host.output,
-        host_alias_size_in_bytes=usage.host.alias,
-        host_temp_size_in_bytes=usage.host.temp,
-        compiler=of_compiler.name,
+        argument_size_in_bytes=on_device["argument"],
+        output_size_in_bytes=outputs,
+        alias_size_in_bytes=on_device["alias"],
+        temp_size_in_bytes=temporary,
+        peak_memory_in_bytes=fixed + temporary,
+        host_argument_size_in_bytes=in_host["argument"],
+        host_output_size_in_bytes=in_host["output"],
+        host_alias_size_in_bytes=in_host["alias"],
+        host_temp_size_in_bytes=usage.host,
         peak_step=usage.fullest,
-        steps=tuple(Step(fixed + more, node.label, locate(node.source)) for node, more in zip(usage.steps, usage.series)),
+        steps=tuple(Step(fixed + more, label_of(op), locate(op)) for op, more in zip(usage.steps, usage.series)),
         contributors=tuple(sorted(parts, key=_order)),
     )
     return memory, Lifetimes(
@@ -114,12 +120,10 @@ def _analysed(plan: PlanRecord, of_compiler: MemoryModel) -> tuple[MemoryAnalysi
         resident_bytes=fixed,
         series=usage.series,
         buffers=usage.buffers,
-        alignment=of_compiler.alignment,
-        origins={life.value: graph.origins[life.value] for b in usage.buffers for life in b.lives if life.value in graph.origins},
         sizes=LocalSizes(plan.program.meshes),
         explicit=explicit_of(plan) if plan.active_partitioner is None else None,
         program=plan.program,
-        running=program,
+        running=running,
     )
 
 
@@ -156,16 +160,32 @@ class _Locations:
         return location
 
 
-def _resident(plan: PlanRecord, graph: Graph) -> Iterable[LiveBuffer]:
-    """Arguments that the compiled program has, and results that take no donated argument's memory."""
-    main = plan.program.main
-    for i, (number, value, leaf) in enumerate(zip(graph.main.arguments, main.arguments, plan.inputs)):
-        if i not in graph.dropped and i not in graph.host_arguments:
-            yield LiveBuffer(graph.bytes[number], "argument", "", value, leaf.sharding, number=i)
-    taken = {d.output for d in plan.donation if d.output is not None}
-    for i, (number, value, leaf) in enumerate(zip(graph.main.results, main.body.terminator.operands, plan.outputs)):
-        if i not in taken and i not in graph.host_results:
-            yield LiveBuffer(graph.bytes[number], "output", "", value, leaf.sharding, number=i)
+def _resident(plan: PlanRecord, donated: Mapping[int, int]) -> tuple[dict[str, int], dict[str, int], tuple[LiveBuffer, ...]]:
+    """Bytes of arguments, results and results in donated arguments on the device and in the host's memory, and the device's buffers.
+
+    Arguments are those that the compiled program has, buffers of results those that take no donated argument's memory.
+    """
+    main, sizes = plan.program.main, LocalSizes(plan.program.meshes)
+    on_device, in_host = ({"argument": 0, "output": 0, "alias": 0} for _ in range(2))
+    has_host = plan.platform != "cpu"  # whose devices have one memory
+    buffers: list[LiveBuffer] = []
+    taken = set(donated.values())
+    roles: Sequence[tuple[Literal["argument", "output"], Sequence[Value], Sequence[PlannedValue]]] = (
+        ("argument", main.arguments, plan.inputs),
+        ("output", main.body.terminator.operands, plan.outputs),
+    )
+    for role, values, leaves in roles:
+        for i, (value, leaf) in enumerate(zip(values, leaves)):
+            if role == "argument" and i in plan.dropped:
+                continue
+            size = sizes.bytes_of(value.type, leaf.sharding)
+            is_in_host = has_host and bool(leaf.memory_kind)
+            (in_host if is_in_host else on_device)[role] += size
+            if role == "argument" and i in donated:
+                (in_host if is_in_host else on_device)["alias"] += size
+            if not is_in_host and not (role == "output" and i in taken):
+                buffers.append(LiveBuffer(size, role, "", value, leaf.sharding, number=i))
+    return on_device, in_host, tuple(buffers)
 
 
 def _leaf(plan: PlanRecord, buffer: LiveBuffer) -> PlannedValue:
@@ -174,29 +194,28 @@ def _leaf(plan: PlanRecord, buffer: LiveBuffer) -> PlannedValue:
     return (plan.inputs if buffer.role == "argument" else plan.outputs)[buffer.number]
 
 
-def _temporaries(usage: Estimate, graph: Graph, locate: _Locations) -> Iterable[Contributor]:
+def _temporaries(usage: Liveness, running: Program, locate: _Locations) -> Iterable[Contributor]:
     """Temporaries alive at the peak; those of one kind and source line are added up.
 
     An array that a loop fills step by step has the name of the op that makes its elements, not of the loop.
     """
-    at = usage.fullest
+    sizes = LocalSizes(running.meshes)
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}
     for buffer in usage.buffers:
-        if buffer.start <= at <= buffer.end and buffer.bytes:
-            key = _maker(buffer, graph, locate)
+        if buffer.start <= usage.fullest <= buffer.end and buffer.bytes:
+            key = _maker(buffer, usage, sizes, locate)
             count, total = sums.get(key, (0, 0))
             sums[key] = count + 1, total + buffer.bytes
     for (primitive, location, kind), (count, total) in sums.items():
         yield Contributor(primitive, "temporary", total, count, location, kind)
 
 
-def _maker(buffer: Buffer, graph: Graph, locate: _Locations) -> tuple[str, str, str]:
+def _maker(buffer: Buffer, usage: Liveness, sizes: LocalSizes, locate: _Locations) -> tuple[str, str, str]:
     """Primitive and location of the op that makes a buffer, and the buffer's type where a loop fills it."""
     if buffer.written is not None:
-        writer = graph.writers[buffer.written]
-        shape, dtype = graph.array_types[buffer.written]
-        return writer.label, locate(writer.source), f"{dtype}[{','.join(map(str, shape))}]"
-    return ("", "", "") if buffer.maker is None else (buffer.maker.label, locate(buffer.maker.source), "")
+        writer, value = usage.writers[buffer.written], buffer.written
+        return label_of(writer), locate(writer), f"{value.type.dtype}[{','.join(map(str, sizes.shape(value)))}]"
+    return ("", "", "") if buffer.maker is None else (label_of(buffer.maker), locate(buffer.maker), "")
 
 
 def _order(part: Contributor) -> tuple[int, str, str, str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardy_py.cost.liveness.graph import Kind
 from shardy_py.cost.liveness.live import Buffer, Life, alive
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.cost.traffic import RESHARDING
@@ -49,7 +48,7 @@ class Peak:
 
 @dataclass(frozen=True, eq=False)
 class Lifetimes:
-    """Lifetimes of the buffers of a call under the memory policy of a compiler.
+    """Lifetimes of the buffers of a call.
 
     Attributes:
         resident_bytes: Their bytes, with tables of addresses; `argument + output - alias` of the analysis.
@@ -59,8 +58,6 @@ class Lifetimes:
     resident_bytes: int
     series: tuple[int, ...]
     buffers: tuple[Buffer, ...]
-    alignment: int
-    origins: Mapping[int, Value]
     sizes: LocalSizes
     explicit: Explicit | None
     program: Program
@@ -85,20 +82,20 @@ class Lifetimes:
         for buffer in self.buffers:
             own = [v for v, layout in (self._planned(life, buffer) for life in buffer.lives) if v is not None and layout is v.sharding]
             size = max((self.sizes.bytes_of(v.type, sharding_of(v)) for v in own), default=buffer.bytes)
-            resized.append(replace(buffer, bytes=-(-size // self.alignment) * self.alignment))
+            resized.append(replace(buffer, bytes=size))
         return alive(resized, len(self.series))
 
     def _described(self, buffer: Buffer, step: int) -> LiveBuffer:
         """A buffer with the value that it holds at a step; between two values, the one before."""
         lives = [life for life in buffer.lives if life.start <= step] or buffer.lives
-        life = max(lives, key=lambda life: (life.end >= step, self._planned(life, buffer)[0] is not None, life.start, -life.value))
-        value, sharding = self._planned(life, buffer)
-        maker, source = life.maker, self.origins.get(life.value)
-        if maker is None:
-            return LiveBuffer(buffer.bytes, "temporary", "", value, sharding)
-        op = source.defining_op if source is not None and maker.kind is not Kind.COPY else maker.source
+        op, value, sharding = buffer.maker, None, None
+        if lives:
+            life = max(lives, key=lambda life: (life.end >= step, self._planned(life, buffer)[0] is not None, life.start))
+            value, sharding = self._planned(life, buffer)
+            op = life.value.defining_op or op
         cause = self._causes.get(op)
-        return LiveBuffer(buffer.bytes, "temporary", maker.label, value, sharding, op, None if cause is None else cause.op)
+        label = "" if op is None else label_of(op)
+        return LiveBuffer(buffer.bytes, "temporary", label, value, sharding, op, None if cause is None else cause.op)
 
     @functools.cached_property
     def _causes(self) -> dict[Op | None, Origin]:
@@ -108,8 +105,8 @@ class Lifetimes:
 
     def _planned(self, life: Life, buffer: Buffer) -> tuple[Value | None, TensorSharding | None]:
         """The value of the plan's program that a value of a buffer is, if it fills the buffer, and the layout in which it lies there."""
-        source = value = self.origins.get(life.value)
-        if value is None or source is None or self.explicit is None:
+        source = value = life.value
+        if self.explicit is None:
             return None, None
         while value not in self.explicit.values:
             op = value.defining_op
@@ -119,6 +116,11 @@ class Lifetimes:
         planned = self.explicit.values[value]
         fills = self.sizes.bytes_of(planned.type, source.sharding) == buffer.bytes
         return (planned, source.sharding) if fills and _block(planned) is self.program.main.body else (None, None)
+
+
+def label_of(op: Op) -> str:
+    """The name of an op for users."""
+    return op.primitive or op.name.rpartition(".")[2]
 
 
 def local_peaks(series: Sequence[int]) -> list[int]:

@@ -8,12 +8,11 @@ from typing import Any, Literal, Protocol
 
 from shardy_py.dialect.format import aligned, printable, short_location
 from shardy_py.plan.findings import Findings
-from shardy_py.plan.memory.models import model
 from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.report import LISTED, Report, html_report, html_rows
 
 FORMAT = "shardy_py.memory"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Contributor:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the compiled program; fused ops are one step.
+    """One step of the program; ops that are computed where they are read are part of their readers.
 
     Attributes:
         primitive: The JAX primitive of the (last) op.
@@ -62,8 +61,7 @@ class PeakBuffer:
         role: `argument`, `output` (one that takes no donated argument's memory) or `temporary`.
         bytes: On one device.
         type: Element type, shape and the layout in which the value lies there; empty where it holds none.
-        primitive: The JAX primitive that makes it; of a value that is brought to another layout the collective, of one that a compiler
-            copies `copy`.
+        primitive: The JAX primitive that makes it; of a value that is brought to another layout the collective.
         location: `file:line` of the user's code that makes it, of a collective that it is made for; empty for arguments and results.
 
     Example:
@@ -137,7 +135,6 @@ class MemoryAnalysis(Report):
         host_alias_size_in_bytes: Of results that lie in donated arguments there.
         host_temp_size_in_bytes: Of temporaries there, at the step at which they need most.
         generated_code_size_in_bytes: Unknown to a plan, and 0 on CPU in jaxlib too.
-        compiler: The compiler that is modelled, one of `shardy_py.plan.memory.models.MODELS`.
         peak_step: The number in `steps` of the one at which most is alive.
         steps: In the order in which they run, with the bytes in memory; a loop's body once, between two steps of the loop.
         contributors: Arrays in memory at the peak, largest first. They add up to the peak, except gaps between arrays.
@@ -152,7 +149,6 @@ class MemoryAnalysis(Report):
     alias_size_in_bytes: int
     temp_size_in_bytes: int
     peak_memory_in_bytes: int
-    compiler: str
     peak_step: int
     steps: tuple[Step, ...]
     contributors: tuple[Contributor, ...]
@@ -271,4 +267,4 @@ def memory_text(memory: MemoryAnalysis, limit: int) -> str:
 
 
 def _title(memory: MemoryAnalysis) -> str:
-    return f"memory of {memory.name} per device, {model(memory.compiler).title}"
+    return f"memory of {memory.name} per device"

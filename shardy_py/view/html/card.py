@@ -91,7 +91,7 @@ def _planned(plan: PlanRecord) -> str:
 
 
 def _peak(plan: PlanRecord) -> str:
-    memory = memory_analysis.analyse(plan, None, None)
+    memory = memory_analysis.analyse(plan)
     largest = memory.contributors[0] if memory.contributors else None
     more = "" if largest is None else f"largest: {largest.name}, {format_bytes(largest.bytes)}"
     return _fact("peak memory per device", format_bytes(memory.peak_memory_in_bytes), more)

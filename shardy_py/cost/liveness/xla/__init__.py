@@ -1,1 +1,0 @@
-"""XLA's optimizations of a graph, and its placement of buffers."""
