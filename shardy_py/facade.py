@@ -291,7 +291,8 @@ class Plan(PlanRecord):
 
         Args:
             style: `"constraints"` for a mesh of Auto axes: `in_shardings`, `out_shardings`, and `jax.lax.with_sharding_constraint` in the
-                fewest lines.
+                fewest lines. `"explicit"` for one of Explicit axes: `out_sharding=` or `jax.sharding.auto_axes` where JAX has no rule,
+                and `jax.reshard`. `"logical"` for a model whose parameters name their dimensions, by Flax: logical axis rules.
 
         Returns:
             The code; `print` it. Its `setup` makes the mesh and the shardings, its `edits` are lines of the source as they should read.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import linecache
 import pathlib
 import re
 from dataclasses import dataclass
@@ -58,9 +59,10 @@ def run_python(document: pathlib.Path) -> list[str]:
     namespace: dict[str, object] = {"__name__": "__main__"}
     printed = []
     for number, example in enumerate(blocks(document, "python")):
-        text = io.StringIO()
+        text, name = io.StringIO(), f"example_{number}.py"
+        linecache.cache[name] = (len(example.body), None, example.body.splitlines(keepends=True), name)
         with contextlib.redirect_stdout(text):
-            exec(compile(example.body, f"example_{number}.py", "exec"), namespace)
+            exec(compile(example.body, name, "exec"), namespace)
         printed.append(text.getvalue())
     return printed
 

@@ -153,6 +153,45 @@ def spec_of(names: AxisNames, rules: Sequence[LogicalRule], view: MeshView, leaf
     return PartitionSpec(*dims)
 
 
+def rules_of(arrays: Sequence[tuple[str, AxisNames, PartitionSpec]], own: Sequence[LogicalRule]) -> tuple[LogicalRule, ...]:
+    """The rules, in order, that give arrays the specs that they have; those of `own` for names that no array has.
+
+    A rule may come next if every array that it would apply to then has its axes there. Raises SpecError if there are none.
+
+    Example:
+        >>> specs = ("w", AxisNames(("embed", "mlp")), PartitionSpec("model")), ("v", AxisNames(("mlp", "embed")), PartitionSpec("model"))
+        >>> rules_of((specs[0], ("b", AxisNames(("mlp",)), PartitionSpec())), ())
+        (('embed', ('model',)), ('mlp', ()))
+    """
+    left = [
+        {
+            name: () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+            for name, axes in zip(n.dims, [*spec, *[None] * len(n.dims)])
+        }
+        for _, n, spec in arrays
+    ]
+    left = [{name: axes for name, axes in each.items() if isinstance(name, str)} for each in left]
+    taken: list[set[str]] = [set() for _ in arrays]
+    rules: list[LogicalRule] = []
+    while waiting := dict.fromkeys((name, axes) for each in left for name, axes in each.items()):
+        applied = {rule: [i for i, each in enumerate(left) if rule[0] in each and taken[i].isdisjoint(rule[1])] for rule in waiting}
+        rule = next((rule for rule, numbers in applied.items() if all(left[i][rule[0]] == rule[1] for i in numbers)), None)
+        if rule is None:
+            (name, axes), (i, *_) = next(iter(applied.items()))
+            other = next(i for i in applied[name, axes] if left[i][name] != axes)
+            first = next(k for k, each in enumerate(left) if each.get(name) == axes)
+            raise SpecError(
+                f"no rules give {arrays[first][0]} and {arrays[other][0]} the plan's shardings",
+                where="Plan.as_code",
+                why=f"{name!r} is {_axes_text(axes)} in the one and {_axes_text(left[other][name])} in the other",
+                fix='give their dimensions different names, or use style="constraints"',
+            )
+        rules.append(rule)
+        for i in applied[rule]:
+            taken[i].update(left[i].pop(rule[0]))
+    return (*rules, *(rule for rule in own if rule[0] not in {name for name, _ in rules}))
+
+
 def apply_axis_names(
     rules: Sequence[LogicalRule] | None,
     leaves: Sequence[Leaf],

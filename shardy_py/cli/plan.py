@@ -10,6 +10,7 @@ from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped, plan_report
 from shardy_py.cli.targets import plan_of
+from shardy_py.plan.code import STYLES
 
 if TYPE_CHECKING:
     from shardy_py.facade import Plan
@@ -25,6 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", metavar="NAME", help="add costs and memory on this hardware: h100, v5p, ...")
     parser.add_argument("--where", metavar="TEXT", help="only values whose path, primitive, line or module has this; * is anything")
     parser.add_argument("--limit", type=int, metavar="N", help="lines of each part; by default 60 on a terminal, all elsewhere")
+    parser.add_argument("--as-code", choices=STYLES, help="print the plan as code to paste, in this style, for plain jax.jit")
     add_output(parser)
     add_planning(parser)
 
@@ -38,6 +40,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.html:
         with progress(f"writing {options.html}"):
             plan.save_html(options.html, hardware=options.hardware)
+    if options.as_code:
+        out.plain(str(plan.as_code(options.as_code)))
+        return 0
     with progress(f"reading the plan of {plan.name}"):
         _print(plan, options, out)
     return 0

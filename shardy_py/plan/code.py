@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import itertools
 import linecache
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -33,6 +34,10 @@ class Span:
     end_line: int
     end_column: int
 
+    def of(self, node: ast.expr) -> Span:
+        """The place of another expression of the file."""
+        return Span(self.file, *_place(node))
+
     @property
     def node(self) -> ast.expr | None:
         """The expression; None where the source has no such."""
@@ -46,24 +51,11 @@ def _expressions(file: str, lines: tuple[str, ...]) -> Mapping[tuple[int, int, i
     except (SyntaxError, ValueError):
         return {}
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
-    return {(n.lineno, n.col_offset, n.end_lineno or 0, n.end_col_offset or 0): n for n in reversed(nodes)}
+    return {_place(node): node for node in reversed(nodes)}
 
 
-@dataclass(frozen=True, slots=True)
-class Splice:
-    """A text in the place of a part of the source; of those that start at one place, the one with the lower rank comes first."""
-
-    span: Span
-    text: str
-    rank: int = 0
-
-
-def wrapped(span: Span, before: str, after: str) -> tuple[Splice, Splice]:
-    """Texts in front of an expression and behind it; those of outer expressions are outside."""
-    start = Span(span.file, span.line, span.column, span.line, span.column)
-    end = Span(span.file, span.end_line, span.end_column, span.end_line, span.end_column)
-    size = (span.end_line - span.line) * 100_000 + span.end_column - span.column
-    return Splice(start, before, -size), Splice(end, after, size)
+def _place(node: ast.expr) -> tuple[int, int, int, int]:
+    return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +104,7 @@ class Code:
         Args:
             file: As in `edits`.
         """
-        lines = linecache.getlines(file)
+        lines = list(linecache.getlines(file))  # that of linecache is the cached one
         for edit in sorted((edit for edit in self.edits if edit.file == file), key=lambda edit: -edit.first):
             lines[edit.first - 1 : edit.last] = [f"{edit.text}\n"]
         return "".join(lines)
@@ -141,27 +133,103 @@ def without_jax(edits: Sequence[Edit]) -> list[str]:
     return [f"Add `import jax` to {file}." for file in files if imports[file] is None]
 
 
-def edits_of(splices: Sequence[Splice]) -> tuple[Edit, ...]:
-    """The edits of splices: whole lines, those that follow each other as one."""
+Change = Callable[[ast.expr], ast.expr]
+"""Makes another expression of one of the source."""
+
+
+def edits_of(changes: Mapping[Span, Change]) -> tuple[Edit, ...]:
+    """The lines of the source with other expressions; of these the outermost are written anew."""
     edits: list[Edit] = []
-    for file in sorted({splice.span.file for splice in splices}):
-        own = sorted({s for s in splices if s.span.file == file}, key=lambda s: (s.span.line, s.span.column, s.rank))
+    written: dict[str, list[Span]] = {}
+    for span in sorted(changes, key=lambda span: (span.file, span.line, span.column, -span.end_line, -span.end_column)):
+        ends = [(other.end_line, other.end_column) for other in written.setdefault(span.file, [])[-1:]]
+        if not ends or (span.line, span.column) >= ends[0]:
+            written[span.file].append(span)
+    for file, spans in written.items():
         lines = [line.encode() for line in linecache.getlines(file)]
-        starts = list(itertools.accumulate(map(len, lines), initial=0))
-        blocks: list[list[Splice]] = []
-        for splice in own:
-            if blocks and splice.span.line <= blocks[-1][-1].span.end_line + 1:
-                blocks[-1].append(splice)
-            else:
-                blocks.append([splice])
-        for block in blocks:
-            first, last = block[0].span.line, block[-1].span.end_line
-            text, offset = b"".join(lines[first - 1 : last]), starts[first - 1]
-            for splice in reversed(block):
-                start, end = starts[splice.span.line - 1] + splice.span.column, starts[splice.span.end_line - 1] + splice.span.end_column
-                text = text[: start - offset] + splice.text.encode() + text[end - offset :]
-            edits.append(Edit(file, first, last, text.decode().rstrip("\n")))
+        for _, block in itertools.groupby(spans, lambda span: span.line):  # expressions of one line, of which the last may go on
+            own = list(block)
+            first, last = own[0].line, own[-1].end_line
+            ends = lines[last - 1][own[-1].end_column :]
+            text, column = b"", 0
+            for span in own:
+                text += lines[first - 1][column : span.column] + ast.unparse(_Changing(changes).written(span)).encode()
+                column = span.end_column
+            edits.append(Edit(file, first, last, (text + ends).decode().rstrip("\n")))
     return tuple(edits)
+
+
+class _Changing(ast.NodeTransformer):
+    def __init__(self, changes: Mapping[Span, Change]) -> None:
+        self.changes = {(s.line, s.column, s.end_line, s.end_column): change for s, change in changes.items()}
+
+    def written(self, span: Span) -> ast.expr:
+        """The expression of a span with the changes."""
+        return self.visit(copy.deepcopy(span.node) or ast.Constant(None))
+
+    def visit(self, node: ast.AST) -> Any:
+        """The node with changes inside made first."""
+        change = self.changes.pop(_place(node), None) if isinstance(node, ast.expr) else None
+        node = self.generic_visit(node)
+        return node if change is None or not isinstance(node, ast.expr) else change(node)
+
+
+def filled(template: str, *nodes: ast.expr) -> ast.expr:
+    """An expression with others in the place of `_0`, `_1`, ..."""
+    expression = ast.parse(template, mode="eval")
+    names = {f"_{number}": node for number, node in enumerate(nodes)}
+    for parent in ast.walk(expression):
+        for name, value in ast.iter_fields(parent):
+            if isinstance(value, ast.Name) and value.id in names:
+                setattr(parent, name, names[value.id])
+            elif isinstance(value, list):
+                value[:] = [names.get(each.id, each) if isinstance(each, ast.Name) else each for each in value]
+    return expression.body
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except ValueError:
+        return False
+    return True
+
+
+TAKE_OUT_SHARDING = frozenset({"dot", "dot_general", "einsum", "matmul", "reshape"})
+"""Functions and methods of JAX that take `out_sharding=`, and whose derivatives have rules then."""
+
+
+def stated(spec: str, node: ast.expr) -> ast.expr:
+    """An expression that JAX has no rule for, with its sharding: with `out_sharding=` where it takes that, else on Auto axes."""
+    name = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        return filled(f"jax.numpy.matmul(_0, _1, out_sharding={spec})", node.left, node.right)
+    if isinstance(node, ast.Subscript):
+        return filled(f"_0.at[_1].get(out_sharding={spec})", node.value, node.slice)
+    if isinstance(node, ast.Call) and name in TAKE_OUT_SHARDING:
+        return ast.Call(node.func, node.args, [*node.keywords, ast.keyword("out_sharding", filled(spec))])
+    arrays: list[ast.expr] = []
+
+    def parameter(value: ast.expr) -> ast.expr:
+        if isinstance(value, ast.Lambda) or _is_literal(value):
+            return value
+        arrays.append(value)
+        return ast.Name(f"x{len(arrays)}")
+
+    if isinstance(node, ast.Call):
+        keywords = [ast.keyword(each.arg, parameter(each.value)) for each in node.keywords]
+        body: ast.expr = ast.Call(node.func, list(map(parameter, node.args)), keywords)
+    elif isinstance(node, ast.BinOp):
+        body = ast.BinOp(parameter(node.left), node.op, parameter(node.right))
+    else:
+        return filled(f"jax.reshard(_0, {spec})", node)
+    if isinstance(node, ast.Call) and arrays == node.args and not node.keywords:
+        return filled(
+            f"jax.sharding.auto_axes(_0, out_sharding={spec})({', '.join(f'_{n + 1}' for n in range(len(arrays)))})", node.func, *arrays
+        )
+    names = ", ".join(f"x{number + 1}" for number in range(len(arrays)))
+    values = ", ".join(f"_{number + 1}" for number in range(len(arrays)))
+    return filled(f"jax.sharding.auto_axes(lambda {names}: _0, out_sharding={spec})({values})", body, *arrays)
 
 
 def spec_code(value: PlannedValue) -> str:
@@ -188,10 +256,11 @@ def mesh_code(plan: PlanRecord, axis_type: str) -> str:
 class Trees:
     """Statements that name the shardings of arguments and results, in their structure or, where it has classes, by path."""
 
-    def __init__(self, plan: PlanRecord) -> None:
+    def __init__(self, plan: PlanRecord, named: Sequence[int]) -> None:
         if plan.pytrees is None:
             raise UserError("a plan of MLIR text", where="Plan.as_code", why="it has no source in Python", fix="plan the function itself")
         self.plan = plan
+        self.named = named
         self.structure = plan.pytrees.structure(plan)
         self.known: dict[tuple[Tree | str, ...], str] = {}
         self.tables: list[str] = []
@@ -206,7 +275,8 @@ class Trees:
         values, items = iter(self.plan.inputs), list[str]()
         for number, (name, node) in enumerate(zip(self.structure.names, args.children, strict=True)):
             own = [next(values) for _ in range(node.leaves)]
-            items.append(self._tree(node, own, name, 4) or "None")
+            logical = f"nn.logical_to_mesh_sharding(nn.get_partition_spec({name}), mesh, rules)"
+            items.append(logical if number in self.named else self._tree(node, own, name, 4) or "None")
             self.known[(node, *map(spec_code, own))] = f"in_shardings[{number}]"
         return _sequence("(", items, ",)" if len(items) == 1 else ")", 0)
 
@@ -252,12 +322,19 @@ def _sequence(start: str, items: Sequence[str], end: str, indent: int) -> str:
     return "\n".join([start, *(f"{inner}{item}," for item in items), " " * indent + end.removeprefix(",")])
 
 
-def setup_of(plan: PlanRecord, axis_type: str) -> str:
-    """The statements that make the mesh and name the shardings of arguments and results."""
-    trees = Trees(plan)
+def setup_of(plan: PlanRecord, axis_type: str, rules: Sequence[tuple[str, tuple[str, ...]]] = (), named: Sequence[int] = ()) -> str:
+    """The statements that make the mesh and name the shardings of arguments and results; with rules for names, of `named` arguments."""
+    trees = Trees(plan, named)
     inputs, outputs = trees.inputs(), trees.outputs()
     results = (
         f"out_shardings = {outputs}" if "jax.eval_shape" not in outputs else f"with jax.set_mesh(mesh):\n    out_shardings = {outputs}"
     )
-    call = f"# jax.jit({plan.name}, in_shardings=in_shardings, out_shardings=out_shardings), called inside `with jax.set_mesh(mesh):`"
+    where = "inside `with jax.set_mesh(mesh):`"
+    if rules:
+        texts = [repr((name, None if not axes else axes[0] if len(axes) == 1 else axes)) for name, axes in rules]
+        trees.tables.insert(0, f"from flax import linen as nn\nrules = {_sequence('[', texts, ']', 0)}")
+        where = "inside `with jax.set_mesh(mesh), nn.logical_axis_rules(rules):`"
+    call = f"# jax.jit({plan.name}, in_shardings=in_shardings, out_shardings=out_shardings), called {where}"
+    if axis_type == "Explicit":  # types are those of the arguments, whatever in_shardings say
+        call = f"# jax.jit({plan.name}, out_shardings=out_shardings)(*jax.device_put(args, in_shardings)), {where}"
     return "\n".join(["import jax", mesh_code(plan, axis_type), *trees.tables, f"in_shardings = {inputs}", results, call])

@@ -79,6 +79,13 @@ def test_plan_writes_files(tmp_path: Path, capsys: Captured) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
+def test_plan_as_code(stored: str, capsys: Captured) -> None:
+    code = ran(capsys, "plan", f"{MODULE}:planned", "--as-code", "explicit")
+    assert "in_shardings = ({'down': jax.P('model'), 'up': jax.P(None, 'model')}, jax.P('data'))\n" in code
+    assert "out_sharding=jax.P('data'))" in code
+    assert "the plan was read from a file" in refused(capsys, "plan", stored, "--as-code", "constraints")
+
+
 def test_plan_as_json(stored: str, capsys: Captured) -> None:
     data = json.loads(ran(capsys, "plan", stored, "--json", "--hardware", "h100"))
     assert (data["format"], data["version"], data["mesh"]) == ("shardy_py.report", 1, {"data": 2, "model": 4})
