@@ -10,7 +10,7 @@ import linecache
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from shardy_py.errors import UserError
 from shardy_py.plan.checks.specs import spec_text
