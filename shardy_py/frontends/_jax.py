@@ -582,8 +582,3 @@ def spans_of(source_info: Any) -> list[tuple[str, int, int, int, int]]:
     """File, first line and column, last line and column of the calls in the user's frames, innermost first; columns in bytes."""
     frames = _source_info_util.user_frames(getattr(source_info, "traceback", None))
     return [(f.file_name, f.start_line, f.start_column, f.end_line, f.end_column) for f in frames]
-
-
-def put_shards(like: jax.Array, sharding: jax.sharding.Sharding, shards: Sequence[jax.Array], devices: Sequence[Any]) -> jax.Array:
-    """Builds an array, like `like` in shape, type and mesh axes, of shards copied to devices, as `jax.device_put` does."""
-    return _pxla.batched_device_put(jax.typeof(like), sharding, shards, devices)

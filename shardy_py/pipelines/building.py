@@ -224,7 +224,7 @@ def staged(
     split_stages = {stage for stage, _ in order.split_backwards}
     splits = [s in split_stages for s in range(assigned.stages)]
     plan = _shard(options, signature, split_step, places) if places.is_sharded and propagate else None
-    placed = reduce_sends(split_step, assigned, places, options.hardware, options.num_microbatches)
+    placed = reduce_sends(split_step, assigned, places, options.hardware)
     split_step, assigned = placed.split, placed.assigned
     places.specs.update({copy: places.specs[v] for copy, v in placed.copies.items() if v in places.specs})
     parts = parts_of_parameters(split_step, [v for v in others if len(assigned.uses.get(v, ())) > 1])

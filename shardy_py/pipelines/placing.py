@@ -12,10 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.core import Var
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.api import auto_shard
-from shardy_py.frontends.context import put_shards
 from shardy_py.pipelines.errors import PipelineError
 from shardy_py.planner.options import Planner
 
@@ -212,45 +211,3 @@ def plan_specs(
 
 def _spec(sharding: NamedSharding) -> PartitionSpec:
     return sharding.spec
-
-
-Device = Any
-Move = Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
-"""Brings values of one stage to another."""
-
-
-def devices_of(mesh: Mesh | AbstractMesh) -> tuple[Device, ...]:
-    """The devices of a mesh that has some, in its order."""
-    assert isinstance(mesh, Mesh)
-    return tuple(mesh.devices.flat)
-
-
-def move(source: NamedSharding, target: NamedSharding, is_key: bool = False) -> Move:
-    """The move of values from one stage to another. Equal moves are equal objects, and bring several values at once."""
-    if is_key or source.spec != target.spec or source.mesh.axis_sizes != target.mesh.axis_sizes:
-        return _Any(target)
-    devices = devices_of(target.mesh)
-    return _Alike(SingleDeviceSharding(devices[0]) if len(devices) == 1 else target, devices)
-
-
-@dataclass(frozen=True)
-class _Alike:
-    """Moves arrays to another mesh with the same specs."""
-
-    sharding: NamedSharding | SingleDeviceSharding
-    devices: tuple[Device, ...]
-
-    def __call__(self, values: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        if len(self.devices) == 1:
-            return [put_shards(x, self.sharding, (x,), self.devices) for x in values]
-        return [put_shards(x, self.sharding, [shard.data for shard in x.addressable_shards], self.devices) for x in values]
-
-
-@dataclass(frozen=True)
-class _Any:
-    """Moves whole arrays."""
-
-    target: NamedSharding
-
-    def __call__(self, values: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        return jax.device_put(values, self.target)

@@ -16,7 +16,7 @@ from shardy_py.pipelines.building import StagedStep, literal
 from shardy_py.pipelines.compiling import compile_program, defer_sums, donatable
 from shardy_py.pipelines.jaxprs import dtype_of, is_extended_dtype, live, shape_of
 from shardy_py.pipelines.orders import Schedule, Task
-from shardy_py.pipelines.placing import Move, Places, move
+from shardy_py.pipelines.placing import Places
 from shardy_py.pipelines.programs import Program, evaluate
 from shardy_py.pipelines.simulation import costs_of
 from shardy_py.pipelines.simulation import run as simulated
@@ -31,7 +31,7 @@ class Step:
 
     Attributes:
         sources: For every operand, its slot in the stage's store; below zero, ~n for the n-th value that all microbatches share.
-        send: Moves to another mesh, each with the results it brings, and their stages and slots.
+        send: Shardings on other meshes, each with the results that go there, and their stages and slots.
         stack: (result, position among the per-example results).
     """
 
@@ -40,7 +40,7 @@ class Step:
     sources: list[int]
     shared_of: list[Var]
     keep: list[tuple[int, int, int]]
-    send: list[tuple[Move, list[int], list[tuple[int, int]]]]
+    send: list[tuple[NamedSharding, list[int], list[tuple[int, int]]]]
     stack: list[tuple[int, Var]]
     drop: list[int]
     shared: list[Any] = field(default_factory=list)
@@ -115,7 +115,7 @@ class Engine:
         read_later = {v for r in later for v in self.programs[r, s].inputs}
         drop = [slots[v] for v in program.inputs if v in slots and v not in read_later]
         keep: list[tuple[int, int, int]] = []
-        sent: dict[Move, list[tuple[int, int, int]]] = {}
+        sent: dict[NamedSharding, list[tuple[int, int, int]]] = {}
         stack: list[tuple[int, Var]] = []
         for position, v in enumerate(program.outputs):
             readers = [t for t in range(self.places.stages) if v in self.slots[t]]
@@ -123,11 +123,10 @@ class Engine:
                 if self.places.mesh(t) == self.places.mesh(s):
                     keep.append((position, t, self.slots[t][v]))
                 else:
-                    bring = move(self.places.sharding(v, s), self.places.sharding(v, t), is_extended_dtype(dtype_of(v)))
-                    sent.setdefault(bring, []).append((position, t, self.slots[t][v]))
+                    sent.setdefault(self.places.sharding(v, t), []).append((position, t, self.slots[t][v]))
             if v in self.stacked:
                 stack.append((position, v))
-        send = [(bring, [position for position, _, _ in rows], [row[1:] for row in rows]) for bring, rows in sent.items()]
+        send = [(there, [position for position, _, _ in rows], [row[1:] for row in rows]) for there, rows in sent.items()]
         first = len(program.inputs)
         donated = [*self._donated_residuals(key, program, drop), *range(first, first + len(program.sums))]
         call = compile_program(program, self.places, donated)
@@ -176,8 +175,8 @@ class Engine:
                 store[i] = None
             for position, t, slot in step.keep:
                 stores[t][m][slot] = out[position]
-            for bring, positions, slots in step.send:
-                for (t, slot), value in zip(slots, bring([out[p] for p in positions])):
+            for there, positions, slots in step.send:
+                for (t, slot), value in zip(slots, jax.device_put([out[p] for p in positions], there)):
                     stores[t][m][slot] = value
             for position, v in step.stack:
                 stacked.setdefault(v, [None] * count)[m] = out[position]
