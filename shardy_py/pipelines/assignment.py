@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
+import numpy as np
 from jax.extend.core import JaxprEqn, Var
+from numpy.typing import NDArray
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.pipelines.cost import equation_seconds
 from shardy_py.pipelines.errors import PipelineError, place
-from shardy_py.pipelines.flatten import Node
+from shardy_py.pipelines.flatten import FlatEquation
 from shardy_py.pipelines.jaxprs import bytes_of
-from shardy_py.pipelines.microbatching import Kind, Split
+from shardy_py.pipelines.microbatching import BatchKind, SplitStep
 
 SLACK = 1.05
 """Share by which a stage may be longer than the best slowest stage, for the sake of fewer bytes."""
@@ -35,87 +36,32 @@ def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int, *, 
         >>> balanced([1, 1, 1, 2, 1], [0, 9, 1, 9, 9], 2), balanced([1, 1, 1, 2, 1], [0, 9, 1, 9, 9], 2, seconds_per_byte=1)
         ([3], [2])
     """
-    transfer = [seconds_per_byte * size for size in crossing]
-    least = _least_bottleneck(costs, transfer, stages)
-    best = _fewest_bytes(costs, crossing, transfer, stages, least * SLACK)
-    assert best is not None
-    low, high = least, least * SLACK
-    for _ in range(12):
-        middle = (low + high) / 2
-        other = _fewest_bytes(costs, crossing, transfer, stages, middle)
-        if other is not None and other[0] <= best[0]:
-            best, high = other, middle
-        else:
-            low = middle
-    return best[1]
+    n, none = len(costs), float("inf")
+    total, sent = np.cumsum([0.0, *costs]), np.array([0.0, *crossing[1:], 0.0])
+    start = np.array([0.0] + [none] * n)
 
+    def longest(slowest: NDArray[np.float64], end: int) -> NDArray[np.float64]:
+        """Seconds of the slowest stage up to an end, by where the last one starts."""
+        return np.maximum.reduce([slowest[:end], seconds_per_byte * sent[:end], total[end] - total[:end]])
 
-def _least_bottleneck(costs: Sequence[float], transfer: Sequence[float], stages: int) -> float:
-    """The smallest bound that `stages` runs of items, none of them empty, can keep."""
-    low, high = max(costs), max(sum(costs), *transfer)
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _can_keep(costs, transfer, stages, middle) else (middle, high)
-    return high * (1 + 1e-12)
-
-
-def _can_keep(costs: Sequence[float], transfer: Sequence[float], stages: int, bound: float) -> bool:
-    """Whether `stages` runs can keep a bound: each as long as it can be; where these are too few, more cuts only make runs shorter."""
-    runs, load, since, allowed = 1, 0.0, None, 0
-    for number, (cost, seconds) in enumerate(zip(costs, transfer)):
-        if number and seconds <= bound:
-            allowed, since = allowed + 1, 0.0
-        if load + cost > bound:
-            if since is None:
-                return False
-            runs, load, since = runs + 1, since, None
-        load += cost
-        if since is not None:
-            since += cost
-        if load > bound:
-            return False
-    return runs <= stages <= allowed + 1
-
-
-def _fewest_bytes(
-    costs: Sequence[float], crossing: Sequence[float], transfer: Sequence[float], stages: int, bound: float
-) -> tuple[float, list[int]] | None:
-    """The fewest bytes over all cuts with every stage within the bound, and the cuts."""
-    n = len(costs)
-    total = [0.0, *accumulate(costs)]
-    none = float("inf")
-    best = [0.0] + [none] * n
-    choices: list[list[int]] = []
-    for stage in range(stages):
-        window: deque[int] = deque()
-        following, choice = [none] * (n + 1), [0] * (n + 1)
-        entered = 0
+    slowest = start
+    for _ in range(stages):
+        slowest = np.array([none, *(longest(slowest, end).min() for end in range(1, n + 1))])
+    bound = slowest[n] * SLACK * (1 + 1e-9)
+    size, slowest, paths = start, start, [[0] * (n + 1)]
+    for _ in range(stages):
+        sizes, slow, path = np.full(n + 1, none), np.full(n + 1, none), [0] * (n + 1)
         for end in range(1, n + 1):
-            while entered < end:
-                value = best[entered] + (crossing[entered] if stage and entered < n else 0.0)
-                if stage and transfer[entered] > bound * (1 + 1e-9):
-                    value = none
-                while window and best[window[-1]] + (crossing[window[-1]] if stage else 0.0) >= value:
-                    window.pop()
-                if value < none:
-                    window.append(entered)
-                entered += 1
-            while window and total[end] - total[window[0]] > bound * (1 + 1e-9):
-                window.popleft()
-            if window:
-                start = window[0]
-                following[end] = best[start] + (crossing[start] if stage else 0.0)
-                choice[end] = start
-        choices.append(choice)
-        best = following
-    if best[n] == none:
-        return None
-    cuts: list[int] = []
-    end = n
-    for choice in reversed(choices[1:]):
-        end = choice[end]
-        cuts.append(end)
-    return best[n], cuts[::-1]
+            seconds = longest(slowest, end)
+            amounts = np.where(seconds <= bound, size[:end] + sent[:end], none)
+            path[end] = int(np.where(amounts == amounts.min(), seconds, none).argmin())
+            sizes[end], slow[end] = amounts[path[end]], seconds[path[end]]
+        size, slowest = sizes, slow
+        paths.append(path)
+    cuts = [n]
+    for path in reversed(paths[1:]):
+        cuts.append(path[cuts[-1]])
+    return cuts[-2:0:-1]
 
 
 HEAVY = frozenset({"dot_general", "conv_general_dilated", "scan", "while", "cond", "sort", "custom_call", "ffi_call", "pallas_call"})
@@ -134,26 +80,26 @@ class Assignment:
 
 
 def assign(
-    split: Split, stages: int | None, hardware: Hardware, names: Sequence[str] | None = None, cuts: Sequence[int] | None = None
+    split: SplitStep, stages: int | None, hardware: Hardware, names: Sequence[str] | None = None, cuts: Sequence[int] | None = None
 ) -> Assignment:
     """The stages of a microbatch's equations, by markers or `cuts`, or of equal time. Raises PipelineError if there are too few."""
     return _Assigner(split, hardware).assign(stages, names, cuts)
 
 
-def pieces(split: Split, most: int, hardware: Hardware) -> tuple[int, ...] | None:
+def pieces(split: SplitStep, most: int, hardware: Hardware) -> tuple[int, ...] | None:
     """Cuts of the forward pass into pieces of about equal time, for `assign`; None where stages are marked."""
     assigner = _Assigner(split, hardware)
     count = min(most, len(assigner.heavy))
     return None if assigner.markers else tuple(assigner.cuts(count)) if count > 1 else ()
 
 
-def uses_of(split: Split, stage: Sequence[int | None], hardware: Hardware) -> dict[Var, tuple[int, ...]]:
+def uses_of(split: SplitStep, stage: Sequence[int | None], hardware: Hardware) -> dict[Var, tuple[int, ...]]:
     """For every value, the stages whose forward pass has it."""
     return {v: tuple(sorted(stages)) for v, stages in _Assigner(split, hardware).uses(stage).items()}
 
 
 def reassign_backward(
-    split: Split, assigned: Assignment, hardware: Hardware, copies: Sequence[Iterable[Var]], moves: Callable[[JaxprEqn], bool]
+    split: SplitStep, assigned: Assignment, hardware: Hardware, copies: Sequence[Iterable[Var]], moves: Callable[[JaxprEqn], bool]
 ) -> Assignment:
     """Moves backward equations to stages that compute further forward values; those that `moves` excludes stay."""
     assigner = _Assigner(split, hardware)
@@ -169,7 +115,7 @@ def reassign_backward(
 
 
 class _Assigner:
-    def __init__(self, split: Split, hardware: Hardware) -> None:
+    def __init__(self, split: SplitStep, hardware: Hardware) -> None:
         self.hardware = hardware
         self.split = split
         self.nodes = split.micro.nodes
@@ -192,9 +138,9 @@ class _Assigner:
             self.free.append(free)
         self.forward = [i for i in range(len(self.nodes)) if not self.free[i] and not self.back[i]]
 
-    def is_light(self, node: Node) -> bool:
+    def is_light(self, node: FlatEquation) -> bool:
         """Whether a node of inputs alone is computed wherever it is used: it does not depend on examples, or is cheap."""
-        if all(self.split.kinds[v] is Kind.SAME for v in node.eqn.outvars):
+        if all(self.split.kinds[v] is BatchKind.SAME for v in node.eqn.outvars):
             return True
         return node.eqn.primitive.name not in HEAVY and all(v in self.split.data_only for v in node.eqn.outvars)
 

@@ -20,14 +20,14 @@ from shardy_py.frontends.leaves import Leaves, trace_leaves
 from shardy_py.frontends.mesh_context import on_a_mesh_or_none, traced_on
 from shardy_py.pipelines.assignment import Assignment, assign
 from shardy_py.pipelines.errors import PipelineError
-from shardy_py.pipelines.flatten import Flat, flatten
+from shardy_py.pipelines.flatten import FlatStep, flatten
 from shardy_py.pipelines.jaxprs import dtype_of, is_extended_dtype, shape_of, struct_of
 from shardy_py.pipelines.markers import Marking, marker_of
-from shardy_py.pipelines.microbatching import Kind, Split, split
+from shardy_py.pipelines.microbatching import BatchKind, SplitStep, split
 from shardy_py.pipelines.orders import Schedule, is_automatic
 from shardy_py.pipelines.placing import Places, plan_specs, submeshes, trace_mesh
 from shardy_py.pipelines.programs import (
-    Program,
+    TaskProgram,
     Updates,
     evaluate,
     part_programs,
@@ -112,7 +112,7 @@ class PipelineSearch:
 
 
 @dataclass(frozen=True)
-class Options:
+class PipelineOptions:
     """The arguments of `pipeline`."""
 
     fun: Callable[..., Any]
@@ -133,7 +133,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Signature:
+class CallSignature:
     """The types of a call; for each leaf, the number of its argument and whether it is part of the batch."""
 
     tree: Any
@@ -152,16 +152,16 @@ class StagedStep:
         keys: Inputs that are PRNG keys: every microbatch gets its own.
     """
 
-    options: Options
-    signature: Signature
-    split: Split
+    options: PipelineOptions
+    signature: CallSignature
+    split: SplitStep
     assigned: Assignment
     updates: Updates
     schedule: Schedule
     places: Places
-    programs: dict[tuple[str, int], Program]
-    update: list[Program]
-    parts: list[Program]
+    programs: dict[tuple[str, int], TaskProgram]
+    update: list[TaskProgram]
+    parts: list[TaskProgram]
     results: tuple[Any, ...]
     out_tree: Any
     keys: tuple[Var, ...]
@@ -178,15 +178,15 @@ class StagedStep:
 class TracedStep:
     """A step, traced and cut in two parts; `whole` is on the whole batch, or on one microbatch if there is only one."""
 
-    whole: Flat
-    micro: Flat
-    split_step: Split
+    whole: FlatStep
+    micro: FlatStep
+    split_step: SplitStep
     out_tree: Any
     is_loss: bool
     others: tuple[Var, ...]
 
 
-def build(options: Options, signature: Signature) -> StagedStep:
+def build(options: PipelineOptions, signature: CallSignature) -> StagedStep:
     """Traces, cuts and places a step; compiles nothing. Raises PipelineError if it cannot be run as asked."""
     meshes_needed = _meshes_needed(options)
     inner_first = None if meshes_needed is None else submeshes(options.mesh, options.axis, meshes_needed)
@@ -199,12 +199,12 @@ def build(options: Options, signature: Signature) -> StagedStep:
     return staged(options, signature, traced, assigned, places)
 
 
-def stage_names(options: Options) -> list[str] | None:
+def stage_names(options: PipelineOptions) -> list[str] | None:
     """The markers of all stages in order, where a partition gives them."""
     return None if options.partition is None else [marker_of(number) for number in range(options.num_stages or 0)]
 
 
-def trace_step(options: Options, signature: Signature, context: Any) -> TracedStep:
+def trace_step(options: PipelineOptions, signature: CallSignature, context: Any) -> TracedStep:
     """Traces a step, and cuts it in what runs per microbatch and what runs once.
 
     Raises PipelineError if it depends on its batch in a way that microbatches do not reproduce.
@@ -216,7 +216,7 @@ def trace_step(options: Options, signature: Signature, context: Any) -> TracedSt
 
 
 def staged(
-    options: Options, signature: Signature, traced: TracedStep, assigned: Assignment, places: Places, *, propagate: bool = True
+    options: PipelineOptions, signature: CallSignature, traced: TracedStep, assigned: Assignment, places: Places, *, propagate: bool = True
 ) -> StagedStep:
     """The programs of a step whose equations have stages. Raises PipelineError if it cannot be run as asked."""
     split_step, micro, others = traced.split_step, traced.micro, traced.others
@@ -243,8 +243,8 @@ def staged(
 
 
 def updating(
-    traced: TracedStep, split_step: Split, programs: Mapping[tuple[str, int], Program], parts: Mapping[Var, Var]
-) -> tuple[Updates, list[Program], tuple[Any, ...]]:
+    traced: TracedStep, split_step: SplitStep, programs: Mapping[tuple[str, int], TaskProgram], parts: Mapping[Var, Var]
+) -> tuple[Updates, list[TaskProgram], tuple[Any, ...]]:
     """The part that runs once: its rounds and stages, its programs, and the results of the step."""
     located = {v: program.stage for program in programs.values() for v in program.sums}
     used: dict[Var, set[int]] = {}
@@ -256,7 +256,7 @@ def updating(
     return updates, update_programs(split_step, updates, [v for v in results if isinstance(v, Var)]), results
 
 
-def _meshes_needed(options: Options) -> int | None:
+def _meshes_needed(options: PipelineOptions) -> int | None:
     return None if options.num_stages is None else _per_mesh(options.num_stages, options.virtual)
 
 
@@ -269,7 +269,7 @@ def _per_mesh(stages: int, virtual: int) -> int:
     return stages // virtual
 
 
-def _schedule(options: Options, split_step: Split, assigned: Assignment, places: Places) -> Schedule:
+def _schedule(options: PipelineOptions, split_step: SplitStep, assigned: Assignment, places: Places) -> Schedule:
     meshes = _per_mesh(assigned.stages, options.virtual)
     if isinstance(options.schedule, str):
         times: dict[str, Any] = {}
@@ -287,13 +287,13 @@ def _schedule(options: Options, split_step: Split, assigned: Assignment, places:
     return custom
 
 
-def _resized(signature: Signature, rows: int) -> list[jax.ShapeDtypeStruct]:
+def _resized(signature: CallSignature, rows: int) -> list[jax.ShapeDtypeStruct]:
     return [
         jax.ShapeDtypeStruct((rows, *s.shape[1:]), s.dtype) if is_batch else s for s, is_batch in zip(signature.structs, signature.batch)
     ]
 
 
-def _traced(options: Options, signature: Signature, context: Any) -> tuple[Flat, Flat, Any, bool]:
+def _traced(options: PipelineOptions, signature: CallSignature, context: Any) -> tuple[FlatStep, FlatStep, Any, bool]:
     rows = signature.structs[signature.batch.index(True)].shape[0]
     each = rows // options.num_microbatches
     fun = forward = _partitioned(options, signature)
@@ -321,7 +321,7 @@ def _traced(options: Options, signature: Signature, context: Any) -> tuple[Flat,
     return whole, micro, result.outline.tree, is_loss
 
 
-def _partitioned(options: Options, signature: Signature) -> Callable[..., Any]:
+def _partitioned(options: PipelineOptions, signature: CallSignature) -> Callable[..., Any]:
     """The function, with stages marked where a partition says which."""
     if options.partition is None:
         return options.fun
@@ -329,7 +329,7 @@ def _partitioned(options: Options, signature: Signature) -> Callable[..., Any]:
     return options.partition.marked(options.fun, parameters)
 
 
-def _trace(fun: Callable[..., Any], signature: Signature, structs: Sequence[Any], context: Any) -> tuple[Flat, Leaves]:
+def _trace(fun: Callable[..., Any], signature: CallSignature, structs: Sequence[Any], context: Any) -> tuple[FlatStep, Leaves]:
     run = functools.partial(trace_leaves, lambda *leaves: fun(*signature.tree.unflatten(leaves)), *structs)
     is_set = not jax.sharding.get_abstract_mesh().empty
     jaxpr, result = on_a_mesh_or_none(run, functools.partial(traced_on, context), mesh_first=is_set)
@@ -338,7 +338,7 @@ def _trace(fun: Callable[..., Any], signature: Signature, structs: Sequence[Any]
     return flatten(jaxpr, signature.batch), result
 
 
-def _is_loss(flat: Flat, result: Leaves) -> bool:
+def _is_loss(flat: FlatStep, result: Leaves) -> bool:
     """Whether a function returns one number and takes no gradient."""
     outline, structs = result.outline, result.values
     if outline.tree != jax.tree.structure(0) or structs[0].shape or not jax.dtypes.issubdtype(structs[0].dtype, np.floating):
@@ -346,7 +346,7 @@ def _is_loss(flat: Flat, result: Leaves) -> bool:
     return not any(node.backward for node in flat.nodes)
 
 
-def _keys(split_step: Split, micro: Flat, signature: Signature) -> tuple[Var, ...]:
+def _keys(split_step: SplitStep, micro: FlatStep, signature: CallSignature) -> tuple[Var, ...]:
     """Inputs that seed the random numbers of microbatches: of a key type, or wrapped as one."""
     wrapped = {
         v for node in split_step.micro.nodes if node.eqn.primitive.name == "random_wrap" for v in node.eqn.invars if isinstance(v, Var)
@@ -355,15 +355,15 @@ def _keys(split_step: Split, micro: Flat, signature: Signature) -> tuple[Var, ..
     return tuple(v for v in candidates if is_extended_dtype(dtype_of(v)) or v in wrapped)
 
 
-def _handovers(split_step: Split, assigned: Assignment, programs: dict[tuple[str, int], Program]) -> list[Handover]:
+def _handovers(split_step: SplitStep, assigned: Assignment, programs: dict[tuple[str, int], TaskProgram]) -> list[Handover]:
     """The handover between the passes of every stage."""
     free = {v for node, s in zip(split_step.micro.nodes, assigned.stage) if s is None for v in node.eqn.outvars}
     moving = {v for program in programs.values() for v in program.outputs}
-    moving.update(v for v in split_step.micro.invars if split_step.kinds[v] is Kind.EXAMPLES)
+    moving.update(v for v in split_step.micro.invars if split_step.kinds[v] is BatchKind.EXAMPLES)
     return handovers(programs, free.__contains__, lambda v: v not in moving)
 
 
-def _shard(options: Options, signature: Signature, split_step: Split, places: Places) -> Any:
+def _shard(options: PipelineOptions, signature: CallSignature, split_step: SplitStep, places: Places) -> Any:
     """Propagates shardings through one microbatch and the update; fills `places.specs` for all values, so that any cut finds its own."""
     micro = split_step.micro
     batch_of = dict(zip(micro.invars, signature.batch))
@@ -391,7 +391,7 @@ def _shard(options: Options, signature: Signature, split_step: Split, places: Pl
     return plan
 
 
-def batch_leaves(options: Options, paths: Sequence[str], structs: Sequence[Any], argument: Sequence[int]) -> tuple[bool, ...]:
+def batch_leaves(options: PipelineOptions, paths: Sequence[str], structs: Sequence[Any], argument: Sequence[int]) -> tuple[bool, ...]:
     """For every leaf, whether it is part of the batch; by default arrays of all arguments but the first, without keys."""
     last = max(argument, default=0)
     chosen = _batch_numbers(options, last)
@@ -429,7 +429,7 @@ def batch_leaves(options: Options, paths: Sequence[str], structs: Sequence[Any],
     return tuple(flags)
 
 
-def _batch_numbers(options: Options, last: int) -> tuple[int, ...]:
+def _batch_numbers(options: PipelineOptions, last: int) -> tuple[int, ...]:
     """Arguments that hold the batch, of those up to `last`."""
     if options.batch_argnums is not None:
         return options.batch_argnums

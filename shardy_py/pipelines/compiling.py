@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.core import ShapedArray
@@ -18,53 +18,56 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.facade import Plan
 from shardy_py.pipelines.jaxprs import dtype_of, shape_of, struct_of
 from shardy_py.pipelines.placing import Places, axes_of
-from shardy_py.pipelines.programs import PartialSums, Program, stages_reading
+from shardy_py.pipelines.programs import PartialSums, TaskProgram, stages_reading
 
 
-class Compiling:
-    """A program with everything its compilation needs: mesh, shardings, types."""
-
-    def __init__(self, program: Program, places: Places) -> None:
-        stage = program.stage
-        self.program = program
-        self.mesh = places.mesh(stage)
-        self.planner = places.planner
-        self.ins = tuple(places.sharding(v, stage) for v in (*program.inputs, *program.sums))
-        self.outs = tuple(places.sharding(v, stage) for v in (*program.outputs, *program.sums, *program.resets))
-        self.structs = [struct_of(v) for v in (*program.inputs, *program.sums)]
-
-    def whole(self, donate: Sequence[int]) -> Any:
-        """The program for its mesh; takes and gives arrays."""
-        if self.mesh.size == 1:
-            return _jitted(self.program.function(), self.ins, self.outs, donate).lower(*self.structs).compile()
-        return self._sharded(self._lowering, donate).lower(*self.structs).compile()
-
-    def plan(self) -> Plan:
-        """The plan of the program for its mesh, which has several devices."""
-        return self._sharded(self._lowering, ()).plan(*self.structs)
-
-    @property
-    def _lowering(self) -> str:
-        # Under "jit" XLA adds up what devices have of a sum, each time.
-        waits = self.program.stands and self.program.sums
-        return "shard_map" if waits else "jit"
-
-    def _sharded(self, lowering: Any, donate: Sequence[int]) -> Any:
-        function = self.program.function()
-        function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(len(self.ins))]
-        )
-        return auto_shard(
-            function, mesh=self.mesh, in_shardings=self.ins or None, out_shardings=self.outs, donate_argnums=tuple(donate) or None,
-            lowering=lowering, planner=self.planner,
-        )  # fmt: skip
+def compile_program(program: TaskProgram, places: Places, donate: Sequence[int]) -> Any:
+    """The compiled program on the mesh of its stage."""
+    mesh = places.mesh(program.stage)
+    if mesh.size > 1:
+        return _sharded(program, places, donate).lower(*structs(program)).compile()
+    ins, outs = shardings(program, places)
+    jitted = jax.jit(program.function(), in_shardings=ins, out_shardings=outs, donate_argnums=tuple(donate), keep_unused=True)
+    return jitted.lower(*structs(program)).compile()
 
 
-def _jitted(function: Callable[..., Any], ins: Any, outs: Any, donate: Sequence[int]) -> Any:
-    return jax.jit(function, in_shardings=ins, out_shardings=outs, donate_argnums=tuple(donate), keep_unused=True)
+def plan_of(program: TaskProgram, places: Places) -> Plan:
+    """The plan of a program for its mesh, which has several devices."""
+    return _sharded(program, places, ()).plan(*structs(program))
 
 
-def donatable(program: Program, candidates: Sequence[int], places: Places) -> list[int]:
+def exchange(program: TaskProgram, places: Places, hardware: Hardware) -> tuple[float, int]:
+    """Seconds and bytes of the collectives in the plan of a program; none where a stage has one device."""
+    if places.mesh(program.stage).size == 1 or not program.nodes:
+        return 0.0, 0
+    cost = plan_of(program, places).cost_analysis(hardware)
+    return cost.communication_seconds or 0.0, cost.communicated_bytes
+
+
+def structs(program: TaskProgram) -> list[jax.ShapeDtypeStruct]:
+    """The types of what a program takes."""
+    return [struct_of(v) for v in (*program.inputs, *program.sums)]
+
+
+def shardings(program: TaskProgram, places: Places) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Where a program takes its operands and leaves its results."""
+    ins, outs = (*program.inputs, *program.sums), (*program.outputs, *program.sums, *program.resets)
+    return tuple(places.sharding(v, program.stage) for v in ins), tuple(places.sharding(v, program.stage) for v in outs)
+
+
+def _sharded(program: TaskProgram, places: Places, donate: Sequence[int]) -> Any:
+    function, (ins, outs) = program.function(), shardings(program, places)
+    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(len(ins))]
+    )
+    return auto_shard(
+        function, mesh=places.mesh(program.stage), in_shardings=ins or None, out_shardings=outs, donate_argnums=tuple(donate) or None,
+        lowering="shard_map" if program.stands and program.sums else "jit",  # under "jit" XLA adds up what devices have of a sum, each time
+        planner=places.planner,
+    )  # fmt: skip
+
+
+def donatable(program: TaskProgram, candidates: Sequence[int], places: Places) -> list[int]:
     """The operands whose memory results can take: for each a result of its type and sharding, which no operand before it takes."""
 
     def layout(v: Var) -> tuple[Any, ...]:
@@ -79,29 +82,9 @@ def donatable(program: Program, candidates: Sequence[int], places: Places) -> li
     return donated
 
 
-def compile_program(program: Program, places: Places, donate: Sequence[int]) -> Any:
-    """The compiled program on the mesh of its stage."""
-    return Compiling(program, places).whole(donate)
-
-
-class Exchange(NamedTuple):
-    """The collectives of a program."""
-
-    seconds: float
-    bytes: int
-
-
-def exchange(program: Program, places: Places, hardware: Hardware) -> Exchange:
-    """The collectives in the plan of a program; none where a stage has one device."""
-    if places.mesh(program.stage).size == 1 or not program.nodes:
-        return Exchange(0.0, 0)
-    cost = Compiling(program, places).plan().cost_analysis(hardware)
-    return Exchange(cost.communication_seconds or 0.0, cost.communicated_bytes)
-
-
 def defer_sums(
-    programs: dict[tuple[str, int], Program], updates: Sequence[Program], places: Places, batch: Iterable[Var]
-) -> tuple[dict[tuple[str, int], Program], list[Program]]:
+    programs: dict[tuple[str, int], TaskProgram], updates: Sequence[TaskProgram], places: Places, batch: Iterable[Var]
+) -> tuple[dict[tuple[str, int], TaskProgram], list[TaskProgram]]:
     """Lets the parts of sums over devices wait until the last microbatch; the last update of a stage makes zeros for its sums."""
     over = {name for v in batch for name in places.axes_over(v)}
     read_at = stages_reading(updates)

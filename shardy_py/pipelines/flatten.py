@@ -122,7 +122,7 @@ _MARKED = re.compile(re.escape(MARKER) + r"([^/()]*)")
 
 
 @dataclass(frozen=True)
-class Node:
+class FlatEquation:
     """One equation."""
 
     eqn: JaxprEqn
@@ -131,23 +131,23 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Flat:
+class FlatStep:
     """A flat program; equations whose results are not used have been dropped."""
 
     invars: tuple[Var, ...]
     outvars: tuple[Atom, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[FlatEquation, ...]
     consts: dict[Var, Any]
 
 
-def flatten(closed: ClosedJaxpr, varying: Sequence[bool]) -> Flat:
+def flatten(closed: ClosedJaxpr, varying: Sequence[bool]) -> FlatStep:
     """The flat form of a jaxpr. A loop over inputs that `varying` does not mark as parts of the batch counts as one over layers."""
     flattener = _StepFlattener()
     invars = [Var(v.aval) for v in closed.jaxpr.invars]
     flattener.varying.update(v for v, flag in zip(invars, varying) if flag)
     flattener.fixed.update(v for v, flag in zip(invars, varying) if not flag)
     results = flattener.inline(closed.jaxpr, closed.consts, invars, _Pass(False, None))
-    return Flat(tuple(invars), tuple(results), tuple(live(flattener.nodes, results)), flattener.consts)
+    return FlatStep(tuple(invars), tuple(results), tuple(live(flattener.nodes, results)), flattener.consts)
 
 
 class _Pass(NamedTuple):
@@ -163,7 +163,7 @@ class _StepFlattener(Flattener[_Pass]):
 
     def __init__(self) -> None:
         super().__init__(CALLS)  # derivatives have been taken when a step has been traced, so that rules for them can go, too
-        self.nodes: list[Node] = []
+        self.nodes: list[FlatEquation] = []
         self.varying: set[Var] = set()  # depend on the batch
         self.fixed: set[Var] = set()  # depend on inputs, and not on the batch
         self.rows_of: dict[Var, Sequence[Atom]] = {}
@@ -175,7 +175,7 @@ class _StepFlattener(Flattener[_Pass]):
         return _Pass(outer.backward or "transpose(" in stack, markers[-1] if markers else outer.marker)
 
     def emit(self, eqn: JaxprEqn, origin: _Pass) -> None:
-        self.nodes.append(Node(eqn, origin.backward, origin.marker))
+        self.nodes.append(FlatEquation(eqn, origin.backward, origin.marker))
         operands = reads(eqn)
         if any(v in self.varying for v in operands):
             self.varying.update(eqn.outvars)

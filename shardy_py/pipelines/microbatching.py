@@ -18,12 +18,12 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.frontends.loops import scan_counts
 from shardy_py.pipelines.errors import PipelineError, place
-from shardy_py.pipelines.flatten import Flat, Node, flatten
+from shardy_py.pipelines.flatten import FlatEquation, FlatStep, flatten
 from shardy_py.pipelines.jaxprs import Atom, dtype_of, is_extended_dtype, live, named_dimensions, shape_of, short
-from shardy_py.pipelines.rows import Rows, follow
+from shardy_py.pipelines.rows import ExampleRows, follow
 
 
-class Kind(Enum):
+class BatchKind(Enum):
     """The relation of a value to the batch.
 
     Attributes:
@@ -40,7 +40,7 @@ class Kind(Enum):
     LOCAL = "local"
 
 
-ONCE = frozenset({Kind.SAME, Kind.WHOLE, Kind.SUM})
+ONCE = frozenset({BatchKind.SAME, BatchKind.WHOLE, BatchKind.SUM})
 """Kinds of values that a step has once."""
 
 SUMMING = frozenset({"dot_general", "reduce_sum", "conv_general_dilated"})
@@ -77,7 +77,7 @@ BILINEAR = frozenset({"mul", "dot_general"})
 
 
 @dataclass
-class Split:
+class SplitStep:
     """A step cut in two.
 
     Attributes:
@@ -86,20 +86,20 @@ class Split:
         data_only: Variables that depend on the batch but not on other arguments, single numbers excepted.
     """
 
-    micro: Flat
-    update: list[Node]
-    kinds: dict[Var, Kind]
+    micro: FlatStep
+    update: list[FlatEquation]
+    kinds: dict[Var, BatchKind]
     sums: list[Var] = field(default_factory=list)
     stacked: list[Var] = field(default_factory=list)
     averaged: list[Var] = field(default_factory=list)
     prologue: list[Var] = field(default_factory=list)
-    whole: Flat | None = None
+    whole: FlatStep | None = None
     data_only: set[Var] = field(default_factory=set)
     whole_of: dict[Var, Var] = field(default_factory=dict)
     dims: dict[Var, tuple[int, ...]] = field(default_factory=dict)
 
 
-def split(whole: Flat, micro: Flat, batch: Sequence[bool], count: int, local_statistics: bool) -> Split:
+def split(whole: FlatStep, micro: FlatStep, batch: Sequence[bool], count: int, local_statistics: bool) -> SplitStep:
     """Cuts a step. Raises PipelineError if the step depends on its batch in a way that microbatches do not reproduce.
 
     Args:
@@ -107,41 +107,41 @@ def split(whole: Flat, micro: Flat, batch: Sequence[bool], count: int, local_sta
     """
     if count == 1:
         # Statistics of the one microbatch are those of the batch, and so are its literals.
-        return _Splitter(whole, micro, 2, True, own=True).split(batch)
-    return _Splitter(whole, micro, count, local_statistics).split(batch)
+        return _StepSplitter(whole, micro, 2, True, own=True).split(batch)
+    return _StepSplitter(whole, micro, count, local_statistics).split(batch)
 
 
-class _Splitter:
+class _StepSplitter:
     def __init__(
-        self, whole: Flat, micro: Flat, count: int, local_statistics: bool, inside: bool = False, own: bool = False, size: int = 0
+        self, whole: FlatStep, micro: FlatStep, count: int, local_statistics: bool, inside: bool = False, own: bool = False, size: int = 0
     ) -> None:
         _check_alike(whole, micro)
         self.inside, self.own = inside, own
         self.free: set[Var] = set()  # depend on no input at all
         self.rows: set[Var] = set()  # made of numbers of rows
-        self.layouts: dict[Var, Rows | None] = {}
-        self.inner: dict[Var, _Splitter] = {}
+        self.layouts: dict[Var, ExampleRows | None] = {}
+        self.inner: dict[Var, _StepSplitter] = {}
         self.size = size
         self.whole, self.micro, self.count, self.local_statistics = whole, micro, count, local_statistics
-        self.kinds: dict[Var, Kind] = {}
+        self.kinds: dict[Var, BatchKind] = {}
         self.dims: dict[Var, tuple[int, ...]] = {}
         self.data_only: set[Var] = set()
         self.prologue: dict[Var, None] = {}
         self.local: set[Var] = set()
         self.zeros: set[Var] = set()
 
-    def split(self, batch: Sequence[bool]) -> Split:
+    def split(self, batch: Sequence[bool]) -> SplitStep:
         self.size = shape_of(self.micro.invars[list(batch).index(True)])[0]
         for v, w, is_batch in zip(self.micro.invars, self.whole.invars, batch):
-            self.kinds[v] = Kind.EXAMPLES if is_batch else Kind.SAME
+            self.kinds[v] = BatchKind.EXAMPLES if is_batch else BatchKind.SAME
             self.dims[v] = self.scaled(v, w)
             if is_batch:
                 self.data_only.add(v)
-                self.layouts[v] = Rows()
+                self.layouts[v] = ExampleRows()
         for v, w in zip(self.micro.consts, self.whole.consts):
-            self.kinds[v] = Kind.EXAMPLES if shape_of(v) != shape_of(w) else Kind.SAME
+            self.kinds[v] = BatchKind.EXAMPLES if shape_of(v) != shape_of(w) else BatchKind.SAME
             self.dims[v] = self.scaled(v, w)
-            self.layouts[v] = Rows()
+            self.layouts[v] = ExampleRows()
             self.data_only.add(v)
             self.check_constant(v, w)
         self.visit_all()
@@ -173,10 +173,10 @@ class _Splitter:
         """The dimensions of examples of a value."""
         return tuple(d for d, (a, b) in enumerate(zip(shape_of(v), shape_of(w))) if a != b)
 
-    def kind(self, v: Atom) -> Kind:
-        return Kind.SAME if isinstance(v, Literal) else self.kinds[v]
+    def kind(self, v: Atom) -> BatchKind:
+        return BatchKind.SAME if isinstance(v, Literal) else self.kinds[v]
 
-    def visit(self, node: Node, twin: JaxprEqn) -> None:
+    def visit(self, node: FlatEquation, twin: JaxprEqn) -> None:
         eqn = node.eqn
         kinds = [self.kind(v) for v in eqn.invars]
         out_dims = [self.scaled(v, w) for v, w in zip(eqn.outvars, twin.outvars)]
@@ -193,8 +193,8 @@ class _Splitter:
                     why=f"dimensions {dims} both run over the batch, and a microbatch does not see the examples of the others",
                     fix="compute this part outside of the pipelined function, or use num_microbatches=1",
                 )  # fmt: skip
-        if all(k is Kind.SAME for k in kinds):
-            result_kinds = [Kind.EXAMPLES if dims else Kind.SAME for dims in out_dims]
+        if all(k is BatchKind.SAME for k in kinds):
+            result_kinds = [BatchKind.EXAMPLES if dims else BatchKind.SAME for dims in out_dims]
             if _is_zero(eqn, self.zeros):
                 self.zeros.update(eqn.outvars)
         else:
@@ -204,7 +204,7 @@ class _Splitter:
         layouts = follow(eqn, entries, out_dims, self.size)
         for v, k, dims, layout in zip(eqn.outvars, result_kinds, out_dims, layouts):
             self.kinds[v], self.dims[v], self.layouts[v] = k, dims, layout
-        if any(k is not Kind.SAME for k in result_kinds) and all(
+        if any(k is not BatchKind.SAME for k in result_kinds) and all(
             isinstance(v, Literal) or v in self.data_only or self.is_free(v) or self.is_number(v) for v in eqn.invars
         ):
             self.data_only.update(eqn.outvars)
@@ -213,38 +213,38 @@ class _Splitter:
 
     def is_number(self, v: Var) -> bool:
         """Whether a value is one number that does not depend on the batch, such as a scale of the loss; not a key."""
-        return self.kinds[v] is Kind.SAME and not shape_of(v) and not is_extended_dtype(dtype_of(v))
+        return self.kinds[v] is BatchKind.SAME and not shape_of(v) and not is_extended_dtype(dtype_of(v))
 
     def is_free(self, v: Atom) -> bool:
         return isinstance(v, Literal) or v in self.free
 
-    def combine(self, node: Node, twin: JaxprEqn, kinds: list[Kind], out_dims: list[tuple[int, ...]]) -> list[Kind]:
+    def combine(self, node: FlatEquation, twin: JaxprEqn, kinds: list[BatchKind], out_dims: list[tuple[int, ...]]) -> list[BatchKind]:
         eqn = node.eqn
-        examples = Kind.EXAMPLES in kinds
-        summed = [v for v, k in zip(eqn.invars, kinds) if isinstance(v, Var) and k in (Kind.SUM, Kind.WHOLE)]
+        examples = BatchKind.EXAMPLES in kinds
+        summed = [v for v, k in zip(eqn.invars, kinds) if isinstance(v, Var) and k in (BatchKind.SUM, BatchKind.WHOLE)]
         if summed and (any(out_dims) or (examples and not self.accumulates(eqn, kinds))):
             for v in summed:
                 self.meets_examples(eqn, v)
             return self.combine(node, twin, [self.kind(v) for v in eqn.invars], out_dims)
-        if summed and node.backward and Kind.LOCAL in kinds:
+        if summed and node.backward and BatchKind.LOCAL in kinds:
             raise _Crossing(summed[0])
         if not examples:
             if summed:
                 stays = self.inside and self.stays_sum(eqn, kinds)
-                return [Kind.SUM if stays else Kind.WHOLE] * len(out_dims)
-            return [Kind.EXAMPLES if dims else (Kind.LOCAL if Kind.LOCAL in kinds else Kind.SAME) for dims in out_dims]
+                return [BatchKind.SUM if stays else BatchKind.WHOLE] * len(out_dims)
+            return [BatchKind.EXAMPLES if dims else (BatchKind.LOCAL if BatchKind.LOCAL in kinds else BatchKind.SAME) for dims in out_dims]
         self.check_along(eqn)
         if eqn.primitive.name == "scan":
             self.enter(eqn, twin)
         elif not self.own:
             self.check_blocks(eqn)
             self.check_bodies(eqn, twin)
-        return [Kind.EXAMPLES if dims else self.sum_kind(eqn, i) for i, dims in enumerate(out_dims)]
+        return [BatchKind.EXAMPLES if dims else self.sum_kind(eqn, i) for i, dims in enumerate(out_dims)]
 
-    def stays_sum(self, eqn: JaxprEqn, kinds: list[Kind]) -> bool:
+    def stays_sum(self, eqn: JaxprEqn, kinds: list[BatchKind]) -> bool:
         if eqn.primitive.name in BILINEAR:
-            return sorted(k.value for k in kinds) == [Kind.SAME.value, Kind.SUM.value]
-        return eqn.primitive.name in LINEAR and all(k is Kind.SUM or _is_zero_atom(v, self.zeros) for v, k in zip(eqn.invars, kinds))
+            return sorted(k.value for k in kinds) == [BatchKind.SAME.value, BatchKind.SUM.value]
+        return eqn.primitive.name in LINEAR and all(k is BatchKind.SUM or _is_zero_atom(v, self.zeros) for v, k in zip(eqn.invars, kinds))
 
     def follow_rows(self, eqn: JaxprEqn, out_dims: list[tuple[int, ...]]) -> None:
         """Refuses numbers of rows that are used as anything but indices: a microbatch counts from 0 again."""
@@ -273,14 +273,19 @@ class _Splitter:
                 why="a microbatch does not see the examples of the others", fix="do this outside of the pipelined function",
             )  # fmt: skip
 
-    def accumulates(self, eqn: JaxprEqn, kinds: list[Kind]) -> bool:
-        return eqn.primitive.name == "scatter-add" and kinds[0] is Kind.SUM and Kind.SUM not in kinds[1:] and Kind.WHOLE not in kinds
+    def accumulates(self, eqn: JaxprEqn, kinds: list[BatchKind]) -> bool:
+        return (
+            eqn.primitive.name == "scatter-add"
+            and kinds[0] is BatchKind.SUM
+            and BatchKind.SUM not in kinds[1:]
+            and BatchKind.WHOLE not in kinds
+        )
 
     def meets_examples(self, eqn: JaxprEqn, v: Var) -> None:
         """A value that needs the whole batch is used by single examples: known beforehand, or refused, or one of the microbatch."""
         if v in self.data_only and not self.inside:
             self.prologue[v] = None
-            self.kinds[v] = Kind.SAME
+            self.kinds[v] = BatchKind.SAME
         elif self.local_statistics:
             raise _Crossing(v)
         else:
@@ -296,10 +301,10 @@ class _Splitter:
         for node in reversed(self.micro.nodes[:before]):
             if needed & set(node.eqn.outvars):
                 for v in node.eqn.outvars:
-                    if self.kinds[v] in (Kind.SUM, Kind.WHOLE):
-                        self.kinds[v] = Kind.LOCAL
+                    if self.kinds[v] in (BatchKind.SUM, BatchKind.WHOLE):
+                        self.kinds[v] = BatchKind.LOCAL
                         self.local.add(v)
-                needed.update(v for v in node.eqn.invars if isinstance(v, Var) and self.kinds[v] in (Kind.SUM, Kind.WHOLE))
+                needed.update(v for v in node.eqn.invars if isinstance(v, Var) and self.kinds[v] in (BatchKind.SUM, BatchKind.WHOLE))
 
     def check_along(self, eqn: JaxprEqn) -> None:
         parameter = ALONG.get(eqn.primitive.name)
@@ -336,23 +341,23 @@ class _Splitter:
             consts, carried = entries[:condition], entries[condition + body :]
             self.body(twin.params["body_jaxpr"], eqn.params["body_jaxpr"], entries[condition:])
             inner = self.body(twin.params["cond_jaxpr"], eqn.params["cond_jaxpr"], [*consts, *carried])
-            if inner.kind(inner.micro.outvars[0]) is not Kind.SAME:
+            if inner.kind(inner.micro.outvars[0]) is not BatchKind.SAME:
                 raise PipelineError(
                     "a loop ends by a value of all examples", where=place(eqn), why="a microbatch does not see the examples of the others",
                     fix="run a fixed number of steps, or use jax.vmap, by which every example ends by itself",
                 )  # fmt: skip
 
-    def sum_kind(self, eqn: JaxprEqn, position: int) -> Kind:
+    def sum_kind(self, eqn: JaxprEqn, position: int) -> BatchKind:
         """The kind of a result without examples, made of examples."""
         name = eqn.primitive.name
         integers = not jax.dtypes.issubdtype(dtype_of(eqn.outvars[position]), np.inexact)
         good = name in SUMMING
         if name == "scatter-add":
-            good = self.kind(eqn.invars[0]) is Kind.SUM or _is_zero_atom(eqn.invars[0], self.zeros)
+            good = self.kind(eqn.invars[0]) is BatchKind.SUM or _is_zero_atom(eqn.invars[0], self.zeros)
         elif name == "scan":
             good = self.scan_sums(eqn, position)
         if good:
-            return Kind.SUM
+            return BatchKind.SUM
         raise PipelineError(
             f"{name} makes one value of all examples: {short(eqn.outvars[position])}", where=place(eqn),
             why="microbatches are added up, and this is not a sum over examples" + (" (it is a selection)" if integers else ""),
@@ -369,23 +374,23 @@ class _Splitter:
                     why="a microbatch does not see the examples of the others", fix="use jax.vmap",
                 )  # fmt: skip
             return
-        entries: list[tuple[Kind, Atom]] = []
+        entries: list[tuple[BatchKind, Atom]] = []
         for i, v in enumerate(eqn.invars):
             begins_at_zero = consts <= i < consts + carried and _is_zero_atom(v, self.zeros)
-            entries.append((Kind.SUM if begins_at_zero else self.kind(v), v))
+            entries.append((BatchKind.SUM if begins_at_zero else self.kind(v), v))
         self.inner[eqn.outvars[0]] = self.body(twin.params["jaxpr"], eqn.params["jaxpr"], entries)
 
-    def body(self, whole: ClosedJaxpr, micro: ClosedJaxpr, operands: Sequence[tuple[Kind, Atom]]) -> _Splitter:
+    def body(self, whole: ClosedJaxpr, micro: ClosedJaxpr, operands: Sequence[tuple[BatchKind, Atom]]) -> _StepSplitter:
         """Looks at the body of a loop, or at a branch, whose operands have these kinds where they have no examples."""
         bodies = [flatten(jaxpr, [True] * len(operands)) for jaxpr in (whole, micro)]
-        inner = _Splitter(bodies[0], bodies[1], self.count, self.local_statistics, inside=True, own=self.own, size=self.size)
+        inner = _StepSplitter(bodies[0], bodies[1], self.count, self.local_statistics, inside=True, own=self.own, size=self.size)
         for v, w, (kind, outer) in zip(inner.micro.invars, inner.whole.invars, operands):
             inner.dims[v] = inner.scaled(v, w)
-            inner.kinds[v] = Kind.EXAMPLES if inner.dims[v] else kind
+            inner.kinds[v] = BatchKind.EXAMPLES if inner.dims[v] else kind
             inner.layouts[v] = None if isinstance(outer, Literal) else self.layouts.get(outer)
         for v, w in zip(inner.micro.consts, inner.whole.consts):
             inner.dims[v] = inner.scaled(v, w)
-            inner.kinds[v] = Kind.EXAMPLES if inner.dims[v] else Kind.SAME
+            inner.kinds[v] = BatchKind.EXAMPLES if inner.dims[v] else BatchKind.SAME
             inner.check_constant(v, w)
         inner.visit_all()
         for node, twin in zip(inner.micro.nodes, inner.whole.nodes):
@@ -403,7 +408,7 @@ class _Splitter:
             return False
         consts, carried = scan_counts(eqn)
         starts = position >= carried or _is_zero_atom(eqn.invars[consts + position], self.zeros)
-        return starts and inner.kind(inner.micro.outvars[position]) is Kind.SUM
+        return starts and inner.kind(inner.micro.outvars[position]) is BatchKind.SUM
 
     def constants(self) -> dict[Var, Any]:
         """Captured arrays of a microbatch: those of the batch where they have no rows of examples, as literals are."""
@@ -412,7 +417,7 @@ class _Splitter:
         both = zip(self.micro.consts, self.whole.consts)
         return {v: self.micro.consts[v] if self.dims[v] else self.whole.consts[w] for v, w in both}
 
-    def cut(self) -> Split:
+    def cut(self) -> SplitStep:
         """The step in two parts, once the kind of every value is known."""
         micro, kinds = self.micro, self.kinds
         twin_of = self.twins()
@@ -426,13 +431,13 @@ class _Splitter:
         used = {*_reads(nodes), *read}
         # A cotangent is a part of a sum; a statistic of the forward pass is one of several estimates.
         backward = _results(node for node in nodes if node.backward)
-        return Split(
-            Flat(micro.invars, tuple(crossing), tuple(nodes), {v: c for v, c in self.constants().items() if v in used}),
+        return SplitStep(
+            FlatStep(micro.invars, tuple(crossing), tuple(nodes), {v: c for v, c in self.constants().items() if v in used}),
             update,
             kinds,
-            sums=[v for v in crossing if kinds[v] is Kind.SUM or (kinds[v] is Kind.LOCAL and v in backward)],
-            stacked=[v for v in crossing if kinds[v] is Kind.EXAMPLES],
-            averaged=[v for v in crossing if kinds[v] is Kind.LOCAL and v not in backward],
+            sums=[v for v in crossing if kinds[v] is BatchKind.SUM or (kinds[v] is BatchKind.LOCAL and v in backward)],
+            stacked=[v for v in crossing if kinds[v] is BatchKind.EXAMPLES],
+            averaged=[v for v in crossing if kinds[v] is BatchKind.LOCAL and v not in backward],
             prologue=[v for v in self.prologue if v in used],
             whole=micro if self.own else self.whole,
             data_only=self.data_only,
@@ -450,37 +455,37 @@ class _Splitter:
         twin_of.update(zip(whole.consts, micro.consts))
         return twin_of
 
-    def has_examples(self, node: Node) -> bool:
+    def has_examples(self, node: FlatEquation) -> bool:
         """Whether an equation reads or computes values of examples, or statistics of one microbatch."""
         inputs, outputs = [self.kind(v) for v in node.eqn.invars], [self.kinds[v] for v in node.eqn.outvars]
-        return Kind.EXAMPLES in inputs or Kind.EXAMPLES in outputs or Kind.LOCAL in (outputs or inputs)
+        return BatchKind.EXAMPLES in inputs or BatchKind.EXAMPLES in outputs or BatchKind.LOCAL in (outputs or inputs)
 
-    def nodes_of_microbatch(self) -> list[Node]:
+    def nodes_of_microbatch(self) -> list[FlatEquation]:
         """Equations that run for each microbatch; those that do not depend on the batch are among them, for what reads them there."""
-        nodes: list[Node] = []
+        nodes: list[FlatEquation] = []
         for node, twin in zip(self.micro.nodes, self.whole.nodes):
             out = node.eqn.outvars
             # An equation without results, such as a print, runs once.
-            is_same = bool(out) and all(self.kinds[v] is Kind.SAME for v in out)
+            is_same = bool(out) and all(self.kinds[v] is BatchKind.SAME for v in out)
             if out and all(v in self.prologue for v in out):
                 continue
             if (is_same and not any(v in self.prologue for v in out)) or self.has_examples(node):
                 nodes.append(self.without_prologue(_with_literals(node, twin, self.literals_of_batch(node))))
         return nodes
 
-    def without_prologue(self, node: Node) -> Node:
+    def without_prologue(self, node: FlatEquation) -> FlatEquation:
         """An equation whose results do not stand for those that are computed beforehand: a microbatch would have its own part of them."""
         out = node.eqn.outvars
         if not any(v in self.prologue for v in out):
             return node
         unused = {v: Var(v.aval) for v in out if v in self.prologue}
-        self.kinds.update(dict.fromkeys(unused.values(), Kind.SUM))
+        self.kinds.update(dict.fromkeys(unused.values(), BatchKind.SUM))
         self.dims.update(dict.fromkeys(unused.values(), ()))
-        return Node(node.eqn.replace(outvars=[unused.get(v, v) for v in out]), node.backward, node.marker)
+        return FlatEquation(node.eqn.replace(outvars=[unused.get(v, v) for v in out]), node.backward, node.marker)
 
-    def nodes_of_step(self, twin_of: Mapping[Var, Var]) -> list[Node]:
+    def nodes_of_step(self, twin_of: Mapping[Var, Var]) -> list[FlatEquation]:
         """Equations that run once per step, those of the whole batch, over variables of the microbatch."""
-        nodes: list[Node] = []
+        nodes: list[FlatEquation] = []
         for node, twin in zip(self.micro.nodes, self.whole.nodes):
             if self.has_examples(node) or any(self.kinds[v] not in ONCE for v in node.eqn.outvars):
                 continue
@@ -488,21 +493,21 @@ class _Splitter:
             if not self.own:
                 invars = [v if isinstance(v, Literal) else twin_of[v] for v in twin.eqn.invars]
                 eqn = twin.eqn.replace(invars=invars, outvars=list(eqn.outvars))
-            nodes.append(Node(eqn, node.backward, node.marker))
+            nodes.append(FlatEquation(eqn, node.backward, node.marker))
         return nodes
 
-    def literals_of_batch(self, node: Node) -> bool:
+    def literals_of_batch(self, node: FlatEquation) -> bool:
         """Whether literals are those of the whole batch: not in statistics of a microbatch, nor where rows of one are counted."""
         if self.own or any(v in self.local for v in node.eqn.outvars):
             return False
         return not any(isinstance(v, Var) and v in self.rows for v in node.eqn.invars)
 
 
-def _reads(nodes: Iterable[Node]) -> list[Var]:
+def _reads(nodes: Iterable[FlatEquation]) -> list[Var]:
     return [v for node in nodes for v in node.eqn.invars if isinstance(v, Var)]
 
 
-def _results(nodes: Iterable[Node]) -> set[Var]:
+def _results(nodes: Iterable[FlatEquation]) -> set[Var]:
     return {v for node in nodes for v in node.eqn.outvars}
 
 
@@ -512,19 +517,19 @@ class _Crossing(Exception):
         self.source = source
 
 
-def _with_literals(node: Node, twin: Node, of_batch: bool) -> Node:
+def _with_literals(node: FlatEquation, twin: FlatEquation, of_batch: bool) -> FlatEquation:
     if not of_batch:
         return node
     invars = [w if isinstance(v, Literal) and shape_of(v) == shape_of(w) else v for v, w in zip(node.eqn.invars, twin.eqn.invars)]
     params = twin.eqn.params if node.eqn.primitive.name == "integer_pow" else node.eqn.params  # whose exponent is a literal, too
-    return Node(node.eqn.replace(invars=invars, params=params), node.backward, node.marker)
+    return FlatEquation(node.eqn.replace(invars=invars, params=params), node.backward, node.marker)
 
 
 def _numbers(constant: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(constant) if is_extended_dtype(constant.dtype) else constant)
 
 
-def _equal_literals(node: Node, twin: Node) -> bool:
+def _equal_literals(node: FlatEquation, twin: FlatEquation) -> bool:
     """Whether an equation has the same literals in a microbatch as in the batch."""
     if node.eqn.primitive.name == "integer_pow":
         return node.eqn.params == twin.eqn.params
@@ -548,7 +553,7 @@ def _is_zero_atom(v: Atom, zeros: set[Var]) -> bool:
     return v in zeros
 
 
-def _check_alike(whole: Flat, micro: Flat) -> None:
+def _check_alike(whole: FlatStep, micro: FlatStep) -> None:
     same = len(whole.nodes) == len(micro.nodes) and all(
         a.eqn.primitive is b.eqn.primitive and len(a.eqn.outvars) == len(b.eqn.outvars) for a, b in zip(whole.nodes, micro.nodes)
     )

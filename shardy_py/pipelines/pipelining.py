@@ -21,14 +21,14 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.cost.quantity import quantity
 from shardy_py.frontends.context import api_boundary, traced_dtype
-from shardy_py.pipelines.building import Options, PipelineSearch, Signature, StagedStep, batch_leaves, build
+from shardy_py.pipelines.building import CallSignature, PipelineOptions, PipelineSearch, StagedStep, batch_leaves, build
 from shardy_py.pipelines.errors import PipelineError
 from shardy_py.pipelines.jaxprs import is_extended_dtype
 from shardy_py.pipelines.markers import Marking
 from shardy_py.pipelines.orders import Schedule, check_name
 from shardy_py.pipelines.placing import replicated
 from shardy_py.pipelines.planned import check_planner, planned
-from shardy_py.pipelines.report import Report, check_memory, report, stage_memory
+from shardy_py.pipelines.report import PipelineReport, check_memory, report, stage_memory
 from shardy_py.pipelines.runner import Runner, Statistics
 from shardy_py.planner.options import Planner
 
@@ -212,7 +212,7 @@ def pipeline(
             why="without a planner nothing divides them", fix=f"pass mesh={{{axis!r}: {mesh}}}, or planner=sp.Planner(...)",
         )  # fmt: skip
     numbers = None if batch_argnums is None else _numbers(batch_argnums, "batch_argnums")
-    options = Options(
+    options = PipelineOptions(
         fun, num_stages, partition, num_microbatches, mesh, axis, schedule, virtual, in_shardings, numbers,
         batch_statistics == "microbatch", _numbers(donate_argnums, "donate_argnums"), memory_bytes,
         hardware_named(hardware) if planner is None else planner.machine, planner,
@@ -249,7 +249,7 @@ class Pipelined(Generic[P]):
         options: The arguments of `pipeline`.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PipelineOptions) -> None:
         functools.update_wrapper(self, options.fun)
         self.__wrapped__ = options.fun
         self._options = options
@@ -366,7 +366,7 @@ class Pipelined(Generic[P]):
         self._last = built
         return built
 
-    def _signature(self, args: tuple[Any, ...]) -> Signature:
+    def _signature(self, args: tuple[Any, ...]) -> CallSignature:
         names = parameter_names(self._options.fun, len(args))
         paths, structs, argument = [], [], []
         for number, (name, arg) in enumerate(zip(names, args)):
@@ -380,7 +380,7 @@ class Pipelined(Generic[P]):
                 structs.append(jax.ShapeDtypeStruct(np.shape(leaf), dtype))
                 argument.append(number)
         batch = batch_leaves(self._options, paths, structs, argument)
-        return Signature(jax.tree.structure(args), tuple(structs), tuple(argument), tuple(paths), batch)
+        return CallSignature(jax.tree.structure(args), tuple(structs), tuple(argument), tuple(paths), batch)
 
     @property
     def search(self) -> PipelineSearch | None:
@@ -406,7 +406,7 @@ class Pipelined(Generic[P]):
             raise PipelineError("nothing has run", where="Pipelined.programs_per_stage", fix="call the function first")
         return self._runner.programs_per_stage
 
-    def report(self, *args: Any, hardware: str | Hardware | None = None, **kwargs: Any) -> Report:
+    def report(self, *args: Any, hardware: str | Hardware | None = None, **kwargs: Any) -> PipelineReport:
         """Predicts the costs of the pipeline: a row per stage and the simulated schedule. Nothing runs or is compiled.
 
         Args:

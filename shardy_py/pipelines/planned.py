@@ -20,11 +20,11 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from shardy_py.api import auto_shard
 from shardy_py.pipelines.assignment import Assignment, assign, pieces
 from shardy_py.pipelines.building import (
-    Options,
+    CallSignature,
     PipelineAlternative,
+    PipelineOptions,
     PipelineSearch,
     PlannedStage,
-    Signature,
     StagedStep,
     TracedStep,
     stage_names,
@@ -32,15 +32,15 @@ from shardy_py.pipelines.building import (
     trace_step,
     updating,
 )
-from shardy_py.pipelines.compiling import Compiling, defer_sums
+from shardy_py.pipelines.compiling import defer_sums, plan_of, shardings, structs
 from shardy_py.pipelines.cost import equation_seconds
 from shardy_py.pipelines.errors import PipelineError
-from shardy_py.pipelines.flatten import Node
+from shardy_py.pipelines.flatten import FlatEquation
 from shardy_py.pipelines.jaxprs import closed_jaxpr, reads, shape_of, struct_of
-from shardy_py.pipelines.microbatching import Split
+from shardy_py.pipelines.microbatching import SplitStep
 from shardy_py.pipelines.orders import Schedule
 from shardy_py.pipelines.placing import Places, axes_of, meshes_of, submeshes, trace_mesh
-from shardy_py.pipelines.programs import PASSES, Program, stage_programs, transfers
+from shardy_py.pipelines.programs import PASSES, TaskProgram, stage_programs, transfers
 from shardy_py.pipelines.report import stage_memory
 from shardy_py.pipelines.simulation import costs_of, predicted
 from shardy_py.plan.feeding import NOTHING
@@ -53,7 +53,7 @@ MOST_BOUNDS = 32
 
 
 @dataclass(frozen=True)
-class Run:
+class StageRun:
     """A stage: pieces from `start` to `end`, on a mesh of a shape."""
 
     start: int
@@ -63,13 +63,13 @@ class Run:
 
 def divided(
     seconds: Mapping[tuple[int, ...], Sequence[float]], stages: int, devices: int, microbatches: int
-) -> tuple[float, tuple[Run, ...]] | None:
+) -> tuple[float, tuple[StageRun, ...]] | None:
     """The fastest stages (all once, and the slowest again per further microbatch), and their seconds; None where too many share.
 
     Example:
         >>> seconds = {(1,): [4.0, 1.0, 1.0], (2,): [2.0, 0.6, 0.6]}
         >>> divided(seconds, 2, 3, 4)
-        (10.0, (Run(start=0, end=1, shape=(2,)), Run(start=1, end=3, shape=(1,))))
+        (10.0, (StageRun(start=0, end=1, shape=(2,)), StageRun(start=1, end=3, shape=(1,))))
     """
     count = len(next(iter(seconds.values())))
     runs: dict[tuple[int, int], list[tuple[float, tuple[int, ...]]]] = {}
@@ -83,7 +83,7 @@ def divided(
             runs[start, end] = list(best.values())
     bounds = sorted({total for each in runs.values() for total, _ in each})
     step = max(1, math.ceil(len(bounds) / MOST_BOUNDS))
-    result: tuple[float, tuple[Run, ...]] | None = None
+    result: tuple[float, tuple[StageRun, ...]] | None = None
     before = 0.0
     for bound in (*bounds[step - 1 :: step], bounds[-1]):
         if result is not None and (microbatches - 1) * before >= result[0]:
@@ -100,18 +100,18 @@ def divided(
 
 def _least_sum(
     runs: Mapping[tuple[int, int], Sequence[tuple[float, tuple[int, ...]]]], count: int, stages: int, devices: int, bound: float
-) -> tuple[Run, ...] | None:
+) -> tuple[StageRun, ...] | None:
     """The stages with the least sum, none of which takes longer than the bound."""
-    reached: dict[tuple[int, int], tuple[float, tuple[Run, ...]]] = {(0, 0): (0.0, ())}
+    reached: dict[tuple[int, int], tuple[float, tuple[StageRun, ...]]] = {(0, 0): (0.0, ())}
     for number in range(stages):
-        following: dict[tuple[int, int], tuple[float, tuple[Run, ...]]] = {}
+        following: dict[tuple[int, int], tuple[float, tuple[StageRun, ...]]] = {}
         for (start, used), (before, taken) in reached.items():
             for end in range(start + 1, count - (stages - number - 1) + 1):
                 for total, shape in runs[start, end]:
                     key = end, used + math.prod(shape)
                     if total <= bound and key[1] <= devices - (stages - number - 1):
                         if key not in following or before + total < following[key][0]:
-                            following[key] = before + total, (*taken, Run(start, end, shape))
+                            following[key] = before + total, (*taken, StageRun(start, end, shape))
         reached = following
     best = reached.get((count, devices))
     return None if best is None else best[1]
@@ -127,7 +127,7 @@ TIME_SHARE = 0.1
 class StageProgram:
     """The work of a stage in a step, run `times` times: once with the whole batch, or for each microbatch."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[FlatEquation, ...]
     inputs: tuple[Var, ...]
     outputs: tuple[Var, ...]
     of: Mapping[Var, Var]
@@ -143,7 +143,7 @@ class StagePlan:
     outputs: tuple[PartitionSpec, ...]
 
 
-def stage_program(split: Split, programs: Iterable[Program], microbatches: int, *, by_batch: bool) -> StageProgram:
+def stage_program(split: SplitStep, programs: Iterable[TaskProgram], microbatches: int, *, by_batch: bool) -> StageProgram:
     """The programs of one stage as one program."""
     programs = tuple(programs)
     assert split.whole is not None
@@ -210,21 +210,25 @@ class ProgramPrices:
         self.planner = planner
         self._seconds: dict[tuple[Any, ...], float] = {}
 
-    def seconds(self, program: Program, places: Places) -> float:
+    def seconds(self, program: TaskProgram, places: Places) -> float:
         """The seconds of one run of a program."""
         eqns = [node.eqn for node in program.nodes]
         results = list(dict.fromkeys(v for v in (*program.outputs, *program.sums) if v not in program.stands))
-        compiling = Compiling(program, places)
-        if compiling.mesh.size == 1 or not eqns:
+        mesh = places.mesh(program.stage)
+        if mesh.size == 1 or not eqns:
             return math.fsum(equation_seconds(eqns, results, self.planner.machine))
         inside = {v for eqn in eqns for v in eqn.outvars}
         read = dict.fromkeys(v for eqn in eqns for v in reads(eqn) if v not in inside)
         text = str(closed_jaxpr(eqns, read, [v for v in results if v in inside]))
-        specs = tuple(sharding.spec for sharding in (*compiling.ins, *compiling.outs))
-        key = (text, tuple(compiling.mesh.shape.items()), specs, str(compiling.structs), places.planner is None)
+        specs = tuple(sharding.spec for each in shardings(program, places) for sharding in each)
+        key = (text, tuple(mesh.shape.items()), specs, str(structs(program)), places.planner is None)
         seconds = self._seconds.get(key)
         if seconds is None:
-            step = replace(compiling.plan(), stated_feeding=NOTHING).cost_analysis(self.planner.hardware, self.planner.links).step_seconds
+            step = (
+                replace(plan_of(program, places), stated_feeding=NOTHING)
+                .cost_analysis(self.planner.hardware, self.planner.links)
+                .step_seconds
+            )
             assert step is not None
             seconds = self._seconds[key] = self.planner.objective(step)
         return seconds
@@ -299,13 +303,13 @@ class _Priced:
         return max(stage.memory_bytes for stage in self.stages)
 
 
-def planned(options: Options, signature: Signature) -> StagedStep:
+def planned(options: PipelineOptions, signature: CallSignature) -> StagedStep:
     """The fastest pipeline that fits; raises PipelineError if none fits, or it cannot be run."""
-    return _Search(options, signature).run()
+    return _PipelineSearch(options, signature).run()
 
 
-class _Search:
-    def __init__(self, options: Options, signature: Signature) -> None:
+class _PipelineSearch:
+    def __init__(self, options: PipelineOptions, signature: CallSignature) -> None:
         assert options.planner is not None
         self.began = time.monotonic()
         self.options, self.signature, self.planner = options, signature, options.planner
@@ -433,7 +437,7 @@ class _Search:
             set_specs(built.places, s, program, self.stages.chosen(program, sizes))
         return self.priced(name, built)
 
-    def divisions(self) -> list[tuple[float, tuple[Run, ...]]]:
+    def divisions(self) -> list[tuple[float, tuple[StageRun, ...]]]:
         """Stages of the pieces: for each number of stages those whose step takes least, and its seconds, the fastest step first."""
         count = self.options.num_microbatches
         seconds = {shape: [t / count for t in times] for shape, times in self.pieces().items()}
@@ -467,7 +471,7 @@ class _Search:
 
     # ------------------------------------------------------------------ prices
 
-    def program_of(self, split: Split, programs: Sequence[Program], by_batch: bool) -> StageProgram:
+    def program_of(self, split: SplitStep, programs: Sequence[TaskProgram], by_batch: bool) -> StageProgram:
         """The work of programs of one stage, on the whole batch or on a microbatch, which has to divide among its devices."""
         return stage_program(split, programs, self.options.num_microbatches, by_batch=by_batch)
 
@@ -492,7 +496,7 @@ class _Search:
         return _Priced(f"{count} stage{'s' if count > 1 else ''} on {sizes} devices, {name}", built, step, stages)
 
 
-def _meshes(options: Options) -> tuple[Mesh | AbstractMesh, ...]:
+def _meshes(options: PipelineOptions) -> tuple[Mesh | AbstractMesh, ...]:
     """The meshes that the user states."""
     mesh = options.mesh
     if options.num_stages is not None:

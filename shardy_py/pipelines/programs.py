@@ -15,9 +15,9 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.frontends.partial_sums import partial_sums
 from shardy_py.pipelines.assignment import Assignment
 from shardy_py.pipelines.cost import equation_seconds
-from shardy_py.pipelines.flatten import Node
+from shardy_py.pipelines.flatten import FlatEquation
 from shardy_py.pipelines.jaxprs import bytes_of, closed_jaxpr, dtype_of, reads, shape_of
-from shardy_py.pipelines.microbatching import Split
+from shardy_py.pipelines.microbatching import SplitStep
 from shardy_py.pipelines.placing import Places
 
 SMALL = 4096
@@ -32,7 +32,9 @@ class Updates:
     owner: dict[Var, int]
 
 
-def place_updates(nodes: Sequence[Node], located: Mapping[Var, int], uses: Mapping[Var, Sequence[int]], inputs: Iterable[Var]) -> Updates:
+def place_updates(
+    nodes: Sequence[FlatEquation], located: Mapping[Var, int], uses: Mapping[Var, Sequence[int]], inputs: Iterable[Var]
+) -> Updates:
     """Assigns the nodes that run once; `located` values of the pipeline, such as sums over microbatches, have a stage."""
     same = _Components()
     for node in nodes:
@@ -86,10 +88,12 @@ class _Components:
             self._parent[b] = a
 
 
-def closure(nodes: Sequence[Node], chosen: Callable[[int], bool], free: Callable[[int], bool], results: Iterable[Var]) -> list[Node]:
+def closure(
+    nodes: Sequence[FlatEquation], chosen: Callable[[int], bool], free: Callable[[int], bool], results: Iterable[Var]
+) -> list[FlatEquation]:
     """The chosen nodes with the free ones that they or these results need, in order."""
     needed = set(results)
-    nodes_needed: list[Node] = []
+    nodes_needed: list[FlatEquation] = []
     for i in range(len(nodes) - 1, -1, -1):
         eqn = nodes[i].eqn
         if chosen(i) or (free(i) and any(v in needed for v in eqn.outvars)):
@@ -107,7 +111,7 @@ class PartialSums:
 
 
 @dataclass(frozen=True)
-class Program:
+class TaskProgram:
     """A part of the step that is compiled by itself.
 
     Attributes:
@@ -122,12 +126,12 @@ class Program:
     role: str
     stage: int
     turn: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[FlatEquation, ...]
     inputs: tuple[Var, ...]
     outputs: tuple[Var, ...]
     sums: tuple[Var, ...]
     resets: tuple[Var, ...] = ()
-    recomputed: tuple[Node, ...] = ()
+    recomputed: tuple[FlatEquation, ...] = ()
     averaged: tuple[Var, ...] = ()
     parts: int = 1
     stands: Mapping[Var, PartialSums] = field(default_factory=dict)
@@ -163,7 +167,7 @@ class Program:
         return env[v] if stand is None else partial_sums(env[stand.member], stand.num_shards)
 
 
-def evaluate(nodes: Sequence[Node], env: dict[Var, Any]) -> None:
+def evaluate(nodes: Sequence[FlatEquation], env: dict[Var, Any]) -> None:
     """Runs equations on the values of `env`, which gets their results."""
     results = list(dict.fromkeys(v for node in nodes for v in node.eqn.outvars))
     inside = set(results)
@@ -172,7 +176,7 @@ def evaluate(nodes: Sequence[Node], env: dict[Var, Any]) -> None:
     env.update(zip(results, eval_jaxpr(jaxpr, (), *(env[v] for v in inputs))))
 
 
-def stages_reading(programs: Iterable[Program]) -> dict[Var, set[int]]:
+def stages_reading(programs: Iterable[TaskProgram]) -> dict[Var, set[int]]:
     """Value -> stages of the programs that read it."""
     stages: dict[Var, set[int]] = {}
     for program in programs:
@@ -181,7 +185,7 @@ def stages_reading(programs: Iterable[Program]) -> dict[Var, set[int]]:
     return stages
 
 
-def parts_of_parameters(split: Split, parameters: Iterable[Var]) -> dict[Var, Var]:
+def parts_of_parameters(split: SplitStep, parameters: Iterable[Var]) -> dict[Var, Var]:
     """Slices of parameters that microbatches read only in slices, such as the rows of stacked parameters."""
     slices: dict[Var, Var] = {}
     whole_of = {v: v for v in parameters}
@@ -196,7 +200,7 @@ def parts_of_parameters(split: Split, parameters: Iterable[Var]) -> dict[Var, Va
     return {v: whole for v, whole in slices.items() if whole not in read_whole}
 
 
-def part_programs(split: Split, parts: Mapping[Var, Var], owner: Mapping[Var, int], slices: Iterable[Var]) -> list[Program]:
+def part_programs(split: SplitStep, parts: Mapping[Var, Var], owner: Mapping[Var, int], slices: Iterable[Var]) -> list[TaskProgram]:
     """Programs that cut parameters where they are kept, once per step."""
     by_stage: dict[int, list[Var]] = {}
     for v in dict.fromkeys(slices):
@@ -204,13 +208,13 @@ def part_programs(split: Split, parts: Mapping[Var, Var], owner: Mapping[Var, in
     programs = []
     for stage, outputs in sorted(by_stage.items()):
         body = closure(split.micro.nodes, lambda i: False, lambda i: split.micro.nodes[i].eqn.outvars[0] in parts, outputs)
-        programs.append(Program("P", stage, 0, tuple(body), tuple(_inputs(body, ())), tuple(outputs), ()))
+        programs.append(TaskProgram("P", stage, 0, tuple(body), tuple(_inputs(body, ())), tuple(outputs), ()))
     return programs
 
 
 def stage_programs(
-    split: Split, assigned: Assignment, split_backward: Sequence[bool], parts: Container[Var] = (), recomputed: Container[Var] = ()
-) -> dict[tuple[str, int], Program]:
+    split: SplitStep, assigned: Assignment, split_backward: Sequence[bool], parts: Container[Var] = (), recomputed: Container[Var] = ()
+) -> dict[tuple[str, int], TaskProgram]:
     """The programs of every stage, (role, stage) to program: F, and B or else b and W."""
     nodes = split.micro.nodes
     of: list[tuple[str, int] | None] = [
@@ -224,7 +228,7 @@ def stage_programs(
     summed = dict.fromkeys([*split.sums, *split.averaged])
     pinned = [v for v in (*summed, *split.stacked) if producer.get(v) is None]
     keys = [(role, s) for s in range(assigned.stages) for role in (("F", "b", "W") if split_backward[s] else ("F", "B"))]
-    bodies: dict[tuple[str, int], list[Node]] = {}
+    bodies: dict[tuple[str, int], list[FlatEquation]] = {}
     inputs: dict[tuple[str, int], list[Var]] = {}
     copied = [where is None and not any(v in parts for v in node.eqn.outvars) for where, node in zip(of, nodes)]
     repeated = {i for i, node in enumerate(nodes) if any(v in recomputed for v in node.eqn.outvars)}
@@ -241,18 +245,18 @@ def stage_programs(
     for key in keys:
         for v in inputs[key]:
             read_by.setdefault(v, []).append(key)
-    programs: dict[tuple[str, int], Program] = {}
+    programs: dict[tuple[str, int], TaskProgram] = {}
     for key in keys:
         own = [v for node in bodies[key] for v in node.eqn.outvars if producer[v] == key or (key == ("F", last) and v in pinned)]
         outputs = [v for v in own if any(other != key for other in read_by.get(v, ())) or v in split.stacked]
         sums = [v for v in own if v in summed]
         body = tuple(bodies[key])
         recomputed_here = () if key[0] == "F" else tuple(node for node in body if any(v in recomputed for v in node.eqn.outvars))
-        programs[key] = Program(key[0], key[1], 0, body, tuple(inputs[key]), tuple(outputs), tuple(sums), recomputed=recomputed_here)
+        programs[key] = TaskProgram(key[0], key[1], 0, body, tuple(inputs[key]), tuple(outputs), tuple(sums), recomputed=recomputed_here)
     return programs
 
 
-def _split_backward(nodes: Sequence[Node], of: list[tuple[str, int] | None], stage: int) -> None:
+def _split_backward(nodes: Sequence[FlatEquation], of: list[tuple[str, int] | None], stage: int) -> None:
     """Splits the backward pass of a stage: equations that lead to its sends are "b", all others "W"."""
     producer = {v: i for i, node in enumerate(nodes) for v in node.eqn.outvars}
     mine = {i for i, key in enumerate(of) if key == ("B", stage)}
@@ -273,7 +277,7 @@ def _split_backward(nodes: Sequence[Node], of: list[tuple[str, int] | None], sta
         of[i] = ("b" if i in hurried else "W", stage)
 
 
-def update_programs(split: Split, updates: Updates, results: Sequence[Var]) -> list[Program]:
+def update_programs(split: SplitStep, updates: Updates, results: Sequence[Var]) -> list[TaskProgram]:
     """Programs of equations that run once, in the order in which they run."""
     nodes, group = split.update, updates.group
     producer = {v: group[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
@@ -281,29 +285,29 @@ def update_programs(split: Split, updates: Updates, results: Sequence[Var]) -> l
     free_results = [v for v in dict.fromkeys(results) if v in producer and producer[v] is None]
     if free_results and (0, 0) not in keys:
         keys.insert(0, (0, 0))
-    bodies: dict[tuple[int, int], list[Node]] = {}
+    bodies: dict[tuple[int, int], list[FlatEquation]] = {}
     inputs: dict[tuple[int, int], list[Var]] = {}
     for key in keys:
         extra = free_results if key == (0, 0) else []
         bodies[key] = closure(nodes, lambda i, key=key: group[i] == key, lambda i: group[i] is None, extra)
         inputs[key] = _inputs(bodies[key], extra)
-    programs: list[Program] = []
+    programs: list[TaskProgram] = []
     for key in keys:
         read_elsewhere = {v for other in keys if other != key for v in inputs[other]} | set(results)
         own = [v for node in bodies[key] for v in node.eqn.outvars if producer[v] == key or (key == (0, 0) and v in free_results)]
         outputs = tuple(v for v in own if v in read_elsewhere)
-        programs.append(Program("U", key[1], key[0], tuple(bodies[key]), tuple(inputs[key]), outputs, ()))
+        programs.append(TaskProgram("U", key[1], key[0], tuple(bodies[key]), tuple(inputs[key]), outputs, ()))
     return programs
 
 
-def _inputs(body: Sequence[Node], results: Sequence[Var]) -> list[Var]:
+def _inputs(body: Sequence[FlatEquation], results: Sequence[Var]) -> list[Var]:
     inside = {v for node in body for v in node.eqn.outvars}
     inputs = dict.fromkeys(v for node in body for v in reads(node.eqn) if v not in inside)
     inputs.update(dict.fromkeys(v for v in results if v not in inside))
     return list(inputs)
 
 
-Programs = Mapping[tuple[str, int], Program]
+Programs = Mapping[tuple[str, int], TaskProgram]
 
 PASSES = {"F": "forward", "B": "backward", "b": "backward", "W": "weight"}
 """Role of a program -> the name that `simulate` has for its time."""

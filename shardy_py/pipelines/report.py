@@ -125,7 +125,7 @@ class StageRow(StageMemory):
 
 
 @dataclass(frozen=True)
-class Report:
+class PipelineReport:
     """Predicted costs of a pipeline on some hardware.
 
     Attributes:
@@ -154,16 +154,16 @@ class Report:
         return "\n".join([*lines, f"{schedule.name}, {schedule.microbatches} microbatches: {step}, bubble {self.bubble:.1%}"])
 
 
-def report(built: StagedStep, hardware: Hardware) -> Report:
+def report(built: StagedStep, hardware: Hardware) -> PipelineReport:
     """The report of a pipeline."""
     times = stage_times(built.programs, built.places, hardware)
     exchanged = [0] * built.places.stages
     batch = [v for v, is_batch in zip(built.split.micro.invars, built.signature.batch) if is_batch]
     places = built.places.copy()
     for (role, s), program in defer_sums(built.programs, built.update, places, batch)[0].items():
-        inside = exchange(program, places, hardware)
-        times[PASSES[role]][s] += inside.seconds
-        exchanged[s] += inside.bytes
+        seconds, size = exchange(program, places, hardware)
+        times[PASSES[role]][s] += seconds
+        exchanged[s] += size
     moved = sent(built.programs)
     simulation = simulate(built.schedule, **times)
     rows = tuple(
@@ -177,4 +177,4 @@ def report(built: StagedStep, hardware: Hardware) -> Report:
         )
         for s, memory in enumerate(stage_memory(built))
     )
-    return Report(rows, simulation, predicted(built.schedule, costs_of(built.places.stages, **times)), hardware.name)
+    return PipelineReport(rows, simulation, predicted(built.schedule, costs_of(built.places.stages, **times)), hardware.name)

@@ -20,11 +20,11 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from jax.sharding import PartitionSpec
 
 from shardy_py.cost.hardware import Hardware
-from shardy_py.pipelines.flatten import Node
+from shardy_py.pipelines.flatten import FlatEquation
 from shardy_py.pipelines.jaxprs import bytes_of, dtype_of, named_dimensions, reads, shape_of
 from shardy_py.pipelines.minimum_cut import RecomputeChoice
 from shardy_py.pipelines.placing import axes_of
-from shardy_py.pipelines.programs import Program
+from shardy_py.pipelines.programs import TaskProgram
 
 MOVES = frozenset(
     {
@@ -79,7 +79,7 @@ def is_cheap(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in CHEAP and not eqn.effects
 
 
-def bound(nodes: Iterable[Node]) -> list[tuple[Var, Var]]:
+def bound(nodes: Iterable[FlatEquation]) -> list[tuple[Var, Var]]:
     """Pairs of values: wherever the first is recomputed, the second must be recomputed too.
 
     The derivative of a maximum asks which operand is equal to it. Another program rounds differently: a recomputed operand
@@ -199,7 +199,7 @@ class Handover:
         bound: Pairs of values of which the second must be recomputed where the first is.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[FlatEquation, ...]
     free: frozenset[Var]
     arriving: tuple[Var, ...]
     read: tuple[Var, ...]
@@ -236,7 +236,7 @@ WHOLE = Layout({}, {})
 
 
 def handovers(
-    programs: Mapping[tuple[str, int], Program], is_free: Callable[[Var], bool], is_shared: Callable[[Var], bool]
+    programs: Mapping[tuple[str, int], TaskProgram], is_free: Callable[[Var], bool], is_shared: Callable[[Var], bool]
 ) -> list[Handover]:
     """The handover between the passes of every stage; every program that needs an `is_free` value makes it for itself."""
     takers: dict[Var, list[int]] = {}
@@ -314,7 +314,7 @@ def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout
 def _too_late(handover: Handover, recomputed: Set[Var]) -> set[Var]:
     """Recomputed values at which chains reach `LONGEST` and still go on; they are kept, and chains begin anew behind them."""
     steps: dict[Var, int] = {}
-    maker: dict[Var, Node] = {}
+    maker: dict[Var, FlatEquation] = {}
     late: set[Var] = set()
     for node in handover.nodes:
         if node.eqn.outvars[0] not in recomputed:

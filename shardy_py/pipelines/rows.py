@@ -18,7 +18,7 @@ from shardy_py.pipelines.jaxprs import shape_of, short
 
 
 @dataclass(frozen=True)
-class Rows:
+class ExampleRows:
     """The parts of a dimension of examples: `outer` times all examples of the microbatch, with `inner` neighbours per example."""
 
     outer: int = 1
@@ -30,8 +30,8 @@ class Rows:
 
 
 def follow(
-    eqn: JaxprEqn, operands: Sequence[tuple[int, Rows | None] | None], out_dims: Sequence[tuple[int, ...]], rows: int
-) -> list[Rows | None]:
+    eqn: JaxprEqn, operands: Sequence[tuple[int, ExampleRows | None] | None], out_dims: Sequence[tuple[int, ...]], rows: int
+) -> list[ExampleRows | None]:
     """The place of the examples in the results of an equation. Raises PipelineError if the equation regroups examples."""
     special = _SPECIAL.get(eqn.primitive.name)
     if special is not None and operands[0] is not None and operands[0][1] is not None and out_dims[0]:
@@ -64,16 +64,16 @@ def _whole(a: int, b: int) -> int | None:
     return a // b if b and a % b == 0 and a >= b else None
 
 
-def _reshape(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[Rows | None] | None:
+def _reshape(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[ExampleRows | None] | None:
     d, layout = operands[0]
     e = out_dims[0][0]
     before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     outer = _whole(math.prod(before[:d]) * layout.outer, math.prod(after[:e]))
     inner = _whole(math.prod(before[d + 1 :]) * layout.inner, math.prod(after[e + 1 :]))
-    return None if outer is None or inner is None else [Rows(outer, inner)]
+    return None if outer is None or inner is None else [ExampleRows(outer, inner)]
 
 
-def _joined(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[Rows | None] | None:
+def _joined(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[ExampleRows | None] | None:
     e = out_dims[0][0]
     layouts = [entry[1] for entry in operands if entry is not None and entry[1] is not None]
     if len({x.inner for x in layouts}) > 1:
@@ -81,10 +81,10 @@ def _joined(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[Rows
     if eqn.params["dimension"] != e:
         return [layouts[0]] if len(set(layouts)) == 1 else None
     outer = _whole(shape_of(eqn.outvars[0])[e], rows * layouts[0].inner)
-    return None if outer is None else [Rows(outer, layouts[0].inner)]
+    return None if outer is None else [ExampleRows(outer, layouts[0].inner)]
 
 
-def _cut(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[Rows | None] | None:
+def _cut(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[ExampleRows | None] | None:
     """Slices and pads, and splits: whole runs of all examples may be taken away or added."""
     d, layout = operands[0]
     run = rows * layout.inner
@@ -100,16 +100,16 @@ def _cut(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[Rows | 
         start = int(low)
         if between:
             return None
-    layouts: list[Rows | None] = []
+    layouts: list[ExampleRows | None] = []
     for v, dims in zip(eqn.outvars, out_dims):
         outer = _whole(shape_of(v)[dims[0]], run) if dims else None
         if outer is None or start % run:
             return None
-        layouts.append(Rows(outer, layout.inner))
+        layouts.append(ExampleRows(outer, layout.inner))
     return layouts
 
 
-_SPECIAL: dict[str, Callable[[JaxprEqn, Any, Any, int], list[Rows | None] | None]] = {
+_SPECIAL: dict[str, Callable[[JaxprEqn, Any, Any, int], list[ExampleRows | None] | None]] = {
     "reshape": _reshape,
     "concatenate": _joined,
     "slice": _cut,
@@ -118,7 +118,7 @@ _SPECIAL: dict[str, Callable[[JaxprEqn, Any, Any, int], list[Rows | None] | None
 }
 
 
-def _check_windows(eqn: JaxprEqn, operands: Sequence[tuple[int, Rows | None] | None]) -> None:
+def _check_windows(eqn: JaxprEqn, operands: Sequence[tuple[int, ExampleRows | None] | None]) -> None:
     """Refuses windows and transforms along examples."""
     first = operands[0] if operands else None
     if first is None:

@@ -17,7 +17,7 @@ from shardy_py.pipelines.compiling import compile_program, defer_sums, donatable
 from shardy_py.pipelines.jaxprs import dtype_of, is_extended_dtype, live, shape_of
 from shardy_py.pipelines.orders import Schedule, Task
 from shardy_py.pipelines.placing import Places
-from shardy_py.pipelines.programs import Program, evaluate
+from shardy_py.pipelines.programs import TaskProgram, evaluate
 from shardy_py.pipelines.simulation import costs_of
 from shardy_py.pipelines.simulation import run as simulated
 
@@ -26,7 +26,7 @@ FORWARDED = frozenset({"copy", "copy_p", "stop_gradient", "reshard", "sharding_c
 
 
 @dataclass
-class Step:
+class StageStep:
     """A program as one stage runs it for a microbatch.
 
     Attributes:
@@ -35,7 +35,7 @@ class Step:
         stack: (result, position among the per-example results).
     """
 
-    program: Program
+    program: TaskProgram
     call: Any
     sources: list[int]
     shared_of: list[Var]
@@ -73,7 +73,7 @@ class Engine:
     """
 
     def __init__(
-        self, programs: dict[tuple[str, int], Program], schedule: Schedule, places: Places, each: Sequence[Var], stacked: Container[Var]
+        self, programs: dict[tuple[str, int], TaskProgram], schedule: Schedule, places: Places, each: Sequence[Var], stacked: Container[Var]
     ) -> None:
         self.programs, self.schedule, self.places, self.stacked = programs, schedule, places, stacked
         self.meshes = schedule.meshes
@@ -99,7 +99,7 @@ class Engine:
             inputs[s].update(dict.fromkeys(step.shared_of))
         return inputs
 
-    def _step(self, key: tuple[str, int], program: Program) -> Step:
+    def _step(self, key: tuple[str, int], program: TaskProgram) -> StageStep:
         role, s = key
         slots = self.slots[s]
         shared_of: list[Var] = []
@@ -130,9 +130,9 @@ class Engine:
         first = len(program.inputs)
         donated = [*self._donated_residuals(key, program, drop), *range(first, first + len(program.sums))]
         call = compile_program(program, self.places, donated)
-        return Step(program, call, sources, shared_of, keep, send, stack, drop)
+        return StageStep(program, call, sources, shared_of, keep, send, stack, drop)
 
-    def _donated_residuals(self, key: tuple[str, int], program: Program, drop: list[int]) -> list[int]:
+    def _donated_residuals(self, key: tuple[str, int], program: TaskProgram, drop: list[int]) -> list[int]:
         """Residuals whose memory the results of a backward pass may take."""
         role, s = key
         if role == "F":
@@ -371,7 +371,7 @@ def _automatic(x: jax.Array) -> jax.Array:
     return jax.device_put(x, NamedSharding(mesh, sharding.spec))
 
 
-def _with_resets(built: StagedStep) -> list[Program]:
+def _with_resets(built: StagedStep) -> list[TaskProgram]:
     """The updates; the last of every stage also makes zeros for the sums of its stage, and gives those that are results."""
     updates = list(built.update)
     for s in range(built.places.stages):
@@ -380,7 +380,7 @@ def _with_resets(built: StagedStep) -> list[Program]:
             continue
         mine = [i for i, program in enumerate(updates) if program.stage == s]
         if not mine:
-            updates.append(Program("U", s, 0, (), (), (), ()))
+            updates.append(TaskProgram("U", s, 0, (), (), (), ()))
             mine = [len(updates) - 1]
         last = updates[mine[-1]]
         # A sum that is itself a result has to be taken out of what stands for it, a mean to be divided.

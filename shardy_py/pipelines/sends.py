@@ -15,19 +15,19 @@ from jax.extend.core import Var
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.pipelines.assignment import Assignment, reassign_backward, uses_of
-from shardy_py.pipelines.flatten import Node
+from shardy_py.pipelines.flatten import FlatEquation
 from shardy_py.pipelines.jaxprs import bytes_of, live, reads
-from shardy_py.pipelines.microbatching import Kind, Split
+from shardy_py.pipelines.microbatching import BatchKind, SplitStep
 from shardy_py.pipelines.placing import Places
 from shardy_py.pipelines.programs import parts_of_parameters
 from shardy_py.pipelines.residuals import MOVES, Layout, bound, communicates, is_cheap
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacedStep:
     """A step and the stages of its equations; `copies` maps variables of copied equations to those that they are copies of."""
 
-    split: Split
+    split: SplitStep
     assigned: Assignment
     copies: Mapping[Var, Var]
 
@@ -37,16 +37,16 @@ class Placement:
         return _reading(self.split, self.assigned)
 
 
-def reduce_sends(split: Split, assigned: Assignment, places: Places, hardware: Hardware) -> Placement:
+def reduce_sends(split: SplitStep, assigned: Assignment, places: Places, hardware: Hardware) -> PlacedStep:
     """Lets stages recompute what follows from other values that they receive; the result never sends more bytes."""
-    unchanged = best = Placement(split, assigned, {})
+    unchanged = best = PlacedStep(split, assigned, {})
     if assigned.stages == 1:
         return unchanged
     rule = _Rule(places)
     most = least = rule.crossing(unchanged)
     # Backward equations may follow forward ones that receivers recompute.
     follows = reassign_backward(split, assigned, hardware, rule.within_reach(unchanged), is_cheap)
-    for start in (unchanged, Placement(split, follows, {})):
+    for start in (unchanged, PlacedStep(split, follows, {})):
         candidate = _copied(start, rule.forward(start), hardware, back=False)
         candidate = _copied(candidate, rule.backward(candidate), hardware, back=True)
         size, count = rule.crossing(candidate)
@@ -66,7 +66,7 @@ class _Reading:
         bound: Pairs of values of which the second must be recomputed where the first is.
     """
 
-    node: dict[Var, Node]
+    node: dict[Var, FlatEquation]
     home: dict[Var, tuple[int, bool]]
     through: dict[Var, tuple[Var, ...]]
     read: tuple[_Passes, ...]
@@ -77,8 +77,8 @@ class _Reading:
         return list(dict.fromkeys(w for v in values for w in self.through.get(v, (v,))))
 
 
-def _reading(split: Split, assigned: Assignment) -> _Reading:
-    slices = parts_of_parameters(split, [v for v in split.micro.invars if split.kinds[v] is Kind.SAME])
+def _reading(split: SplitStep, assigned: Assignment) -> _Reading:
+    slices = parts_of_parameters(split, [v for v in split.micro.invars if split.kinds[v] is BatchKind.SAME])
     reading = _Reading({}, {}, {}, tuple(({}, {}) for _ in range(assigned.stages)), bound(split.micro.nodes))
     for node, s, back in zip(split.micro.nodes, assigned.stage, assigned.backward):
         operands = reading.behind(reads(node.eqn))
@@ -102,7 +102,7 @@ class _Rule:
         """Bytes of a value on a device of a stage."""
         return -(-bytes_of(v) // self.layouts[stage].num_shards(v))
 
-    def crossing(self, placed: Placement) -> tuple[int, int]:
+    def crossing(self, placed: PlacedStep) -> tuple[int, int]:
         """Bytes that a microbatch sends, per device, and the number of values."""
         home = placed.reading.home
         sizes = [
@@ -113,7 +113,7 @@ class _Rule:
         ]
         return sum(sizes), len(sizes)
 
-    def forward(self, placed: Placement) -> list[set[Var]]:
+    def forward(self, placed: PlacedStep) -> list[set[Var]]:
         """For every stage, values of earlier stages that it recomputes."""
         reading = placed.reading
         chosen = []
@@ -123,7 +123,7 @@ class _Rule:
             chosen.append(self.recomputed(placed, t, [v for v in read if v in earlier], earlier, {v for v in read if v not in earlier}))
         return chosen
 
-    def backward(self, placed: Placement) -> list[set[Var]]:
+    def backward(self, placed: PlacedStep) -> list[set[Var]]:
         """For every stage, values of later backward passes that its own recomputes."""
         reading = placed.reading
         chosen = []
@@ -133,7 +133,7 @@ class _Rule:
             chosen.append(self.recomputed(placed, t, [v for v in passes[1] if v in later], later, own))
         return chosen
 
-    def within_reach(self, placed: Placement) -> list[set[Var]]:
+    def within_reach(self, placed: PlacedStep) -> list[set[Var]]:
         """For every stage, values of earlier stages that it can compute from what its forward pass receives."""
         reading = placed.reading
         reached: list[set[Var]] = [set() for _ in reading.read]
@@ -147,15 +147,19 @@ class _Rule:
                     reached[t].add(v)
         return reached
 
-    def is_light(self, node: Node, stage: int) -> bool:
+    def is_light(self, node: FlatEquation, stage: int) -> bool:
         """Whether a stage may recompute an equation of another."""
         return is_cheap(node.eqn) and not communicates(node.eqn, self.layouts[stage].axes)
 
-    def is_small(self, placed: Placement, w: Var, v: Var, stage: int) -> bool:
+    def is_small(self, placed: PlacedStep, w: Var, v: Var, stage: int) -> bool:
         """Whether an input is a parameter of no more bytes than a value, so that it may go to a stage once per step in its place."""
-        return w not in placed.reading.home and placed.split.kinds[w] is not Kind.EXAMPLES and self.local(w, stage) <= self.local(v, stage)
+        return (
+            w not in placed.reading.home
+            and placed.split.kinds[w] is not BatchKind.EXAMPLES
+            and self.local(w, stage) <= self.local(v, stage)
+        )
 
-    def recomputed(self, placed: Placement, t: int, values: Sequence[Var], others: Set[Var], have: Set[Var]) -> set[Var]:
+    def recomputed(self, placed: PlacedStep, t: int, values: Sequence[Var], others: Set[Var], have: Set[Var]) -> set[Var]:
         """The values of other stages that a stage recomputes, of those and on the way to those that it reads."""
         reading = placed.reading
         order = {v: i for i, v in enumerate(reading.node)}
@@ -198,13 +202,13 @@ class _Rule:
         return copies
 
 
-def _copied(placed: Placement, chosen: Sequence[Set[Var]], hardware: Hardware, back: bool) -> Placement:
+def _copied(placed: PlacedStep, chosen: Sequence[Set[Var]], hardware: Hardware, back: bool) -> PlacedStep:
     """Gives stages their own copies of the equations of these values; equations that nothing reads any more go."""
     if not any(chosen):
         return placed
     split, assigned = placed.split, placed.assigned
     own: list[dict[Var, Var]] = [{} for _ in chosen]
-    rows: list[tuple[Node, int | None, bool]] = []
+    rows: list[tuple[FlatEquation, int | None, bool]] = []
     for node, s, is_back in zip(split.micro.nodes, assigned.stage, assigned.backward):
         # Copies of the backward pass are none that the forward pass could read.
         rows.append((node if s is None or (back and not is_back) else _renamed(node, own[s], {}), s, is_back))
@@ -224,10 +228,10 @@ def _copied(placed: Placement, chosen: Sequence[Set[Var]], hardware: Hardware, b
     step = replace(split, micro=micro, kinds=kinds, dims=dims, data_only=data_only, whole_of=whole_of)
     stage = tuple(row[1] for row in rows)
     placement = replace(assigned, stage=stage, backward=tuple(row[2] for row in rows), uses=uses_of(step, stage, hardware))
-    return Placement(step, placement, {**placed.copies, **{copy: placed.copies.get(v, v) for copy, v in origin.items()}})
+    return PlacedStep(step, placement, {**placed.copies, **{copy: placed.copies.get(v, v) for copy, v in origin.items()}})
 
 
-def _renamed(node: Node, names: Mapping[Var, Var], results: Mapping[Var, Var]) -> Node:
+def _renamed(node: FlatEquation, names: Mapping[Var, Var], results: Mapping[Var, Var]) -> FlatEquation:
     operands = [names.get(v, v) if isinstance(v, Var) else v for v in node.eqn.invars]
     if not results and all(a is b for a, b in zip(operands, node.eqn.invars)):
         return node

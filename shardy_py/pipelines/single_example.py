@@ -15,11 +15,11 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
 from shardy_py.pipelines.errors import PipelineError, place
-from shardy_py.pipelines.flatten import Flat, Node
+from shardy_py.pipelines.flatten import FlatEquation, FlatStep
 from shardy_py.pipelines.jaxprs import shape_of
 
 
-def on_one_example(two: Flat, three: Flat) -> Flat:
+def on_one_example(two: FlatStep, three: FlatStep) -> FlatStep:
     """The flat program on one example; raises PipelineError if that on three differs in more than sizes."""
     env = _Continued()
     invars = env.variables(two.invars, three.invars)
@@ -28,9 +28,9 @@ def on_one_example(two: Flat, three: Flat) -> Flat:
     )
     if len(two.nodes) != len(three.nodes):
         raise _not_alike("its end")
-    nodes = [Node(env.equation(a.eqn, b.eqn), a.backward, a.marker) for a, b in zip(two.nodes, three.nodes)]
+    nodes = [FlatEquation(env.equation(a.eqn, b.eqn), a.backward, a.marker) for a, b in zip(two.nodes, three.nodes)]
     outvars = [env.atom(a, b) for a, b in zip(two.outvars, three.outvars)]
-    return Flat(tuple(invars), tuple(outvars), tuple(nodes), consts)
+    return FlatStep(tuple(invars), tuple(outvars), tuple(nodes), consts)
 
 
 def _pairs(a: dict[Var, Any], b: dict[Var, Any]) -> list[tuple[Any, Any]]:

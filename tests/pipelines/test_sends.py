@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.pipelines import building
 from shardy_py.pipelines.residuals import REDUCTIONS, bound
-from shardy_py.pipelines.sends import Placement
+from shardy_py.pipelines.sends import PlacedStep
 from tests.pipelines.steps import data, largest_gap, params
 from tests.pipelines.test_models import models
 
@@ -81,7 +81,7 @@ def test_never_more_bytes(name: str, setting: str, monkeypatch: pytest.MonkeyPat
         return sum(row.bytes_in for row in report.rows), len(sent(run.build(model.state["params"], model.batch(0))))
 
     size, count = crossing()
-    monkeypatch.setattr(building, "reduce_sends", lambda split, assigned, *rest: Placement(split, assigned, {}))
+    monkeypatch.setattr(building, "reduce_sends", lambda split, assigned, *rest: PlacedStep(split, assigned, {}))
     size_without, count_without = crossing()
     assert size <= size_without
     assert count <= count_without

@@ -11,18 +11,18 @@ import pytest
 from jax.extend.core import Var
 
 from shardy_py.pipelines import PipelineError
-from shardy_py.pipelines.flatten import Flat, flatten
+from shardy_py.pipelines.flatten import FlatStep, flatten
 from shardy_py.pipelines.programs import evaluate
 from shardy_py.pipelines.single_example import on_one_example
 from tests.pipelines.steps import data, loop_loss, loss, params
 
 
-def flat(fun: Any, rows: int) -> Flat:
+def flat(fun: Any, rows: int) -> FlatStep:
     x, y = (part[:rows] for part in data())
     return flatten(jax.make_jaxpr(lambda p, x, y: fun(p, x, y))(params(), x, y), [False] * 3 + [True] * 2)
 
 
-def call(program: Flat, *args: Any) -> list[Any]:
+def call(program: FlatStep, *args: Any) -> list[Any]:
     env: dict[Var, Any] = dict(zip(program.invars, jax.tree.leaves(args)))
     env.update(program.consts)
     evaluate(program.nodes, env)

@@ -19,7 +19,7 @@ from shardy_py.pipedream.conversion.descriptions import ConversionError
 from shardy_py.pipedream.conversion.expressions import import_line, modules_of, written
 from shardy_py.pipedream.conversion.kinds import is_name
 from shardy_py.pipedream.conversion.lines import Code, comment, statement
-from shardy_py.pipedream.conversion.program import Cut, Stage, Step, cut, read_program
+from shardy_py.pipedream.conversion.program import ModelStage, ModelStep, StagedModel, cut, read_program
 from shardy_py.pipedream.partitions.result import Partition
 from shardy_py.pipedream.profiles.graph import ProfileGraph
 
@@ -83,7 +83,7 @@ def _conf(modules: list[int], ranks: dict[str, list[int]]) -> str:
 MARK = "# Written by shardy_py."
 
 
-def write_package(cut: Cut, arch: str, model_name: str) -> dict[str, str]:
+def write_package(cut: StagedModel, arch: str, model_name: str) -> dict[str, str]:
     """All modules of a package by file name: `<arch>.py`, `__init__.py`, the layers, and one per stage if there are several."""
     used = {module for step in cut.program.steps for module in modules_of(step.call)}
     texts = {f"{name}.py": _own_source(name) for name in ("layers", "recurrent") if used & {name, "recurrent"}}
@@ -103,7 +103,7 @@ def _own_source(name: str) -> str:
     return f"{MARK}\n{text}"
 
 
-def _module(cut: Cut, stage: Stage, class_name: str, about: str) -> str:
+def _module(cut: StagedModel, stage: ModelStage, class_name: str, about: str) -> str:
     body = _body(cut, stage)
     modules = {"flax.linen", *(module for step in stage.steps for module in modules_of(step.call))}
     if any(_crosses_as_shape(cut, id) for id in stage.gives):
@@ -128,7 +128,7 @@ def _signature(names: Sequence[str]) -> list[str]:
     return statement("def __call__", lines.call("", parts), 4, ":")
 
 
-def _body(cut: Cut, stage: Stage) -> list[str]:
+def _body(cut: StagedModel, stage: ModelStage) -> list[str]:
     program, pad = cut.program, 8
     text: list[str] = []
     local = {step.id: _local(step.name) for step in stage.steps}
@@ -151,7 +151,7 @@ def _body(cut: Cut, stage: Stage) -> list[str]:
     return text + returned(results, pad)
 
 
-def _statements(step: Step, local: dict[str, str], gives: list[str], states: int, pad: int) -> list[str]:
+def _statements(step: ModelStep, local: dict[str, str], gives: list[str], states: int, pad: int) -> list[str]:
     layer, value = written(step.call, step.name, [local[id] for id in step.operands], gives, states)
     target = f"{local[step.id]} = "
     if layer is None:
@@ -176,7 +176,7 @@ def assigned(names: Sequence[str], call: Code, pad: int) -> list[str]:
     return statement(f"{target} = " if target else "", call, pad)
 
 
-def _fused(cut: Cut, arch: str, model_name: str) -> str:
+def _fused(cut: StagedModel, arch: str, model_name: str) -> str:
     text: list[str] = []
     for stage in cut.stages:
         arguments = [*(cut.names[id] for id in stage.takes), "train=train", "key=key"]
@@ -190,7 +190,7 @@ def _fused(cut: Cut, arch: str, model_name: str) -> str:
     return "\n".join([*head, f"class {model_name}(nn.Module):", f'    """{about}."""', "", "    @nn.compact", *signature, *text, ""])
 
 
-def _init(cut: Cut, arch: str, model_name: str) -> str:
+def _init(cut: StagedModel, arch: str, model_name: str) -> str:
     several = len(cut.stages) > 1
     modules = [(arch, model_name), *((f"stage{s.index}", f"Stage{s.index}") for s in cut.stages if several)]
     imports = [f"from .{module} import {name}" for module, name in sorted(modules)]
@@ -244,7 +244,7 @@ def _listed(names: Sequence[str]) -> Code:
     return Code("[", tuple(f'"{name}"' for name in names), "]")
 
 
-def _crosses_as_shape(cut: Cut, id: str) -> bool:
+def _crosses_as_shape(cut: StagedModel, id: str) -> bool:
     return cut.program.by_id[id].gives in ("size", "shape")
 
 

@@ -196,7 +196,7 @@ def function_with_rule(eqn: JaxprEqn) -> str | None:
     return None
 
 
-class Writer:
+class FunctionWriter:
     """Writes the functions of one module."""
 
     def __init__(self, names: Mapping[Var, str], count: int = 0) -> None:
@@ -422,7 +422,7 @@ def convert_jaxpr(
     files: dict[str, str | bytes] = {}
     count = 0
     for number, part in enumerate(parts):
-        writer = Writer(names, count)
+        writer = FunctionWriter(names, count)
         for var, const in zip(jaxpr.jaxpr.constvars, jaxpr.consts):
             if any(var in eqn.invars for eqn in part.equations):
                 writer.names[var] = writer.constant(const)
@@ -483,7 +483,7 @@ def _read(eqn: JaxprEqn) -> list[Var]:
     return [v for v in eqn.invars if not isinstance(v, Literal)]
 
 
-def _stage(writer: Writer, part: _Part, number: int, count: int, arch: str) -> str:
+def _stage(writer: FunctionWriter, part: _Part, number: int, count: int, arch: str) -> str:
     body = [line for eqn in part.equations for line in writer.equation(eqn)]
     takes = [line for v in part.takes for line in comment(f"{writer.names[v]}: {v.aval.str_short(short_dtypes=False)}", 4)]
     head = statement(f"def stage{number}", lines.call("", [writer.names[v] for v in part.takes]), 0, ":")

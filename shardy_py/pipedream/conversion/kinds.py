@@ -14,7 +14,7 @@ Check = Callable[[object], bool]
 
 
 @dataclass(frozen=True)
-class Argument:
+class LayerArgument:
     """One argument of a layer; `as_name` is its name in the Flax layer, empty if that has no such argument."""
 
     name: str
@@ -52,7 +52,7 @@ class LayerKind:
     name: str
     module: str = ""
     attribute: str = ""
-    arguments: tuple[Argument, ...] | None = ()
+    arguments: tuple[LayerArgument, ...] | None = ()
     layer: bool = True
     fewest: int = 1
     most: int | None = 1
@@ -140,9 +140,9 @@ def _maybe(check: Callable[[object], bool]) -> Callable[[object], bool]:
 _sizes, _paddings = _one_or(2, _count), _one_or(2, _not_negative)
 
 
-def _a(name: str, kind: str, needed: bool = False, as_name: str | None = None) -> Argument:
+def _a(name: str, kind: str, needed: bool = False, as_name: str | None = None) -> LayerArgument:
     check, says = _CHECKS[kind]
-    return Argument(name, says, check, needed, as_name)
+    return LayerArgument(name, says, check, needed, as_name)
 
 
 _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
@@ -285,7 +285,7 @@ def _bare(kind: LayerKind, description: Description) -> Call:
     return Call(kind)
 
 
-def _layer(name: str, arguments: tuple[Argument, ...] = (), attribute: str = "", **more: object) -> LayerKind:
+def _layer(name: str, arguments: tuple[LayerArgument, ...] = (), attribute: str = "", **more: object) -> LayerKind:
     return LayerKind(name, "layers", attribute or name, arguments, **more)  # pyright: ignore[reportArgumentType]
 
 
@@ -293,7 +293,7 @@ def _recurrent(name: str, **more: object) -> LayerKind:
     return LayerKind(name, "recurrent", name, **more)  # pyright: ignore[reportArgumentType]
 
 
-def _function(name: str, module: str, attribute: str, arguments: tuple[Argument, ...] = ()) -> LayerKind:
+def _function(name: str, module: str, attribute: str, arguments: tuple[LayerArgument, ...] = ()) -> LayerKind:
     return LayerKind(name, module, attribute, arguments, layer=False)
 
 
@@ -391,7 +391,7 @@ def register_layer(
         raise ConversionError(f"training={training!r} has other words than 'train' and 'key'", where=f"layer {name!r}")
     if kind_named(name) is not None:
         raise ConversionError(f"layer {name!r} is known already", fix="choose another name")
-    listed = None if arguments is None else tuple(Argument(each, "", lambda _: True) for each in arguments)
+    listed = None if arguments is None else tuple(LayerArgument(each, "", lambda _: True) for each in arguments)
     _ADDED[name] = LayerKind(name, module, attribute, listed, layer, *operands, tuple(dict.fromkeys(training)))
 
 

@@ -16,7 +16,7 @@ _RESERVED = frozenset({"name", "parent", "scope", "setup", "params", "batch_stat
 
 
 @dataclass(frozen=True)
-class Step:
+class ModelStep:
     """One node of the graph, as a call in the generated code."""
 
     id: str
@@ -34,30 +34,30 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Program:
+class GraphModel:
     """The steps of a graph that its results depend on, operands first; `inputs` are ids, in the order in which the model takes them."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ModelStep, ...]
     inputs: tuple[str, ...]
     results: tuple[str, ...]
     num_stages: int
 
     @cached_property
-    def by_id(self) -> Mapping[str, Step]:
+    def by_id(self) -> Mapping[str, ModelStep]:
         """The steps by the id of their node."""
         return {step.id: step for step in self.steps}
 
     @cached_property
-    def users(self) -> Mapping[str, tuple[Step, ...]]:
+    def users(self) -> Mapping[str, tuple[ModelStep, ...]]:
         """The steps that use each step's result, in order."""
-        users: dict[str, list[Step]] = {step.id: [] for step in self.steps}
+        users: dict[str, list[ModelStep]] = {step.id: [] for step in self.steps}
         for step in self.steps:
             for operand in dict.fromkeys(step.operands):
                 users[operand].append(step)
         return {id: tuple(steps) for id, steps in users.items()}
 
 
-def read_program(graph: ProfileGraph) -> Program:
+def read_program(graph: ProfileGraph) -> GraphModel:
     """Checks every node of a graph and orders them.
 
     Parts that nobody uses of a result that has other users, as the final state of an LSTM, are left out, as PipeDream does; so
@@ -83,13 +83,13 @@ def read_program(graph: ProfileGraph) -> Program:
             _check_operands(graph, i, calls[i], [gives[operand] for operand in graph.operands[i]])
             node = graph.nodes[i]
             operands = tuple(graph.nodes[operand].id for operand in graph.operands[i])
-            steps.append(Step(node.id, names[i], calls[i], operands, gives[i], node.stage or 0, node.description))
+            steps.append(ModelStep(node.id, names[i], calls[i], operands, gives[i], node.stage or 0, node.description))
     inputs = sorted((i for i in live if calls[i].kind.name == "Input"), key=lambda i: (_number(graph.nodes[i].description), i))
     used = {operand for step in steps for operand in step.operands}
     results = tuple(step.id for step in steps if step.id not in used and not step.is_input)
     if not results:
         raise ConversionError("the graph has no layers", why="only inputs, sizes and states are in it")
-    return Program(tuple(steps), tuple(graph.nodes[i].id for i in inputs), results, num_stages)
+    return GraphModel(tuple(steps), tuple(graph.nodes[i].id for i in inputs), results, num_stages)
 
 
 def place(graph: ProfileGraph, position: int) -> str:
@@ -177,30 +177,30 @@ def _check_operands(graph: ProfileGraph, position: int, call: Call, gives: list[
 
 
 @dataclass(frozen=True)
-class Stage:
+class ModelStage:
     """One stage: its steps, and the ids of the values that it takes (inputs of the model first) and gives."""
 
     index: int
-    steps: tuple[Step, ...]
+    steps: tuple[ModelStep, ...]
     takes: tuple[str, ...]
     gives: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Cut:
+class StagedModel:
     """A program cut into stages.
 
     Args:
         states: For each `hidden`, how many states are taken from it.
     """
 
-    program: Program
-    stages: tuple[Stage, ...]
+    program: GraphModel
+    stages: tuple[ModelStage, ...]
     names: Mapping[str, str]
     states: Mapping[str, int]
 
 
-def cut(program: Program) -> Cut:
+def cut(program: GraphModel) -> StagedModel:
     """Cuts a program along the stages of its nodes. Raises ConversionError if a stage needs a value that a later stage makes."""
     stage_of = _stages_of_steps(program)
     count = max(program.num_stages, 1)
@@ -215,11 +215,11 @@ def cut(program: Program) -> Cut:
         own = [step for step in program.steps if stage_of.get(step.id) == stage or step.id in extra[stage]]
         inputs = [id for id in program.inputs if id in takes[stage]]
         others = sorted((id for id in takes[stage] if id not in program.inputs), key=lambda id: int(names[id][3:]))
-        stages.append(Stage(stage, tuple(sorted(own, key=lambda step: order[step.id])), (*inputs, *others), tuple(gives[stage])))
-    return Cut(program, tuple(stages), names, _states(program))
+        stages.append(ModelStage(stage, tuple(sorted(own, key=lambda step: order[step.id])), (*inputs, *others), tuple(gives[stage])))
+    return StagedModel(program, tuple(stages), names, _states(program))
 
 
-def _stages_of_steps(program: Program) -> dict[str, int]:
+def _stages_of_steps(program: GraphModel) -> dict[str, int]:
     """The stage that makes each value; inputs and states have none."""
     stage_of: dict[str, int] = {}
     layers = [0] * max(program.num_stages, 1)
@@ -245,7 +245,7 @@ def _stages_of_steps(program: Program) -> dict[str, int]:
     return stage_of
 
 
-def _inputs_of(program: Program, stage_of: Mapping[str, int], stage: int) -> tuple[list[str], set[str]]:
+def _inputs_of(program: GraphModel, stage_of: Mapping[str, int], stage: int) -> tuple[list[str], set[str]]:
     """Ids of the values that a stage is given, and of the steps it computes again."""
     by_id = program.by_id
     repeated: set[str] = set()
@@ -267,7 +267,7 @@ def _inputs_of(program: Program, stage_of: Mapping[str, int], stage: int) -> tup
     return list(foreign), repeated
 
 
-def _states(program: Program) -> dict[str, int]:
+def _states(program: GraphModel) -> dict[str, int]:
     states = {}
     for step in program.steps:
         if step.call.kind.name == "hidden":

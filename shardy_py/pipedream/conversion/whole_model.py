@@ -10,14 +10,14 @@ import flax.linen as nn
 
 from shardy_py.pipedream.conversion.descriptions import ConversionError
 from shardy_py.pipedream.conversion.expressions import evaluate, named_values
-from shardy_py.pipedream.conversion.program import Program, Step, cut, read_program
+from shardy_py.pipedream.conversion.program import GraphModel, ModelStep, cut, read_program
 from shardy_py.pipedream.profiles.graph import ProfileGraph
 
 
 class WholeModel(nn.Module):
     """Runs the nodes of a graph one by one, without any generated code."""
 
-    program: Program
+    program: GraphModel
 
     @nn.compact
     def __call__(self, *inputs: Any, train: bool = False, key: Any = None) -> Any:
@@ -51,7 +51,7 @@ def whole_model(graph: ProfileGraph) -> WholeModel:
     return WholeModel(read_program(graph))
 
 
-def _run(step: Step, operands: list[Any], gives: list[str], states: int, training: dict[str, Any]) -> Any:
+def _run(step: ModelStep, operands: list[Any], gives: list[str], states: int, training: dict[str, Any]) -> Any:
     kind = step.call.kind
     if not kind.module:
         return evaluate(step.call, operands, gives, states)

@@ -124,10 +124,12 @@ def lower_bound(graph: ProfileGraph, families: Classes, rules: Rules, machines: 
     if rules.straight:
         low = max(low, max(node.time_ms for node in graph.nodes) / 1000.0)
     shared = machines[-2] if len(machines) > 1 else 1
-    outermost = _Pool(machines[-1], total // machines[-1], bandwidths[-1], _copies(rules, machines[-1:], bandwidths[-1:], shared), None)
+    outermost = _MachinePool(
+        machines[-1], total // machines[-1], bandwidths[-1], _copies(rules, machines[-1:], bandwidths[-1:], shared), None
+    )
     pools = [outermost]
     if rules.exact:
-        flat = _Pool(total, 1, max(bandwidths), _copies(rules, machines, bandwidths), rules.memory)
+        flat = _MachinePool(total, 1, max(bandwidths), _copies(rules, machines, bandwidths), rules.memory)
         pools = [flat] if len(machines) == 1 else [outermost, flat]
     for pool in pools:
         low = _least(partial(_possible, families, rules, pool), low, work)
@@ -135,7 +137,7 @@ def lower_bound(graph: ProfileGraph, families: Classes, rules: Rules, machines: 
 
 
 @dataclass(frozen=True)
-class _Pool:
+class _MachinePool:
     """One level of machines; `copies` are the possible replications of a stage, with the seconds that they add per byte of parameters."""
 
     count: int
@@ -171,7 +173,7 @@ def _least(possible: Callable[[float], bool], low: float, high: float) -> float:
     return low
 
 
-def _possible(families: Classes, rules: Rules, pool: _Pool, limit: float) -> bool:
+def _possible(families: Classes, rules: Rules, pool: _MachinePool, limit: float) -> bool:
     """Whether stages of at most `limit` seconds could do all the work, as far as the classes tell."""
     size = len(families.bytes)
     later = np.triu(np.ones((size, size), np.bool_))

@@ -11,9 +11,9 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.leaves import Leaves, trace_leaves
-from shardy_py.pipedream.profiles.line import GRAINS, Line, chosen_leaves, line_of, pieces_of, row_equations
+from shardy_py.pipedream.profiles.line import GRAINS, EquationLine, chosen_leaves, line_of, pieces_of, row_equations
 from shardy_py.pipelines import markers
-from shardy_py.pipelines.flatten import Node
+from shardy_py.pipelines.flatten import FlatEquation
 from shardy_py.pipelines.programs import evaluate
 
 
@@ -125,7 +125,7 @@ def marked(function: Callable[..., Any], partition: Staged | markers.Marking, *,
         env.update(zip(jaxpr.invars, jax.tree.leaves(args)))
         for number in sorted(set(stages)):
             with markers.stage(markers.marker_of(number)):
-                evaluate([Node(eqn, False, None) for eqn, where in zip(jaxpr.eqns, stages) if where == number], env)
+                evaluate([FlatEquation(eqn, False, None) for eqn, where in zip(jaxpr.eqns, stages) if where == number], env)
         leaves = [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
         _, result = trace_leaves(function, *map(Leaves.of, args))
         return result.outline.filled(leaves).tree()
@@ -133,7 +133,7 @@ def marked(function: Callable[..., Any], partition: Staged | markers.Marking, *,
     return run
 
 
-def _stages(line: Line, graph: Staged, name: str) -> list[int]:
+def _stages(line: EquationLine, graph: Staged, name: str) -> list[int]:
     """The stage of every step."""
     if not graph.num_stages:
         raise DivisionError("no node has a stage", where=f"a profile of {len(graph.nodes)} nodes", fix="partition it first")

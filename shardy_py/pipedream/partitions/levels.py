@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardy_py.pipedream.partitions.cuts import Bools, Cuts, Floats
-from shardy_py.pipedream.partitions.tables import Level, Rules, Table
+from shardy_py.pipedream.partitions.tables import MachineLevel, PipeDreamTable, Rules
 
 # Sums of times in another order differ by this much; what is closer counts as equal.
 SLACK = 1 + 1e-12
@@ -30,7 +30,7 @@ class Segment:
     width: int
 
 
-def first_path(filled: Table, table: Floats, start: int, end: int) -> list[Segment]:
+def first_path(filled: PipeDreamTable, table: Floats, start: int, end: int) -> list[Segment]:
     """The stages behind one entry of a table, in order: as few as possible, then cut as early as possible."""
     segments: list[Segment] = []
     level = filled.level
@@ -48,13 +48,13 @@ def first_path(filled: Table, table: Floats, start: int, end: int) -> list[Segme
         end, m = k, m - width
 
 
-def _first_seconds(filled: Table, start: int, end: int, width: int) -> float:
+def _first_seconds(filled: PipeDreamTable, start: int, end: int, width: int) -> float:
     if width > filled.level.widest or not filled.level.fits(start, end, width, width):
         return np.inf
     return float(filled.first(start, width)[end - start])
 
 
-def _last_cut(filled: Table, row: Floats, start: int, end: int, m: int) -> tuple[int, int]:
+def _last_cut(filled: PipeDreamTable, row: Floats, start: int, end: int, m: int) -> tuple[int, int]:
     """The lowest cut before the last stage that gives the table's value, then the smallest width."""
     level = filled.level
     for k in range(start, end):
@@ -67,7 +67,7 @@ def _last_cut(filled: Table, row: Floats, start: int, end: int, m: int) -> tuple
     raise AssertionError("a value of the table has no stage that gives it")
 
 
-def balanced_path(level: Level, bound: float, start: int, end: int) -> list[Segment]:
+def balanced_path(level: MachineLevel, bound: float, start: int, end: int) -> list[Segment]:
     """The best of all partitions of a segment whose stages take at most `bound` seconds.
 
     The one whose second slowest stage is fastest; then the one that sends the fewest bytes; then the one with the fewest
@@ -81,7 +81,7 @@ def balanced_path(level: Level, bound: float, start: int, end: int) -> list[Segm
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class PathStep:
     """Candidate stages on the same machines: one number of machines in front of them, and one width.
 
     Attributes:
@@ -113,7 +113,7 @@ class Pipelines:
         starts: The pipelines lie behind cut start - 1 for each of these, in ascending order.
     """
 
-    def __init__(self, level: Level, bound: float, starts: Indices, least: int, most: int) -> None:
+    def __init__(self, level: MachineLevel, bound: float, starts: Indices, least: int, most: int) -> None:
         self.level, self.bound, self.starts = level, bound, starts
         self.base = base = int(starts[0])
         self.ends = slice(max(least - base, 0), most - base + 1)
@@ -131,7 +131,7 @@ class Pipelines:
 
     def slowest(self) -> Floats:
         """Seconds of the slowest stage of the best pipeline from each start to each end, infinite if there is none in the bound."""
-        values = _Values(self, (len(self.starts),))
+        values = _CutValues(self, (len(self.starts),))
         for step in self._steps(lambda m: values.inner[m].min(axis=0)):
             slowest = _slower(values.inner[step.before][:, step.cuts], step.seconds) if step.before else step.seconds
             reached = values.at(step)
@@ -146,7 +146,7 @@ class Pipelines:
     def second_slowest(self) -> float:
         """Seconds of the slowest stage of the best pipeline from the only start to the last end, its very slowest stage left out."""
         # By whether one stage is exempt: seconds of the slowest stage but for that.
-        values = _Values(self, (2,))
+        values = _CutValues(self, (2,))
         for step in self._steps(lambda m: values.inner[m][1]):
             reached = values.at(step)
             if step.before:
@@ -163,7 +163,7 @@ class Pipelines:
     def path(self, second: float) -> list[Segment]:
         """The pipeline from the only start to the last end with the fewest bytes, of those with at most one stage above some seconds."""
         # By whether one stage is above: the bytes, and the cut, the same for what came before, and the width they came from.
-        sent, came = _Values(self, (2,)), _Values(self, (2, 3))
+        sent, came = _CutValues(self, (2,)), _CutValues(self, (2, 3))
         for step in self._steps(lambda m: sent.inner[m].min(axis=0)):
             reached, origin = sent.at(step), came.at(step)
             slow = step.seconds > second
@@ -187,7 +187,7 @@ class Pipelines:
                 origin[exempt, 2, better] = step.width
         return self._read(sent, came)
 
-    def _read(self, sent: _Values, came: _Values) -> list[Segment]:
+    def _read(self, sent: _CutValues, came: _CutValues) -> list[Segment]:
         _, after, exempt = min((sent.last[m][exempt, -1], m, exempt) for m in sent.last for exempt in (0, 1))
         cut, origin = self.ends.stop - 1, came.last[after][exempt, :, -1]
         segments: list[Segment] = []
@@ -199,7 +199,7 @@ class Pipelines:
             cut, after, exempt = k, after - width, previous
             origin = came.inner[after][exempt, :, cut]
 
-    def _steps(self, reached: Callable[[int], Floats]) -> Iterator[Step]:
+    def _steps(self, reached: Callable[[int], Floats]) -> Iterator[PathStep]:
         """All stages behind cuts that have been reached, in an order in which no step follows one that extends it."""
         machines = self.level.machines
         for after in range(1, machines + 1):
@@ -217,7 +217,7 @@ class Pipelines:
                         target = slice(0, size) if last else ends
                         for some in np.array_split(behind, -(-len(behind) * size // AT_ONCE) if before else 1):
                             seconds = self._seconds(some, width, ends, after, last)
-                            yield Step(before, width, last, some, target, seconds)
+                            yield PathStep(before, width, last, some, target, seconds)
 
     def _alive(self, machines: int, width: int, reached: Callable[[int], Floats]) -> Indices:
         """Cuts that some machines reach, and behind which a stage on `width` machines receives its inputs in time."""
@@ -257,7 +257,7 @@ def _slower(before: Floats, seconds: Floats) -> Floats:
     return slower
 
 
-class _Values:
+class _CutValues:
     """Values of cuts, infinite at first: for each number of machines, a row of cuts per kind of value; those of last cuts apart."""
 
     def __init__(self, pipelines: Pipelines, kinds: tuple[int, ...]) -> None:
@@ -266,7 +266,7 @@ class _Values:
         totals = range(1, machines + 1) if pipelines.level.rules.fewer else [machines]
         self.last = {m: np.full((*kinds, pipelines.ends.stop - pipelines.ends.start), np.inf) for m in totals}
 
-    def at(self, step: Step) -> Floats:
+    def at(self, step: PathStep) -> Floats:
         """The values at the ends that a step leads to."""
         return (self.last[step.after] if step.last else self.inner[step.after])[..., step.ends]
 
@@ -290,7 +290,7 @@ class Machines:
 
 
 @dataclass(frozen=True, eq=False)
-class Solution:
+class CutSolution:
     """The best partition over some cuts."""
 
     cuts: Cuts
@@ -308,7 +308,7 @@ class Solution:
 LADDER = (1.02, 1.1, 1.2, 1.5, 2.5)
 
 
-def solve(cuts: Cuts, rules: Rules, machines: Machines, *, lowest: float = 0.0, highest: float = math.inf) -> Solution:
+def solve(cuts: Cuts, rules: Rules, machines: Machines, *, lowest: float = 0.0, highest: float = math.inf) -> CutSolution:
     """The best partition over given cuts, its slowest stage within `lowest` and `highest` seconds; of ties the balanced one."""
     cuts = _light(cuts, rules, machines, highest * SLACK)
     top = _levels(cuts, rules, machines)[-1]
@@ -317,8 +317,8 @@ def solve(cuts: Cuts, rules: Rules, machines: Machines, *, lowest: float = 0.0, 
     for bound in [*bounds, highest * SLACK]:
         seconds = float(Pipelines(top, bound, np.array([0]), last, last).slowest()[0, 0])
         if math.isfinite(seconds):
-            return _read(top, Solution(cuts, seconds))
-    return Solution(cuts, math.inf)
+            return _read(top, CutSolution(cuts, seconds))
+    return CutSolution(cuts, math.inf)
 
 
 def _light(cuts: Cuts, rules: Rules, machines: Machines, bound: float) -> Cuts:
@@ -330,18 +330,18 @@ def _light(cuts: Cuts, rules: Rules, machines: Machines, bound: float) -> Cuts:
     return replace(cuts, downsets=[cut for cut, out in zip(cuts.downsets, heavy) if not out]) if heavy.any() else cuts
 
 
-def solve_as_pipedream(cuts: Cuts, rules: Rules, machines: Machines) -> Solution:
+def solve_as_pipedream(cuts: Cuts, rules: Rules, machines: Machines) -> CutSolution:
     """The partition that PipeDream's tables over given cuts give: of equally fast ones that with the fewest stages, cut earliest."""
     last = len(cuts.downsets) - 1
-    tables: list[tuple[Table, Floats]] = []
+    tables: list[tuple[PipeDreamTable, Floats]] = []
     levels = _levels(cuts, rules, machines)
     compute: Floats | None = None
     for level in levels:
-        table = Table(level, compute)
+        table = PipeDreamTable(level, compute)
         tables.append((table, table.filled(1 if level is levels[-1] else last + 1)))
         compute = tables[-1][1][:, level.machines - 1]
     seconds = float(tables[-1][1][0, -1, last])
-    solution = Solution(cuts, seconds)
+    solution = CutSolution(cuts, seconds)
     outer = [(Segment(0, last, 1), 1)]
     for table, filled in reversed(tables) if math.isfinite(seconds) else ():
         paths = [(first_path(table, filled, segment.start, segment.end), copies) for segment, copies in outer]
@@ -352,7 +352,7 @@ def solve_as_pipedream(cuts: Cuts, rules: Rules, machines: Machines) -> Solution
 
 def least_memory(cuts: Cuts, rules: Rules, machines: Machines) -> float:
     """Bytes that the machine that needs most needs at least, whatever the partition, on a single level of as many machines."""
-    level = Level(cuts, rules, machines.total, machines.bandwidths[0], 1)
+    level = MachineLevel(cuts, rules, machines.total, machines.bandwidths[0], 1)
     table = np.full((level.machines, len(cuts.downsets)), np.inf)
     for width in range(1, level.widest + 1):
         table[width - 1] = level.memory(0, slice(None), width, width)
@@ -365,12 +365,12 @@ def least_memory(cuts: Cuts, rules: Rules, machines: Machines) -> float:
     return float(table[:, -1].min() if rules.fewer else table[-1, -1])
 
 
-def _levels(cuts: Cuts, rules: Rules, machines: Machines) -> list[Level]:
-    levels: list[Level] = []
+def _levels(cuts: Cuts, rules: Rules, machines: Machines) -> list[MachineLevel]:
+    levels: list[MachineLevel] = []
     for number, (count, bandwidth) in enumerate(zip(machines.counts, machines.bandwidths)):
         inner = machines.counts[number - 1] if number else 1
         below = math.prod(machines.counts[:number])
-        levels.append(Level(cuts, _on_level(rules, number), count, bandwidth, inner, below, levels[-1] if levels else None))
+        levels.append(MachineLevel(cuts, _on_level(rules, number), count, bandwidth, inner, below, levels[-1] if levels else None))
     return levels
 
 
@@ -379,13 +379,13 @@ def _on_level(rules: Rules, number: int) -> Rules:
     return replace(rules, memory=None) if rules.exact and number else rules
 
 
-def _read(top: Level, solution: Solution) -> Solution:
+def _read(top: MachineLevel, solution: CutSolution) -> CutSolution:
     """The stages of all levels, where the slowest one is known."""
     # (level, seconds of its slowest stage, its segment, machines of outer levels that do the same)
     last = len(solution.cuts.downsets) - 1
-    outer: list[tuple[Level | None, float, Segment, int]] = [(top, solution.seconds, Segment(0, last, 1), 1)]
+    outer: list[tuple[MachineLevel | None, float, Segment, int]] = [(top, solution.seconds, Segment(0, last, 1), 1)]
     while True:
-        inner: list[tuple[Level | None, float, Segment, int]] = []
+        inner: list[tuple[MachineLevel | None, float, Segment, int]] = []
         for level, seconds, segment, copies in outer:
             if level is None:
                 return solution
@@ -401,6 +401,6 @@ def _read(top: Level, solution: Solution) -> Solution:
         solution = _with_level(solution, [(segment, copies) for _, _, segment, copies in outer])
 
 
-def _with_level(solution: Solution, stages: Sequence[tuple[Segment, int]]) -> Solution:
+def _with_level(solution: CutSolution, stages: Sequence[tuple[Segment, int]]) -> CutSolution:
     segments = tuple(segment for segment, _ in stages)
     return replace(solution, levels=(*solution.levels, segments), replication=tuple(copies for _, copies in stages))

@@ -12,8 +12,8 @@ import numpy as np
 from shardy_py.cost.quantity import quantity
 from shardy_py.errors import ShardyError
 from shardy_py.pipedream.partitions.cuts import Cuts, crossing_bytes, masks_as_rows, optimized_part
-from shardy_py.pipedream.partitions.levels import Machines, Solution, least_memory, solve, solve_as_pipedream
-from shardy_py.pipedream.partitions.result import Partition, Split, Stage
+from shardy_py.pipedream.partitions.levels import CutSolution, Machines, least_memory, solve, solve_as_pipedream
+from shardy_py.pipedream.partitions.result import LevelStage, Partition, PartitionStage
 from shardy_py.pipedream.partitions.search import search
 from shardy_py.pipedream.partitions.tables import PARAMETER_COPIES, Rules
 from shardy_py.pipedream.profiles.graph import ProfileGraph, positions
@@ -132,7 +132,7 @@ def _positive(value: float | None, name: str, what: str) -> None:
         raise ShardyError(f"{name} is {value}", where=f"argument {name}", why=f"it is {what}: positive and finite")
 
 
-def _result(graph: ProfileGraph, part: ProfileGraph, solution: Solution, lowest: float, mode: str) -> Partition:
+def _result(graph: ProfileGraph, part: ProfileGraph, solution: CutSolution, lowest: float, mode: str) -> Partition:
     placed: dict[str, int] = {}
     replication: list[int] = []
     for segment, copies in zip(solution.levels[-1], solution.replication):
@@ -144,7 +144,7 @@ def _result(graph: ProfileGraph, part: ProfileGraph, solution: Solution, lowest:
     divided = graph.with_stages(stage_of)
     seconds = [0.0, *map(float, solution.cuts.seconds)]
     levels = tuple(
-        tuple(Split(s.start, s.end + 1, seconds[s.end + 1] - seconds[s.start], s.width) for s in level) for level in solution.levels
+        tuple(LevelStage(s.start, s.end + 1, seconds[s.end + 1] - seconds[s.start], s.width) for s in level) for level in solution.levels
     )
     stages = _stages(part, [divided[node.id].stage or 0 for node in part.nodes], tuple(replication), divided)
     return Partition(divided, stages, solution.seconds, min(lowest, solution.seconds), levels, mode)
@@ -160,7 +160,7 @@ def _complete(graph: ProfileGraph, placed: dict[str, int]) -> dict[str, int]:
     return stage_of
 
 
-def _stages(part: ProfileGraph, stage_of: Sequence[int], replication: tuple[int, ...], divided: ProfileGraph) -> tuple[Stage, ...]:
+def _stages(part: ProfileGraph, stage_of: Sequence[int], replication: tuple[int, ...], divided: ProfileGraph) -> tuple[PartitionStage, ...]:
     masks = [sum(1 << node for node, stage in enumerate(stage_of) if stage <= number) for number in range(len(replication))]
     crossing = [0.0, *(float(size) for size in crossing_bytes(part, masks_as_rows(masks, len(part))))]
     members = [[node.id for node in divided.nodes if node.stage == number] for number in range(len(replication))]
@@ -173,7 +173,7 @@ def _stages(part: ProfileGraph, stage_of: Sequence[int], replication: tuple[int,
         memory = flight * activations + PARAMETER_COPIES * parameters
         seconds = math.fsum(node.time_ms for node in nodes) / 1000.0
         bytes_in, bytes_out = crossing[number], crossing[number + 1]
-        stages.append(Stage(tuple(members[number]), copies, seconds, bytes_in, bytes_out, activations, parameters, flight, memory))
+        stages.append(PartitionStage(tuple(members[number]), copies, seconds, bytes_in, bytes_out, activations, parameters, flight, memory))
     return tuple(stages)
 
 
@@ -208,11 +208,11 @@ def _least_on_levels(cuts: Cuts, rules: Rules, machines: Machines) -> float:
     return high
 
 
-def _solved(cuts: Cuts, rules: Rules, machines: Machines) -> Solution:
+def _solved(cuts: Cuts, rules: Rules, machines: Machines) -> CutSolution:
     return solve(cuts, rules, machines) if rules.exact else solve_as_pipedream(cuts, rules, machines)
 
 
-def _does_not_fit(number: int, stage: Stage, needed: float, memory: float, when: str) -> PartitionError:
+def _does_not_fit(number: int, stage: PartitionStage, needed: float, memory: float, when: str) -> PartitionError:
     ends = " to ".join(map(repr, dict.fromkeys((stage.nodes[0], stage.nodes[-1]))))
     return PartitionError(
         f"stage {number} does not fit in memory: it needs {needed / 1e9:.3f} GB {when}, a machine has {memory / 1e9:.3f} GB, "

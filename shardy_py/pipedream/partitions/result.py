@@ -11,7 +11,7 @@ from shardy_py.pipedream.profiles.graph import ProfileGraph
 
 
 @dataclass(frozen=True)
-class Split:
+class LevelStage:
     """A stage on one level of machines, as PipeDream prints it, from cut `start` (0 is the beginning) to cut `end`."""
 
     start: int
@@ -21,7 +21,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PartitionStage:
     """The costs of one stage.
 
     Args:
@@ -62,10 +62,10 @@ class Partition:
     """
 
     graph: ProfileGraph
-    stages: tuple[Stage, ...]
+    stages: tuple[PartitionStage, ...]
     pipeline_time: float
     lower_bound: float
-    levels: tuple[tuple[Split, ...], ...]
+    levels: tuple[tuple[LevelStage, ...], ...]
     mode: str
 
     @property

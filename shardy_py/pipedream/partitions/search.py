@@ -17,7 +17,7 @@ import numpy as np
 
 from shardy_py.pipedream.partitions.bound import classes, lower_bound
 from shardy_py.pipedream.partitions.cuts import Bools, Cuts, Floats, all_downsets, masks_as_rows, reached_downsets
-from shardy_py.pipedream.partitions.levels import LADDER, SLACK, Machines, Solution, solve, solve_as_pipedream
+from shardy_py.pipedream.partitions.levels import LADDER, SLACK, CutSolution, Machines, solve, solve_as_pipedream
 from shardy_py.pipedream.partitions.tables import Rules
 from shardy_py.pipedream.profiles.graph import ProfileGraph
 
@@ -32,7 +32,7 @@ SHARES = (0.5, 0.9)
 STATES = {"one level": 6000, "several": 1600}
 
 
-def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[Solution, float]:
+def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[CutSolution, float]:
     """The best partition found, and seconds below which none can be."""
     limit = _limit(machines)
     states = reached_downsets(graph, STATES["one level" if len(machines.counts) == 1 else "several"])
@@ -43,7 +43,7 @@ def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[Solut
         even = sum(node.time_ms for node in graph.nodes) / 1000.0 / machines.total
         solution = solve(_family(graph, downsets, rules), rules, machines, lowest=even)
         return solution, solution.seconds
-    pool = _Pool(graph, transfers=rules.compression is not None)
+    pool = _CutPool(graph, transfers=rules.compression is not None)
     lowest = lower_bound(graph, pool.classes, rules, machines.counts, machines.bandwidths)
     if not rules.exact:
         return _bounded(pool, rules, machines, lowest, []), lowest
@@ -64,7 +64,7 @@ def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[Solut
     return _improved(pool, rules, machines, lowest, [*fixed_cuts, *straight.ends], straight), lowest
 
 
-def _straight(pool: _Pool, rules: Rules, machines: Machines, lowest: float, fixed_cuts: Sequence[int]) -> Solution:
+def _straight(pool: _CutPool, rules: Rules, machines: Machines, lowest: float, fixed_cuts: Sequence[int]) -> CutSolution:
     solution = _bounded(pool, rules, machines, lowest, fixed_cuts)
     if math.isinf(solution.seconds) and len(machines.counts) > 1:
         # Where memory is short, the cuts that a single level of machines takes are more likely to do: more of them are tried.
@@ -86,7 +86,7 @@ def _bounded_limit(machines: Machines) -> int:
     return _limit(machines) if len(machines.counts) == 1 else 200 + 2_400 // max(machines.counts)
 
 
-class _Pool:
+class _CutPool:
     """Promising cuts of a graph: the lightest of all classes, and those of some topological orders."""
 
     def __init__(self, graph: ProfileGraph, *, transfers: bool) -> None:
@@ -118,7 +118,7 @@ def _between(before: Floats, work: float, bound: float, machines: int) -> Bools:
     return reached + np.searchsorted(most * SLACK, work - before, "left") <= machines
 
 
-def _bounded(pool: _Pool, rules: Rules, machines: Machines, lowest: float, fixed_cuts: Sequence[int]) -> Solution:
+def _bounded(pool: _CutPool, rules: Rules, machines: Machines, lowest: float, fixed_cuts: Sequence[int]) -> CutSolution:
     """The best partition over cuts of the pool, fixed ones, and cuts near the best ones so far."""
     best = None
     for bound in (*(lowest * factor for factor in LADDER), math.inf):
@@ -130,7 +130,7 @@ def _bounded(pool: _Pool, rules: Rules, machines: Machines, lowest: float, fixed
     return best
 
 
-def _improved(pool: _Pool, rules: Rules, machines: Machines, lowest: float, fixed_cuts: Sequence[int], best: Solution) -> Solution:
+def _improved(pool: _CutPool, rules: Rules, machines: Machines, lowest: float, fixed_cuts: Sequence[int], best: CutSolution) -> CutSolution:
     """The best partition that a few rounds of local search reach from a given one."""
     limit = _bounded_limit(machines)
     failed = 0

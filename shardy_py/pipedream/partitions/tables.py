@@ -42,7 +42,7 @@ class Rules:
 
 
 @dataclass(frozen=True, eq=False)
-class Level:
+class MachineLevel:
     """One level of machines: its stages between any two cuts, and their costs.
 
     Args:
@@ -56,7 +56,7 @@ class Level:
     bandwidth: float
     inner: int
     below: int = 1
-    inside: Level | None = None
+    inside: MachineLevel | None = None
     waiting: int = 0
 
     @property
@@ -64,7 +64,7 @@ class Level:
         """The most machines that one stage may be replicated over."""
         return 1 if self.rules.straight else self.machines
 
-    def within(self, width: int, used: int) -> Level | None:
+    def within(self, width: int, used: int) -> MachineLevel | None:
         """The level inside of the machines of a stage that is replicated over `width` of them, if `used` end with it."""
         if self.inside is None or not self.rules.exact:
             return self.inside
@@ -119,7 +119,7 @@ class Level:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class PipeDreamTable:
     """PipeDream's dynamic-programming table of one level.
 
     `table[i, m, j]` is the time per minibatch, in seconds, of the slowest stage of the best pipeline that runs what lies behind
@@ -130,7 +130,7 @@ class Table:
         compute: Seconds from behind cut i - 1 (row) to cut j (column) in one machine of this level, if it has machines inside.
     """
 
-    level: Level
+    level: MachineLevel
     compute: Floats | None = None
 
     def first(self, start: int, width: int) -> Floats:

@@ -70,7 +70,7 @@ _TRANSFORMED = re.compile(r"\w+\(([^()]*)\)")
 
 
 @dataclass(frozen=True)
-class Step:
+class LineStep:
     """One equation.
 
     Attributes:
@@ -84,7 +84,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Line:
+class EquationLine:
     """A function as equations in order.
 
     Attributes:
@@ -93,19 +93,19 @@ class Line:
 
     invars: tuple[Var, ...]
     outvars: tuple[Atom, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[LineStep, ...]
     consts: dict[Var, Any]
     slices: dict[Var, tuple[Var, int]]
 
 
-def line_of(closed: ClosedJaxpr, parameters: Sequence[bool]) -> Line:
+def line_of(closed: ClosedJaxpr, parameters: Sequence[bool]) -> EquationLine:
     """Takes calls and loops over layers (over slices of inputs that `parameters` marks) apart; rules for derivatives stay whole."""
     flattener = _LineFlattener()
     invars = [Var(v.aval) for v in closed.jaxpr.invars]
     flattener.weights.update(v for v, flag in zip(invars, parameters) if flag)
     results = flattener.inline(closed.jaxpr, closed.consts, invars, _Position((), (), ()))
     steps = live(flattener.steps, results)
-    return Line(tuple(invars), tuple(results), tuple(steps), flattener.consts, flattener.slices)
+    return EquationLine(tuple(invars), tuple(results), tuple(steps), flattener.consts, flattener.slices)
 
 
 def row_equations(row: Var, whole: Var, step: int) -> list[JaxprEqn]:
@@ -131,7 +131,7 @@ class _LineFlattener(Flattener[_Position]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[Step] = []
+        self.steps: list[LineStep] = []
         self.slices: dict[Var, tuple[Var, int]] = {}
         self.weights: set[Var] = set()
 
@@ -143,7 +143,7 @@ class _LineFlattener(Flattener[_Position]):
         return origin._replace(layer=(*origin.layer, number))
 
     def emit(self, eqn: JaxprEqn, origin: _Position) -> None:
-        self.steps.append(Step(eqn, *origin))
+        self.steps.append(LineStep(eqn, *origin))
         operands = reads(eqn)
         if operands and all(v in self.weights for v in operands):
             self.weights.update(eqn.outvars)
@@ -180,11 +180,11 @@ GRAINS = ("equation", "scope", "layer")
 
 
 @dataclass(frozen=True)
-class Piece:
+class LinePiece:
     """Consecutive equations that form one node of the graph."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[LineStep, ...]
     results: tuple[Var, ...]
 
     @functools.cached_property
@@ -198,18 +198,18 @@ class Piece:
         return closed_jaxpr([step.eqn for step in self.steps], self.inputs, self.results)
 
 
-def pieces_of(line: Line, by: str) -> list[Piece]:
+def pieces_of(line: EquationLine, by: str) -> list[LinePiece]:
     """Runs of equations with one name, so that no piece waits for another that waits for it."""
     runs = [(_equation_name(step), [step]) for step in line.steps] if by == "equation" else _runs(line, by)
     makers = {v: number for number, (_, steps) in enumerate(runs) for step in steps for v in step.eqn.outvars}
     used = {v for v in line.outvars if isinstance(v, Var)}
     used.update(v for number, (_, steps) in enumerate(runs) for v in _inputs(steps) if makers.get(v) != number)
-    return [Piece(name, tuple(steps), tuple(v for step in steps for v in step.eqn.outvars if v in used)) for name, steps in runs]
+    return [LinePiece(name, tuple(steps), tuple(v for step in steps for v in step.eqn.outvars if v in used)) for name, steps in runs]
 
 
-def _runs(line: Line, by: str) -> list[tuple[str, list[Step]]]:
+def _runs(line: EquationLine, by: str) -> list[tuple[str, list[LineStep]]]:
     shared = _shared_depth({step.scope for step in line.steps if step.scope and not step.layer})
-    runs: list[tuple[tuple[Any, ...], list[Step]]] = []
+    runs: list[tuple[tuple[Any, ...], list[LineStep]]] = []
     for step in line.steps:
         if by == "scope":
             key = (*step.scope, *step.layer)
@@ -221,7 +221,7 @@ def _runs(line: Line, by: str) -> list[tuple[str, list[Step]]]:
     return [(f"{by}({'/'.join(map(str, key))})", steps) for key, steps in runs]
 
 
-def _inputs(steps: Sequence[Step]) -> tuple[Var, ...]:
+def _inputs(steps: Sequence[LineStep]) -> tuple[Var, ...]:
     inside = {v for step in steps for v in step.eqn.outvars}
     return tuple(v for v in dict.fromkeys(v for step in steps for v in reads(step.eqn)) if v not in inside)
 
@@ -234,6 +234,6 @@ def _shared_depth(scopes: set[tuple[str, ...]]) -> int:
     return next((i for i in range(least) if len({scope[i] for scope in scopes}) > 1), least)
 
 
-def _equation_name(step: Step) -> str:
+def _equation_name(step: LineStep) -> str:
     result = step.eqn.outvars[0].aval.str_short() if step.eqn.outvars else ""
     return f"{step.eqn.primitive.name}({result})"

@@ -22,7 +22,17 @@ from shardy_py.frontends.jaxpr import from_equations, lowered
 from shardy_py.frontends.locations import name_stack_of
 from shardy_py.ir import Op
 from shardy_py.pipedream.profiles.graph import ProfileGraph, ProfileNode
-from shardy_py.pipedream.profiles.line import GRAINS, Line, Piece, Step, chosen_leaves, line_of, numbered, numbers_in, pieces_of
+from shardy_py.pipedream.profiles.line import (
+    GRAINS,
+    EquationLine,
+    LinePiece,
+    LineStep,
+    chosen_leaves,
+    line_of,
+    numbered,
+    numbers_in,
+    pieces_of,
+)
 from shardy_py.pipelines.cost import op_seconds
 from shardy_py.pipelines.jaxprs import (
     Atom,
@@ -40,7 +50,7 @@ from shardy_py.pipelines.jaxprs import (
 class Attribution:
     """The steps that each equation of a numbered function became."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[LineStep]) -> None:
         self.root = _Equation()
         for step in steps:
             node = self.root
@@ -49,7 +59,7 @@ class Attribution:
                 node = node.inner.setdefault(number, _Equation())
                 node.steps.append(step)
 
-    def seconds(self, traced: ClosedJaxpr, hardware: Hardware) -> dict[Step, float]:
+    def seconds(self, traced: ClosedJaxpr, hardware: Hardware) -> dict[LineStep, float]:
         """Modelled seconds of the steps: of the function, or of what they became in a transformation of it such as a gradient."""
         seconds = dict.fromkeys(self.root.steps, 0.0)
         for op, took in _executed_ops(traced, hardware):
@@ -65,7 +75,7 @@ class _Equation:
     """An equation of a numbered function: the steps that it became, and the equations of its body by their numbers."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[LineStep] = []
         self.inner: dict[int, _Equation] = {}
 
 
@@ -125,7 +135,7 @@ def gradient_of(traced: ClosedJaxpr, weights: Sequence[bool]) -> ClosedJaxpr | N
     return None if gradient is None else jax.make_jaxpr(gradient[0])(*gradient[1])
 
 
-def measured_seconds(pieces: Sequence[Piece]) -> list[Seconds]:
+def measured_seconds(pieces: Sequence[LinePiece]) -> list[Seconds]:
     """Seconds of every piece on the default device; alike ones are run once."""
     by_text: dict[str, Seconds] = {}
     for piece in pieces:
@@ -207,7 +217,7 @@ class Shards:
         return math.prod(sizes.values())
 
 
-def shards_of(line: Line, args: Sequence[Any], mesh: Any, in_shardings: Any) -> Shards:
+def shards_of(line: EquationLine, args: Sequence[Any], mesh: Any, in_shardings: Any) -> Shards:
     """Plans a function with all of its values as results, and reads off how each lies."""
     values = [v for step in line.steps for v in step.eqn.outvars if not is_extended_dtype(dtype_of(v))]
     results = [*line.slices, *values]
@@ -305,7 +315,7 @@ def profile(
     return _Grapher(line, inputs, shards, forward).graph(pieces, seconds)
 
 
-def _modelled(pieces: Sequence[Piece], forward: Mapping[Step, float], both: Mapping[Step, float]) -> list[Seconds]:
+def _modelled(pieces: Sequence[LinePiece], forward: Mapping[LineStep, float], both: Mapping[LineStep, float]) -> list[Seconds]:
     """Seconds of pieces by those of their steps, forward and in both passes."""
     seconds: list[Seconds] = []
     for piece in pieces:
@@ -315,7 +325,7 @@ def _modelled(pieces: Sequence[Piece], forward: Mapping[Step, float], both: Mapp
 
 
 class _Grapher:
-    def __init__(self, line: Line, inputs: Mapping[Var, str], shards: Shards, step_seconds: Mapping[Step, float]) -> None:
+    def __init__(self, line: EquationLine, inputs: Mapping[Var, str], shards: Shards, step_seconds: Mapping[LineStep, float]) -> None:
         self.line, self.inputs, self.shards, self.step_seconds = line, inputs, shards, step_seconds
         self.nodes: list[ProfileNode] = []
         self.edges: list[tuple[str, str]] = []
@@ -323,7 +333,7 @@ class _Grapher:
         self.node_of: dict[Var, str] = {}
         self.counted: set[Var] = set()
 
-    def graph(self, pieces: Sequence[Piece], seconds: Sequence[Seconds]) -> ProfileGraph:
+    def graph(self, pieces: Sequence[LinePiece], seconds: Sequence[Seconds]) -> ProfileGraph:
         """The profile of these pieces, with their seconds on one device."""
         used = {v for v in self.line.outvars if isinstance(v, Var)}.union(*(piece.inputs for piece in pieces))
         for v, name in self.inputs.items():
@@ -340,7 +350,7 @@ class _Grapher:
         self.edges += [(operand, id) for operand in dict.fromkeys(operands)]
         return id
 
-    def piece(self, piece: Piece, seconds: Seconds) -> None:
+    def piece(self, piece: LinePiece, seconds: Seconds) -> None:
         parameters = [v for v in piece.inputs if v not in self.node_of and v not in self.counted]
         self.counted.update(parameters)
         sizes = tuple(self.shards.bytes(v) for v in piece.results)
@@ -355,7 +365,7 @@ class _Grapher:
         for k, v in enumerate(piece.results):
             self.node_of[v] = id if len(piece.results) == 1 else self.add(f"__getitem__({k})", id, activations=(sizes[k],))
 
-    def share(self, piece: Piece) -> float:
+    def share(self, piece: LinePiece) -> float:
         """The part of the work of a piece that each device has."""
         whole = math.fsum(self.step_seconds[step] for step in piece.steps)
         if not self.shards.parts or not whole:
