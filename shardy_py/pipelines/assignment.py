@@ -54,7 +54,8 @@ def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int, *, 
         for end in range(1, n + 1):
             seconds = longest(slowest, end)
             amounts = np.where(seconds <= bound, size[:end] + sent[:end], none)
-            path[end] = int(np.where(amounts == amounts.min(), seconds, none).argmin())
+            # Of equal ones the last.
+            path[end] = end - 1 - int(np.where(amounts == amounts.min(), seconds, none)[::-1].argmin())
             sizes[end], slow[end] = amounts[path[end]], seconds[path[end]]
         size, slowest = sizes, slow
         paths.append(path)
