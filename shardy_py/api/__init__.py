@@ -16,14 +16,14 @@ from shardy_py.api.annotations import sharding_group as sharding_group
 from shardy_py.api.annotations import sharding_rule as sharding_rule
 from shardy_py.api.annotations import with_sharding_constraint as with_sharding_constraint
 from shardy_py.api.auto import AutoSharded as AutoSharded
-from shardy_py.api.auto import Decoration, decorate
 from shardy_py.api.auto import Traced as Traced
 from shardy_py.api.auto import clear_caches as clear_caches
+from shardy_py.api.auto import decorate
 from shardy_py.api.logical_axes import LogicalAxisRules
 from shardy_py.api.meshes import AnyMesh
 from shardy_py.api.name_rules import NameRules
 from shardy_py.api.options import Options as Options
-from shardy_py.api.request import JitKeywords
+from shardy_py.api.request import JitKeywords, Settings
 from shardy_py.api.undecorated import check as check
 from shardy_py.api.undecorated import plan_of as plan_of
 from shardy_py.api.verifying import DifferenceError as DifferenceError
@@ -160,5 +160,5 @@ def auto_shard(
     """
     jit = JitKeywords(keep_unused, inline, None if compiler_options is None else dict(compiler_options))
     arguments = (static_argnums, static_argnames, donate_argnums, donate_argnames)
-    decoration = Decoration(mesh, in_shardings, out_shardings, rules, logical_axis_rules, options, planner, lowering, *arguments, jit=jit)
-    return functools.partial(decorate, decoration) if fun is None else decorate(decoration, fun)
+    settings = Settings(fun, mesh, in_shardings, out_shardings, rules, logical_axis_rules, options, planner, lowering, *arguments, jit=jit)
+    return functools.partial(decorate, settings) if fun is None else decorate(settings, fun)

@@ -9,8 +9,9 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import jax
@@ -19,15 +20,14 @@ from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.api import nnx_modules
 from shardy_py.api.errors import ArgumentTypeError, MeshError, SpecError
-from shardy_py.api.logical_axes import LogicalAxisRules, check_logical_rules
-from shardy_py.api.mesh_shapes import check_devices, searched_shapes
-from shardy_py.api.meshes import AnyMesh, MeshView, view_of
-from shardy_py.api.name_rules import NameRules, check_rules
+from shardy_py.api.logical_axes import check_logical_rules
+from shardy_py.api.meshes import MeshView, view_of
+from shardy_py.api.name_rules import check_rules
 from shardy_py.api.options import Options
 from shardy_py.api.partitioning import LOWERINGS
 from shardy_py.api.peers import report_failures, tell_end
 from shardy_py.api.planning import Planned, make_plan
-from shardy_py.api.request import JitKeywords, PlanRequest, Settings, is_on_mesh, request
+from shardy_py.api.request import PlanRequest, Settings, UserCall, is_on_mesh, request
 from shardy_py.api.running import CompiledCall, check_buffers, compiled_call, run_inside
 from shardy_py.api.signature import Arguments, ArgumentSlots
 from shardy_py.api.specs import mesh_of
@@ -42,8 +42,57 @@ from shardy_py.dialect.format import sizes_text
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import api_boundary, is_tracing
 from shardy_py.frontends.mesh_context import on_a_mesh_or_none
-from shardy_py.planner.meshes import ShapeSearch, named
+from shardy_py.plan.progress import observed
+from shardy_py.planner.errors import PlannerInfeasible
+from shardy_py.planner.meshes import ShapeSearch, named, shapes
 from shardy_py.planner.options import Planner
+
+
+def check_devices(devices: int, planner: Planner | None) -> None:
+    """Raises MeshError if a number of devices is not positive, or if there is no planner to choose the mesh's shape."""
+    if devices < 1 or isinstance(devices, bool):
+        raise MeshError(f"mesh is {devices}", where="mesh=", why="a number of devices is positive", fix="write mesh=8")
+    if planner is None:
+        raise MeshError(
+            f"mesh is {devices}, a number of devices without a shape",
+            where="mesh=",
+            why="without a planner nothing chooses the axes of a mesh",
+            fix='write mesh={"data": 4, "model": 2} or mesh=jax.make_mesh((4, 2), ("data", "model")), or pass planner=sp.Planner(...)',
+        )
+
+
+def searched_shapes(devices: int, call: UserCall, *, runs: bool = False) -> ShapeSearch:
+    """The steps of all shapes: each is searched in its share of the time, and what others have left of theirs.
+
+    The plan of the best shape, made afterwards, has a share too. Raises PlannerInfeasible if no plan of any shape fits its memory budget.
+    """
+    candidates, settings = shapes(devices), call.settings
+    failures = report_failures(view_of(named(candidates[0])), location_of(settings.fun)) if runs else nullcontext()
+    with failures, observed(getattr(settings.fun, "__name__", "the function"), settings.options.progress):
+        return _searched(candidates, call, runs)
+
+
+def _searched(candidates: Sequence[tuple[int, ...]], call: UserCall, runs: bool) -> ShapeSearch:
+    settings = call.settings
+    assert settings.planner is not None
+    failures: list[PlannerInfeasible] = []
+    steps: dict[tuple[int, ...], tuple[float, float] | None] = {}
+    began = time.monotonic()
+    share = settings.planner.time_limit_s / (len(candidates) + 1)
+    for number, shape in enumerate(candidates):
+        spent = time.monotonic() - began - number * share
+        searching = replace(settings, planner=replace(settings.planner, time_limit_s=share), spent=spent)
+        try:
+            plan = make_plan(trace(request(replace(call, settings=searching), view_of(named(shape)), runs=runs)), runs=runs).plan
+        except PlannerInfeasible as error:
+            failures.append(error)
+            steps[shape] = None
+            continue
+        assert plan.search is not None
+        steps[shape] = plan.search.objective_seconds, plan.search.lower_bound_seconds
+    if len(failures) == len(candidates):
+        raise min(failures, key=lambda error: error.minimum_bytes)
+    return ShapeSearch(steps)
 
 
 class _Cached(Protocol):
@@ -100,9 +149,8 @@ class Traced:
         (['mul'], ('data',))
     """
 
-    def __init__(self, call: TracedCall, run: Arguments, settings: Settings) -> None:
+    def __init__(self, call: TracedCall, settings: Settings) -> None:
         self._call = call
-        self._arguments = run
         self._settings = settings
         self.jaxpr: ClosedJaxpr = call.jaxpr
         self.in_tree = call.request.in_tree
@@ -150,25 +198,6 @@ class Traced:
         return entry.lower(**options)
 
 
-@dataclass(frozen=True)
-class Decoration:
-    """The arguments of `auto_shard` besides the function, as the user gave them."""
-
-    mesh: AnyMesh | int | None
-    in_shardings: Any
-    out_shardings: Any
-    rules: NameRules | None
-    logical_axis_rules: LogicalAxisRules | None
-    options: Options | None
-    planner: Planner | None
-    lowering: str
-    static_argnums: int | Sequence[int] | None
-    static_argnames: str | Iterable[str] | None
-    donate_argnums: int | Sequence[int] | None
-    donate_argnames: str | Iterable[str] | None
-    jit: JitKeywords
-
-
 class AutoSharded(Generic[P, R]):
     """A function decorated by `auto_shard`, to be called as the function itself.
 
@@ -187,14 +216,13 @@ class AutoSharded(Generic[P, R]):
     __qualname__: str
     __wrapped__: Callable[P, R]
 
-    def __init__(self, fun: Callable[P, R], decoration: Decoration, settings: Settings) -> None:
-        functools.update_wrapper(self, fun)
-        self.__wrapped__ = fun
+    def __init__(self, settings: Settings) -> None:
+        functools.update_wrapper(self, settings.fun)
+        self.__wrapped__ = settings.fun
         self.plan_count = 0
-        self._decoration = decoration
         self._settings = settings
         self._arguments = Arguments(
-            fun, decoration.static_argnums, decoration.static_argnames, decoration.donate_argnums, decoration.donate_argnames
+            settings.fun, settings.static_argnums, settings.static_argnames, settings.donate_argnums, settings.donate_argnames
         )
         self._entries: dict[tuple[Any, ...], CompiledCall] = {}
         self._alike: dict[tuple[Any, ...], list[CompiledCall]] = {}
@@ -225,7 +253,7 @@ class AutoSharded(Generic[P, R]):
         call = entry.planned.traced.request
         if call.is_on_mesh is not is_on_mesh(call.settings, call.view):
             return False
-        return self._decoration.mesh is not None or call.view is view_of(None)
+        return self._settings.mesh is not None or call.view is view_of(None)
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[CompiledCall, Exception] | None) -> Any:
         if nnx_modules.present(args, kwargs):
@@ -235,53 +263,42 @@ class AutoSharded(Generic[P, R]):
     def _run(
         self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[CompiledCall, Exception] | None
     ) -> Any:
-        settings, args, kwargs = static_call(settings, self._arguments.layout(len(args), kwargs), args, kwargs)
-        settings, view = self._on_mesh(settings, args, kwargs, runs=True)
-        with report_failures(view, location_of(settings.fun)):
-            return self._run_on(view, settings, args, kwargs, attempt)
+        call, view = self._call(settings, args, kwargs, runs=True)
+        with report_failures(view, location_of(call.settings.fun)):
+            return self._run_on(view, call, attempt)
 
-    def _on_mesh(
-        self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], *, runs: bool = False
-    ) -> tuple[Settings, MeshView]:
-        """Settings and mesh; of a number of devices the shape is chosen for the first call that is planned, and kept."""
-        mesh = self._decoration.mesh
+    def _call(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], *, runs: bool = False) -> tuple[UserCall, MeshView]:
+        """A call and its mesh; of a number of devices the shape is chosen for the first call that is planned, and kept."""
+        layout = self._arguments.layout(len(args), kwargs)
+        call = static_call(UserCall(settings, layout, layout.slots(args, kwargs)))
+        mesh = settings.mesh
         if not isinstance(mesh, int):
-            return settings, view_of(mesh)
+            return call, view_of(mesh)
         with self._lock:
             spent = 0.0
             if self._shapes is None:
                 began = time.monotonic()
-                layout = self._arguments.layout(len(args), kwargs)
-                self._shapes = searched_shapes(mesh, settings, layout, layout.slots(args, kwargs), runs=runs and not is_tracing())
+                self._shapes = searched_shapes(mesh, call, runs=runs and not is_tracing())
                 spent = time.monotonic() - began
         assert self._shapes.best is not None
-        return dataclasses.replace(settings, shapes=self._shapes, spent=spent), view_of(named(self._shapes.best))
+        settings = dataclasses.replace(call.settings, shapes=self._shapes, spent=spent)
+        return dataclasses.replace(call, settings=settings), view_of(named(self._shapes.best))
 
-    def _run_on(
-        self,
-        view: MeshView,
-        settings: Settings,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        attempt: tuple[CompiledCall, Exception] | None,
-    ) -> Any:
+    def _run_on(self, view: MeshView, call: UserCall, attempt: tuple[CompiledCall, Exception] | None) -> Any:
+        settings = call.settings
         if _is_manual(view, getattr(settings.fun, "__name__", "the function")):
-            # Inside a shard_map over this mesh only the axes that it leaves over can be sharded.
-            return run_inside(settings, view, self._arguments.layout(len(args), kwargs), args, kwargs)
+            return run_inside(call, view)  # inside a shard_map over this mesh only the axes that it leaves over can be sharded
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-            run = functools.partial(settings.fun, *args, **kwargs)
-            return on_a_mesh_or_none(run, view.context, mesh_first=is_on_mesh(settings, view))
-        layout = self._arguments.layout(len(args), kwargs)
-        slots = layout.slots(args, kwargs)
-        check_buffers(layout, slots, settings.fun)
-        plan_request = request(settings, view, layout, slots, runs=True)
+            return on_a_mesh_or_none(call.run, view.context, mesh_first=is_on_mesh(settings, view))
+        check_buffers(call)
+        plan_request = request(call, view, runs=True)
         key = (settings.fun, plan_request.key)
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
                 alike = self._alike.setdefault(plan_request.signature, [])
                 serving = next((entry for entry in alike if entry.serves(plan_request.shardings)), None)
-                entry = self._new_entry(plan_request) if serving is None else serving
+                entry = self._planned(plan_request) if serving is None else serving
                 if entry.is_cacheable:
                     self._entries[key] = entry
                     if serving is None:
@@ -290,11 +307,11 @@ class AutoSharded(Generic[P, R]):
                 raise attempt[1]
         if not is_tracing():  # what is only transformed, such as differentiated, is not run as it was planned
             entry.report()
-        result = entry(slots)
-        self._remember(entry, layout)  # only now: where a first call fails, the next one is a first call again
+        result = entry(call.slots)
+        self._remember(entry, call.layout)  # only now: where a first call fails, the next one is a first call again
         return result
 
-    def _new_entry(self, plan_request: PlanRequest) -> CompiledCall:
+    def _planned(self, plan_request: PlanRequest) -> CompiledCall:
         self.plan_count += 1
         return compiled_call(make_plan(trace(plan_request), runs=not is_tracing()))
 
@@ -320,12 +337,8 @@ class AutoSharded(Generic[P, R]):
         Raises:
             SpecError: A spec does not fit.
         """
-        settings, args, kwargs = nnx_modules.as_pure(self._settings, args, kwargs)
-        layout = self._arguments.layout(len(args), kwargs)
-        settings, args, kwargs = static_call(settings, layout, args, kwargs)
-        settings, view = self._on_mesh(settings, args, kwargs)
-        plan_request = request(settings, view, layout, layout.slots(args, kwargs))
-        return Traced(trace(plan_request), self._arguments, settings)
+        call, view = self._call(*nnx_modules.as_pure(self._settings, args, kwargs))
+        return Traced(trace(request(call, view)), call.settings)
 
     @api_boundary
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -375,15 +388,11 @@ class AutoSharded(Generic[P, R]):
         Raises:
             ArgumentTypeError: An argument has no values.
         """
-        settings, args, kwargs = nnx_modules.as_pure(self._settings, args, kwargs)
-        layout = self._arguments.layout(len(args), kwargs)
-        settings, args, kwargs = static_call(settings, layout, args, kwargs)
-        slots = layout.slots(args, kwargs)
-        check_buffers(layout, slots, settings.fun)
-        settings, view = self._on_mesh(settings, args, kwargs, runs=True)
-        with report_failures(view, location_of(settings.fun)):
-            planned = make_plan(trace(request(settings, view, layout, slots, runs=True)), runs=True)
-            return verify(planned, slots, Request(rtol, atol, every_op, plain_xla))
+        call, view = self._call(*nnx_modules.as_pure(self._settings, args, kwargs), runs=True)
+        check_buffers(call)
+        with report_failures(view, location_of(call.settings.fun)):
+            planned = make_plan(trace(request(call, view, runs=True)), runs=True)
+            return verify(planned, call.slots, Request(rtol, atol, every_op, plain_xla))
 
     @property
     def options(self) -> Options:
@@ -414,7 +423,7 @@ class AutoSharded(Generic[P, R]):
         """
         changes = {"mesh": mesh, "lowering": lowering, "options": options, "planner": planner}
         changes = {name: value for name, value in changes.items() if value is not None}
-        return decorate(dataclasses.replace(self._decoration, **changes), self.__wrapped__)
+        return decorate(dataclasses.replace(self._settings, **changes), self.__wrapped__)
 
     def clear_cache(self) -> None:
         """Forgets all plans and compiled programs."""
@@ -491,30 +500,21 @@ def _is_manual(view: MeshView, name: str) -> bool:
 
 
 @api_boundary
-def decorate(decoration: Decoration, fun: Callable[P, R]) -> AutoSharded[P, R]:
+def decorate(settings: Settings, fun: Callable[P, R]) -> AutoSharded[P, R]:
     """Checks the arguments of `auto_shard` and decorates a function; see there."""
-    mesh = decoration.mesh
-    _check(fun, decoration.options, decoration.planner, decoration.lowering)
+    mesh = settings.mesh
+    _check(fun, settings.options, settings.planner, settings.lowering)
     host_threads.provide()
     tell_end()
     if mesh is None:
-        mesh = mesh_of((decoration.in_shardings, decoration.out_shardings))
+        mesh = mesh_of((settings.in_shardings, settings.out_shardings))
     if isinstance(mesh, int):
-        check_devices(mesh, decoration.planner)
+        check_devices(mesh, settings.planner)
     elif mesh is not None:
         view_of(mesh)
-    settings = Settings(
-        fun,
-        decoration.in_shardings,
-        decoration.out_shardings,
-        check_rules(decoration.rules),
-        decoration.options or Options(),
-        str(decoration.lowering),
-        decoration.jit,
-        check_logical_rules(decoration.logical_axis_rules),
-        decoration.planner,
-    )
-    return AutoSharded(fun, dataclasses.replace(decoration, mesh=mesh), settings)
+    rules, logical = check_rules(settings.rules), check_logical_rules(settings.logical_axis_rules)
+    settings = dataclasses.replace(settings, fun=fun, mesh=mesh, rules=rules, logical_axis_rules=logical)
+    return AutoSharded(dataclasses.replace(settings, options=settings.options or Options(), lowering=str(settings.lowering)))
 
 
 def _check(fun: object, options: object, planner: object, lowering: object) -> None:

@@ -113,7 +113,7 @@ def call(settings: Settings, run: Callable[..., Any], args: tuple[Any, ...], kwa
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
+class OpenedModules:
     """A call on modules as a call on their states."""
 
     fun: Any
@@ -126,8 +126,8 @@ class Opened:
         _nnx().update(self.objects, states)
 
 
-def opened(fun: Any, args: tuple[Any, ...]) -> Opened:
+def opened(fun: Any, args: tuple[Any, ...]) -> OpenedModules:
     """The call of a function on modules, positional arguments only, as one on their states."""
     split = _split(args, {})
     holding = tuple(i for i, arg in enumerate(args) if present((arg,), {}))
-    return Opened(_pure(fun, split.graph, split.tree, split.places), split.args, holding, split.objects)
+    return OpenedModules(_pure(fun, split.graph, split.tree, split.places), split.args, holding, split.objects)

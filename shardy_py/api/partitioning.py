@@ -234,7 +234,7 @@ def calling(
     ins = (*(None for _ in consts), *(decided(v.sharding, len(v.shape)) for v in plan.inputs))
     outs = tuple(decided(v.sharding, len(v.shape)) for v in plan.outputs)
     ins = tuple(s for s, u in zip(ins, used, strict=True) if u)
-    planned = _Planned(program, jaxpr, used, ins, outs)
+    planned = _FirstProgram(program, jaxpr, used, ins, outs)
     # What is remembered of programs outlives the function: it must not hold large arrays, nor values of an outer trace.
     light = not any(isinstance(c, Tracer) or getattr(c, "nbytes", 0) > _LIGHT for c in consts)
     find = (lambda: planned) if light else _Weakly(planned)
@@ -252,7 +252,7 @@ _LIGHT = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
-class _Planned:
+class _FirstProgram:
     """A call that is planned already; `used` says which constants and inputs of the planned jaxpr are its inputs."""
 
     program: Callable[[], ClosedJaxpr]
@@ -263,10 +263,10 @@ class _Planned:
 
 
 class _Weakly:
-    def __init__(self, planned: _Planned) -> None:
+    def __init__(self, planned: _FirstProgram) -> None:
         self._planned = weakref.ref(planned)
 
-    def __call__(self) -> _Planned | None:
+    def __call__(self) -> _FirstProgram | None:
         return self._planned()
 
 
@@ -285,7 +285,7 @@ class DerivedRegions:
     view: MeshView
     options: Options
     devices: Mesh | None
-    first: Callable[[], _Planned | None]
+    first: Callable[[], _FirstProgram | None]
     lowering: str = "shard_map"
     context: AbstractMesh | None = None
     memory: dict[Hashable, Any] = field(default_factory=dict)
@@ -302,7 +302,7 @@ class DerivedRegions:
         first = self._is_first(jaxpr, in_shardings, out_shardings)
         return self._region(jaxpr, in_shardings, out_shardings) if first is None else first.program()
 
-    def _is_first(self, jaxpr: ClosedJaxpr, ins: Shardings, outs: Shardings) -> _Planned | None:
+    def _is_first(self, jaxpr: ClosedJaxpr, ins: Shardings, outs: Shardings) -> _FirstProgram | None:
         first = self.first()
         return first if first is not None and jaxpr is first.jaxpr and ins == first.ins and outs == first.outs else None
 

@@ -53,7 +53,7 @@ _MOST_TEXT, _REASONS, _CHUNK = 2000, 8, 1 << 20
 _ENDED = "shardy_py/ended/"
 
 
-class Call(NamedTuple):
+class PeerCall(NamedTuple):
     """A call as others see it: digests of program and values; why it did not run, None where it waits, empty where it was compared."""
 
     program: str
@@ -62,7 +62,7 @@ class Call(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ProcessState:
     """What a process says of itself.
 
     Attributes:
@@ -72,21 +72,21 @@ class Entry:
     """
 
     rounds: int = 0
-    calls: tuple[Call, ...] = ()
+    calls: tuple[PeerCall, ...] = ()
     lowered: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
-    def read(text: str) -> Entry:
+    def read(text: str) -> ProcessState:
         """An entry from JSON."""
         rounds, calls, lowered = json.loads(text).values()
-        return Entry(rounds, tuple(Call(*call) for call in calls), tuple((program, place) for program, place in lowered))
+        return ProcessState(rounds, tuple(PeerCall(*call) for call in calls), tuple((program, place) for program, place in lowered))
 
-    def call_beside(self, own: Entry) -> Call | None:
+    def call_beside(self, own: ProcessState) -> PeerCall | None:
         """The call that stands beside the latest one of this process."""
         position = len(own.calls) - 1
         return self.calls[position] if self.rounds == own.rounds and 0 <= position < len(self.calls) else None
 
-    def comes_with(self, program: str, own: Entry) -> bool:
+    def comes_with(self, program: str, own: ProcessState) -> bool:
         """Whether the process is about to run a program, or was when another one differed."""
         beside = self.call_beside(own)
         waits = bool(self.calls) and self.calls[-1].program == program and self.calls[-1].failure is None
@@ -104,7 +104,7 @@ class Peers:
         self.store = store
         self.processes = tuple(processes)
         self.own = own
-        self.entry = Entry()
+        self.entry = ProcessState()
         self._root = f"shardy_py/{digest(repr(self.processes))}"
         self._agreed: set[str] = set()
         self._lock = threading.RLock()
@@ -148,10 +148,10 @@ class Peers:
             entry = self.entry
             if not (entry.calls and (entry.rounds, len(entry.calls)) > before):  # else they see the call that was compared
                 with contextlib.suppress(RuntimeError), self._lock:
-                    self.begin_call(Call("", "", f"{_error_text(error)}\n  in its call of {place}"))
+                    self.begin_call(PeerCall("", "", f"{_error_text(error)}\n  in its call of {place}"))
             raise
 
-    def begin_call(self, call: Call) -> None:
+    def begin_call(self, call: PeerCall) -> None:
         """Says what comes next; of many calls that failed, the first lose their reasons."""
         old, new = self.entry.calls[: 1 - _REASONS], self.entry.calls[1 - _REASONS :]
         self.say(calls=(*(each._replace(failure=each.failure and "an error") for each in old), *new, call))
@@ -166,7 +166,7 @@ class Peers:
         self.entry = replace(self.entry, **changes)
         self.store.key_value_set(f"{self._root}/entry/{self.own}", json.dumps(asdict(self.entry)), allow_overwrite=True)
 
-    def entries(self) -> tuple[dict[int, Entry], dict[int, str]]:
+    def entries(self) -> tuple[dict[int, ProcessState], dict[int, str]]:
         """What the processes say, and those that have ended with the reasons."""
 
         def read(directory: str) -> dict[int, str]:
@@ -174,7 +174,7 @@ class Peers:
 
         ended = read(_ENDED)  # before the entries: a process that has agreed says so before it ends
         said = read(f"{self._root}/entry/")
-        return {p: Entry.read(said[p]) if p in said else Entry() for p in self.processes}, ended
+        return {p: ProcessState.read(said[p]) if p in said else ProcessState() for p in self.processes}, ended
 
     def all_agreed(self, program: str) -> None:
         """Says that all have come with a program, and begins anew."""
@@ -232,7 +232,7 @@ class _Wait:
         if self.ahead:
             peers.say(lowered=(*peers.entry.lowered, (program, self.place)))
         else:
-            peers.begin_call(Call(program, digest(self._passed) if any(value for _, value in self.values) else ""))
+            peers.begin_call(PeerCall(program, digest(self._passed) if any(value for _, value in self.values) else ""))
         rounds, noticed, pause, longest = peers.entry.rounds, begin, _SHORTEST, max(_LONGEST, len(peers.processes) / 50)
         doubt: tuple[Any, float] = None, begin
         while True:
@@ -268,13 +268,13 @@ class _Wait:
     def _passed(self) -> str:
         return "\n".join(value or "" for _, value in self.values)
 
-    def _lowered_by(self, entry: Entry) -> bool:
+    def _lowered_by(self, entry: ProcessState) -> bool:
         return any(program == self.program for program, _ in entry.lowered)
 
-    def _has_come(self, entry: Entry) -> bool:
+    def _has_come(self, entry: ProcessState) -> bool:
         return self._lowered_by(entry) or entry.comes_with(self.program, self.peers.entry)
 
-    def _go_on(self, entries: Mapping[int, Entry]) -> bool:
+    def _go_on(self, entries: Mapping[int, ProcessState]) -> bool:
         own, peers = self.peers.entry, self.peers
         if not self.ahead and any(map(self._lowered_by, entries.values())):  # who has lowered it need not ask again: this is no call of all
             peers.say(calls=own.calls[:-1], lowered=(*own.lowered, (self.program, self.place)))
@@ -297,7 +297,7 @@ class _Wait:
             "or leave it out, if they are only slow",
         )
 
-    def _failed(self, entries: Mapping[int, Entry], ended: Mapping[int, str], absent: Sequence[int]) -> _Stuck | None:
+    def _failed(self, entries: Mapping[int, ProcessState], ended: Mapping[int, str], absent: Sequence[int]) -> _Stuck | None:
         """A process that will not come; one that only lowers its program need not hear of it."""
         if self.ahead:
             return None
@@ -321,7 +321,7 @@ class _Wait:
             fix=f"look at the output of process {process}",
         )
 
-    def _different(self, entries: Mapping[int, Entry]) -> _Stuck | None:
+    def _different(self, entries: Mapping[int, ProcessState]) -> _Stuck | None:
         """Processes that wait for each other with different programs."""
         own = self.peers.entry
         if self.ahead:  # who lowers may be alone in it, unless another has lowered the same function, and not so
@@ -358,7 +358,7 @@ class _Wait:
             "the same order, and let nothing of it depend on jax.process_index() or on the order of a set",
         )
 
-    def _compare_values(self, entries: Mapping[int, Entry]) -> None:
+    def _compare_values(self, entries: Mapping[int, ProcessState]) -> None:
         """Raises where two processes pass other values for an argument."""
         calls = {p: e.call_beside(self.peers.entry) or e.calls[-1] for p, e in entries.items() if e.calls}
         groups = grouped((p for p, call in calls.items() if call.values), lambda p: calls[p].values)

@@ -23,7 +23,7 @@ from shardy_py.api.peers import digest, peers_of
 from shardy_py.api.placing import placed_arguments
 from shardy_py.api.request import PlanRequest, leaf_shardings
 from shardy_py.api.specs import call_specs, host_kind, to_fitting_sharding
-from shardy_py.api.stored_trees import Argument, Trees, axis_types_of, devices_of, rebuilt, structure_of
+from shardy_py.api.stored_trees import ArgumentTree, PlanTrees, axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
 from shardy_py.api.variants import PropagatedSeeds, TracedVariants, seeded_call
@@ -57,7 +57,7 @@ from shardy_py.planner.templates import HINT, UserTemplate
 
 
 @dataclass(frozen=True)
-class NamedPytrees(Trees):
+class NamedPytrees(PlanTrees):
     """A plan's shardings as pytrees of `NamedSharding`."""
 
     view: MeshView
@@ -66,7 +66,7 @@ class NamedPytrees(Trees):
     @classmethod
     def of(cls, view: MeshView, arguments: Sequence[tuple[str, Outline]], positional: int, result: Outline) -> NamedPytrees:
         """The pytrees of a call."""
-        described = tuple(Argument(name, outline.tree.num_leaves, functools.partial(rebuilt, outline)) for name, outline in arguments)
+        described = tuple(ArgumentTree(name, outline.tree.num_leaves, functools.partial(rebuilt, outline)) for name, outline in arguments)
         outlines = tuple(outline for _, outline in arguments)
         rebuild = functools.partial(rebuilt, result)
         parts = outlines[:positional], outlines[positional:], result
@@ -108,7 +108,7 @@ def result_leaves(traced: TracedCall) -> list[Leaf]:
 
 
 @dataclass(frozen=True)
-class Results:
+class ResultAnnotations:
     """The user's annotations of the result."""
 
     leaves: list[Leaf]
@@ -121,7 +121,7 @@ IN_TYPE = "the type"
 """The source of the sharding of a result that JAX's type of it states."""
 
 
-def described_results(traced: TracedCall) -> Results:
+def described_results(traced: TracedCall) -> ResultAnnotations:
     """The leaves of the result with `out_shardings` and rules; raises SpecError if they do not fit."""
     request = traced.request
     settings, view, location = request.settings, request.view, request.location
@@ -146,7 +146,7 @@ def described_results(traced: TracedCall) -> Results:
     annotated = apply_axis_names(settings.logical_axis_rules, leaves, traced.out_names, annotated, view, options, location)
     annotated = apply_to_results(rules, leaves, annotated, view, options, location)
     unused = unused_rules(rules, request.leaves, leaves, location)
-    return Results(leaves, list(annotated.shardings), list(annotated.sources), (*request.findings, *annotated.findings, *unused))
+    return ResultAnnotations(leaves, list(annotated.shardings), list(annotated.sources), (*request.findings, *annotated.findings, *unused))
 
 
 def _check_memory_kinds(leaves: Iterable[Leaf], request: PlanRequest) -> None:
@@ -169,9 +169,9 @@ def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
     planner = settings.planner
     with no_collection(), observed(traced.request.name, settings.options.progress):
         if planner is None:
-            return _Planning(traced).planned(None)
+            return _CallPlanning(traced).planned(None)
         written, traced = traced, traced if planner.annotations == "keep" else without_constraints(traced)
-        planning = _Planning(traced)
+        planning = _CallPlanning(traced)
         searcher = planning.searcher(planner, began, written)
         best, search = searched(searcher, traced, runs=runs)
         prices = Prices(searcher, best, search.lower_bound_seconds, planning.searcher_with)
@@ -185,7 +185,7 @@ def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
         return planning.planned(search) if searcher.region is None else planning.search_result(best.run, search)
 
 
-class _Planning:
+class _CallPlanning:
     """A traced call on its way to a plan."""
 
     def __init__(self, traced: TracedCall) -> None:
@@ -305,7 +305,7 @@ class _Planning:
         base = replace(base, stated_feeding=self.feeding)
         user_templates = tuple(UserTemplate(name, self.template_shardings(name, specs)) for name, specs in planner.templates.items())
         if planner.annotations == "hint":
-            inside = tuple(constrained_values(_Planning(written).imported.scope, self.imported.scope))
+            inside = tuple(constrained_values(_CallPlanning(written).imported.scope, self.imported.scope))
             user_templates += (UserTemplate(HINT, (None,) * len(base.inputs), inside),) if inside else ()
         return self._searcher(base, self.annotations(), planner, began, user_templates)
 
@@ -367,9 +367,9 @@ class _Planning:
         members = (tuple(number_of[value] for value in group if value in number_of) for group in self.groups.values())
         return Annotations(inputs, outputs, self.alike, tuple(members))
 
-    def _again(self) -> _Planning:
+    def _again(self) -> _CallPlanning:
         """The call with a program of its own."""
-        planning = _Planning(self.traced)
+        planning = _CallPlanning(self.traced)
         planning.alike, planning.feeding = self.alike, self.feeding
         return planning
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,8 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from shardy_py.api.errors import SpecError, did_you_mean
-from shardy_py.api.logical_axes import AxisNames, LogicalRule, apply_axis_names, axis_names
-from shardy_py.api.meshes import MeshView, same_axes
+from shardy_py.api.logical_axes import AxisNames, apply_axis_names, axis_names
+from shardy_py.api.meshes import AnyMesh, MeshView, same_axes
 from shardy_py.api.name_rules import OWN, Annotated, apply_rules, refines
 from shardy_py.api.options import Options
 from shardy_py.api.signature import ArgumentSlots, abstract, configuration, static_key
@@ -50,21 +50,27 @@ class JitKeywords:
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of the decorator.
+    """The arguments of `auto_shard`, checked once it decorates a function.
 
-    `shapes` is the search for the shape of the mesh, where the user states the number of devices only, and `spent` the seconds of the
-    planner's time limit that are gone when planning begins; negative where others have left some.
+    Attributes:
+        shapes: The search for the shape of the mesh, where the user states the number of devices only.
+        spent: The seconds of the planner's time limit that are gone when planning begins; negative where others have left some.
     """
 
-    fun: Callable[..., Any]
+    fun: Any
+    mesh: AnyMesh | int | None
     in_shardings: Any
     out_shardings: Any
-    rules: tuple[tuple[str, object], ...]
-    options: Options
-    lowering: str = "auto"
+    rules: Any
+    logical_axis_rules: Any
+    options: Any
+    planner: Planner | None
+    lowering: str
+    static_argnums: int | Sequence[int] | None = None
+    static_argnames: str | Iterable[str] | None = None
+    donate_argnums: int | Sequence[int] | None = None
+    donate_argnames: str | Iterable[str] | None = None
     jit: JitKeywords = JitKeywords()
-    logical_axis_rules: tuple[LogicalRule, ...] | None = None
-    planner: Planner | None = None
     shapes: ShapeSearch | None = None
     spent: float = 0.0
 
@@ -87,6 +93,19 @@ class Settings:
         here = (view.expected if is_tracing() else view.runnable()) if runs and view.from_mapping else view.user_mesh
         platform = self.options.platform_of(here) if isinstance(here, Mesh) else named
         return replace(self, options=replace(self.options, platform=platform))
+
+
+@dataclass(frozen=True)
+class UserCall:
+    """A call of a function, its arguments in slots."""
+
+    settings: Settings
+    layout: ArgumentSlots
+    slots: Sequence[Any]
+
+    def run(self) -> Any:
+        """Runs the function as it is."""
+        return self.layout.call(self.settings.fun, self.slots)
 
 
 @dataclass(frozen=True)
@@ -146,12 +165,13 @@ class PlanRequest:
         return getattr(fun, "__name__", type(fun).__name__)
 
 
-def request(settings: Settings, view: MeshView, layout: ArgumentSlots, slots: Sequence[Any], *, runs: bool = False) -> PlanRequest:
+def request(call: UserCall, view: MeshView, *, runs: bool = False) -> PlanRequest:
     """Describes a call.
 
     Raises SpecError if a spec does not fit its value. Raises ArgumentTypeError if a dynamic argument is not an array. Raises
     StaticArgumentError if a static one has no hash.
     """
+    settings, layout, slots = call.settings, call.layout, call.slots
     statics = static_key(layout, slots, settings.fun)
     args, kwargs = layout.dynamic_arguments(slots)
     in_tree = jax.tree.structure((args, kwargs))

@@ -29,14 +29,14 @@ from shardy_py.api.meshes import MeshView
 from shardy_py.api.partitioning import DerivedRegions, RegionBuilder, calling, decided, import_and_propagate
 from shardy_py.api.placing import Placing
 from shardy_py.api.planning import Planned, make_plan
-from shardy_py.api.request import Settings, request
+from shardy_py.api.request import UserCall, request
 from shardy_py.api.signature import ArgumentSlots, configuration
 from shardy_py.api.static_leaves import has_static_leaves, user_tree
 from shardy_py.api.tracing import trace
 from shardy_py.api.trees import argument_paths, location_of
 from shardy_py.backends.callback_errors import CallbackErrors
 from shardy_py.backends.donation import Guard
-from shardy_py.backends.executable import Signature, executable
+from shardy_py.backends.executable import JitSignature, executable
 from shardy_py.backends.host_threads import must_wait
 from shardy_py.backends.jit import Pinned, left_to_xla, ordered_effects, pinned
 from shardy_py.backends.leaf_order import Rearranged
@@ -213,14 +213,16 @@ class BufferErrors:
         )
 
 
-def check_buffers(layout: ArgumentSlots, slots: Sequence[Any], fun: Callable[..., Any]) -> None:
+def check_buffers(call: UserCall) -> None:
     """Raises if arguments may not be passed: their buffers were deleted, or are donated twice."""
+    layout, slots = call.layout, call.slots
     arguments = [jax.tree.leaves(slots[i]) for i in layout.dynamic]
     leaves = [leaf for argument in arguments for leaf in argument]
-    if Guard(bool(layout.donated)).bad(leaves):
+    guard = Guard(bool(layout.donated))
+    if guard.bad(leaves):
         donated = [i in layout.donated for i, argument in zip(layout.dynamic, arguments) for _ in argument]
         paths = argument_paths([layout.labels[i] for i in layout.dynamic], [slots[i] for i in layout.dynamic], {})
-        Guard(bool(layout.donated)).explain(leaves, donated, paths, BufferErrors(fun))
+        guard.explain(leaves, donated, paths, BufferErrors(call.settings.fun))
 
 
 @dataclass(frozen=True, eq=False)
@@ -359,7 +361,7 @@ def compiled_call(planned: Planned, *, abstract: bool = False, in_order: bool = 
         replay,
         traced.eagerly,
         traced.result.outline,
-        Signature(request.in_tree, request.outlines, types, statics, configuration()),
+        JitSignature(request.in_tree, request.outlines, types, statics, configuration()),
         mesh=mesh,
         explicit=view.explicit,
         in_shardings=in_shardings,
@@ -451,23 +453,20 @@ def _refuse_unreduced(values: Sequence[PlannedValue], location: str) -> None:
             )
 
 
-def run_inside(settings: Settings, view: MeshView, layout: ArgumentSlots, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_inside(call: UserCall, view: MeshView) -> Any:
     """Runs the function; unless under `lowering="jit"` in a region over the axes that are left, where the plan uses only those."""
     context = jax.sharding.get_abstract_mesh()
     sizes = {name: size for name, size in view.sizes.items() if name not in context.manual_axes and size > 1}
-    if settings.lowering == "jit" or not sizes or dict(context.shape) != view.sizes:
-        return settings.fun(*args, **kwargs)
-    slots = layout.slots(args, kwargs)
-    call = request(settings, view, layout, slots, runs=True)
+    if call.settings.lowering == "jit" or not sizes or dict(context.shape) != view.sizes:
+        return call.run()
+    plan_request = request(call, view, runs=True)
     with no_mesh():
-        planned = make_plan(trace(call))
+        planned = make_plan(trace(plan_request))
     plan = planned.plan
     inputs, outputs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
-    if not fits_inside(planned.imported, context, inputs, outputs):
-        return settings.fun(*args, **kwargs)
     by_planner = planned.region is not None and planned.region.by_planner
-    partitioning = RegionBuilder(planned.imported, planned.traced, context, by_planner=by_planner)
-    if not partitioning.is_run(plan):
-        return settings.fun(*args, **kwargs)
-    results = partitioning.calling(plan, None)(*jax.tree.leaves(layout.dynamic_arguments(slots)))
+    region = RegionBuilder(planned.imported, planned.traced, context, by_planner=by_planner)
+    if not fits_inside(planned.imported, context, inputs, outputs) or not region.is_run(plan):
+        return call.run()
+    results = region.calling(plan, None)(*jax.tree.leaves(call.layout.dynamic_arguments(call.slots)))
     return user_tree(jax.tree.unflatten(planned.traced.out_tree, results))

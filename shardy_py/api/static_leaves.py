@@ -16,10 +16,8 @@ import jax
 import numpy as np
 from jax.tree_util import register_pytree_node_class
 
-from shardy_py.api.signature import ArgumentSlots
-
 if TYPE_CHECKING:
-    from shardy_py.api.request import Settings
+    from shardy_py.api.request import UserCall
 
 
 @register_pytree_node_class
@@ -102,17 +100,12 @@ def has_static_leaves(structure: Any) -> bool:
     return (node is not None and node[0] is Static) or any(map(has_static_leaves, structure.children()))
 
 
-def static_call(
-    settings: Settings, layout: ArgumentSlots, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Settings, tuple[Any, ...], dict[str, Any]]:
-    """Settings and arguments of a call whose arguments are pytrees of arrays; unchanged where they are."""
-    slots = layout.slots(args, kwargs)
-    changed = {i: tree for i in layout.dynamic if (tree := static_tree(slots[i])) is not slots[i]}
-    if not changed:
-        return settings, args, kwargs
-    slots = [changed.get(i, slot) for i, slot in enumerate(slots)]
-    settings = dataclasses.replace(settings, fun=_of_trees(settings.fun))
-    return settings, tuple(slots[: layout.positional]), dict(zip(layout.keywords, slots[layout.positional :]))
+def static_call(call: UserCall) -> UserCall:
+    """The call with pytrees of arrays as arguments; unchanged where they are."""
+    slots = [static_tree(slot) if i in call.layout.dynamic else slot for i, slot in enumerate(call.slots)]
+    if all(new is old for new, old in zip(slots, call.slots)):
+        return call
+    return dataclasses.replace(call, slots=slots, settings=dataclasses.replace(call.settings, fun=_of_trees(call.settings.fun)))
 
 
 @functools.lru_cache(maxsize=256)

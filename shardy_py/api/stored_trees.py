@@ -28,7 +28,7 @@ _KEYS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
 
 
 @dataclass(frozen=True)
-class Argument:
+class ArgumentTree:
     """One argument of the function."""
 
     name: str
@@ -38,8 +38,8 @@ class Argument:
 
 def abstract_state(
     plan: PlanRecord,
-    positional: Sequence[Argument],
-    keywords: Sequence[Argument],
+    positional: Sequence[ArgumentTree],
+    keywords: Sequence[ArgumentTree],
     own: JaxMesh,
     argument: str | int | None,
     mesh: AnyMesh | None,
@@ -69,7 +69,7 @@ def abstract_state(
     return arguments[number].build(structs_of_argument) if like is None else _like(structs_of_argument, like, arguments[number].name, plan)
 
 
-def all_arguments(positional: Sequence[Argument], keywords: Sequence[Argument], leaves: Sequence[Any]) -> Any:
+def all_arguments(positional: Sequence[ArgumentTree], keywords: Sequence[ArgumentTree], leaves: Sequence[Any]) -> Any:
     """The tuple of positional arguments; `(args, kwargs)` where there are keyword arguments."""
     arguments = [*positional, *keywords]
     trees = [argument.build(part) for argument, part in zip(arguments, _split(leaves, arguments))]
@@ -77,7 +77,7 @@ def all_arguments(positional: Sequence[Argument], keywords: Sequence[Argument], 
     return (args, kwargs) if kwargs else args
 
 
-def _split(leaves: Sequence[Any], arguments: Sequence[Argument]) -> list[list[Any]]:
+def _split(leaves: Sequence[Any], arguments: Sequence[ArgumentTree]) -> list[list[Any]]:
     leaf_iterator = iter(leaves)
     return [list(itertools.islice(leaf_iterator, part.leaves)) for part in arguments]
 
@@ -224,11 +224,11 @@ def devices_of(mesh: JaxMesh) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Trees:
+class PlanTrees:
     """The arguments and the result of a planned function, as trees over a mesh."""
 
-    positional: tuple[Argument, ...]
-    keywords: tuple[Argument, ...]
+    positional: tuple[ArgumentTree, ...]
+    keywords: tuple[ArgumentTree, ...]
     result: Callable[[Sequence[Any]], Any]
     mesh: Callable[[], JaxMesh]
 
@@ -249,13 +249,13 @@ class Trees:
         return [named(value.sharding, len(value.shape), value.memory_kind) for value in values]
 
 
-def stored_trees(plan: PlanRecord, structure: Structure) -> Trees:
+def stored_trees(plan: PlanRecord, structure: Structure) -> PlanTrees:
     """The trees of a stored plan, whose mesh is an `AbstractMesh` of the axes of the plan."""
 
-    def described(name: str, tree: Tree) -> Argument:
-        return Argument(name, tree.leaves, lambda leaves: tree_of(tree, iter(leaves)))
+    def described(name: str, tree: Tree) -> ArgumentTree:
+        return ArgumentTree(name, tree.leaves, lambda leaves: tree_of(tree, iter(leaves)))
 
     args, kwargs = structure.inputs.children
     positional = tuple(described(name, tree) for name, tree in zip(structure.names, args.children))
     keywords = tuple(described(str(name), tree) for name, tree in zip(kwargs.keys, kwargs.children))
-    return Trees(positional, keywords, lambda leaves: tree_of(structure.outputs, iter(leaves)), lambda: abstract_mesh(plan, structure))
+    return PlanTrees(positional, keywords, lambda leaves: tree_of(structure.outputs, iter(leaves)), lambda: abstract_mesh(plan, structure))

@@ -13,11 +13,11 @@ from jax.extend.core import Jaxpr, Var
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 
-from shardy_py.api.auto import AutoSharded, Decoration, decorate
+from shardy_py.api.auto import AutoSharded, decorate
 from shardy_py.api.errors import MeshError
 from shardy_py.api.meshes import AnyMesh, context_mesh
 from shardy_py.api.options import Options
-from shardy_py.api.request import JitKeywords, PlanRequest
+from shardy_py.api.request import PlanRequest, Settings
 from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
 from shardy_py.facade import Plan
@@ -54,15 +54,13 @@ def plan_of(fun: Callable[..., Any], *args: Any, mesh: AnyMesh | None = None, op
     if isinstance(fun, AutoSharded):
         return (fun if mesh is None else fun.replace(mesh=mesh)).plan(*args, **kwargs)
     mesh = _mesh_of(fun, args, kwargs) if mesh is None else mesh
-    decoration = Decoration(
-        mesh, None, None, None, None, options, None, "jit", _static_argnums(fun, args, kwargs), None, None, None, JitKeywords()
-    )
-    call = decorate(decoration, fun).trace(*args, **kwargs)._call
+    settings = Settings(fun, mesh, None, None, None, None, options, None, "jit", _static_argnums(fun, args, kwargs))
+    call = decorate(settings, fun).trace(*args, **kwargs)._call
     jaxpr, slots = call.jaxpr.jaxpr, call.request.leaf_slots
     stated = {**_stated(jaxpr, "in_shardings", "invars"), **_stated(jaxpr, "out_shardings", "outvars")}
     results = [stated.get(v) if isinstance(v, Var) else None for v in jaxpr.outvars]
     inside = dataclasses.replace(
-        decoration,
+        settings,
         in_shardings=_by_slot([stated.get(v) for v in jaxpr.invars], slots, call.request),
         out_shardings=call.result.outline.tree.unflatten(results) if any(results) else None,
         donate_argnums=_donated_slots(jaxpr, slots),

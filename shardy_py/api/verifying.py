@@ -23,8 +23,8 @@ from shardy_py.api.running import compiled_call, program_of
 from shardy_py.api.static_leaves import static_tree
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.compare import Comparison, compare, fetch, fetched_or_error, first_line, plain, tolerance_of
-from shardy_py.backends.first_difference import PORTION, FirstDifference, Run, Search, observed_bytes, spread, tolerances
-from shardy_py.backends.flat import Flat, flatten
+from shardy_py.backends.first_difference import PORTION, FirstDifference, OpSearch, Run, observed_bytes, spread, tolerances
+from shardy_py.backends.flat import FlatProgram, flatten
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.reference import Reference, without_mesh
 from shardy_py.dialect import Mesh, TensorSharding
@@ -246,10 +246,10 @@ class _Comparer:
     unsharded: Callable[[Sequence[Any]], list[Any]]
     inputs: list[Any]
     expected: list[Any]
-    flat: Flat
+    flat: FlatProgram
     options: Request
 
-    def compare(self, results: Sequence[Any], run: Run, flat: Flat, *, described: bool = True) -> RunComparison:
+    def compare(self, results: Sequence[Any], run: Run, flat: FlatProgram, *, described: bool = True) -> RunComparison:
         """Compares outputs, then ops where outputs differ or the options request ops.
 
         Args:
@@ -269,11 +269,11 @@ class _Comparer:
             note = f"ops were not compared one by one: their results are {format_bytes(total)}; every_op=True compares them"
             return RunComparison(tuple(comparisons), notes=(note,))
         try:
-            return self._by_op(comparisons, Search(self.reference, run, options.rtol), flat, described)
+            return self._by_op(comparisons, OpSearch(self.reference, run, options.rtol), flat, described)
         except Exception as error:  # such as XLA finding no program where intermediates are outputs
             return RunComparison(tuple(comparisons), notes=(f"ops could not be compared one by one: {first_line(error)}",))
 
-    def _by_op(self, comparisons: list[Comparison], search: Search, flat: Flat, described: bool) -> RunComparison:
+    def _by_op(self, comparisons: list[Comparison], search: OpSearch, flat: FlatProgram, described: bool) -> RunComparison:
         wrong, apart = search.first(flat, self.inputs)
         if wrong is not None or all(c.agrees for c in comparisons):
             return RunComparison(tuple(comparisons), wrong, search.checked)
@@ -331,7 +331,7 @@ def _inputs(planned: Planned, slots: Sequence[Any]) -> list[Any]:
     return [fetch(x) if is_extended_dtype(s.dtype) else np.asarray(fetch(x)).astype(s.dtype) for x, s in zip(leaves, request.structs)]
 
 
-def _flat(planned: Planned) -> Flat:
+def _flat(planned: Planned) -> FlatProgram:
     traced, plan = planned.traced, planned.plan
     ins, outs = [v.sharding for v in plan.inputs], [v.sharding for v in plan.outputs]
     scope = planned.imported.scope
@@ -339,7 +339,7 @@ def _flat(planned: Planned) -> Flat:
     return flatten(closed, scope, ins, outs)
 
 
-def _annotated(planned: Planned, flat: Flat) -> Flat:
+def _annotated(planned: Planned, flat: FlatProgram) -> FlatProgram:
     """The program with the shardings that the user gave, and no others; with no inputs sharded, those that were planned."""
     traced = planned.traced
     user_shardings = traced.request.shardings
@@ -357,7 +357,7 @@ def planned_run(planned: Planned, mesh: JaxMesh) -> Run:
     request = replace(request, settings=replace(request.settings, lowering=plan.lowering))
     named = NamedShardings(mesh)
 
-    def run(flat: Flat, observed: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    def run(flat: FlatProgram, observed: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
         closed = flat.giving(observed)
         out_shardings = [*flat.out_shardings, *map(flat.sharding, observed)]
         inputs = [_value("input", i, v, s, plan.mesh) for i, (v, s) in enumerate(zip(closed.jaxpr.invars, flat.in_shardings))]
@@ -393,7 +393,7 @@ def plain_run(mesh: JaxMesh) -> Run:
     def of(sharding: TensorSharding | None, v: Any) -> Any:
         return None if sharding is None else named(_usable(sharding, v.aval.shape, sizes), len(v.aval.shape))
 
-    def run(flat: Flat, observed: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    def run(flat: FlatProgram, observed: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
         closed = flat.giving(observed)
         ins = [of(s, v) for s, v in zip(flat.in_shardings, flat.jaxpr.invars)]
         outs = [of(s, v) for s, v in zip(flat.out_shardings, flat.jaxpr.outvars)]

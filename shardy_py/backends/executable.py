@@ -23,7 +23,7 @@ class SignatureChanged(Exception):
 
 
 @dataclass(frozen=True)
-class Signature:
+class JitSignature:
     """The signature that an executable was compiled for."""
 
     in_tree: Any
@@ -44,7 +44,7 @@ def executable(
     replay: Callable[..., Sequence[Any]],
     eagerly: Callable[..., Sequence[Any]],
     out_outline: Outline,
-    signature: Signature,
+    signature: JitSignature,
     *,
     mesh: Mesh | AbstractMesh,
     explicit: bool,

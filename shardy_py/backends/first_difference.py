@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from shardy_py.backends.compare import Comparison, compare, fetch, fetched_or_error, plain, tolerance_of
-from shardy_py.backends.flat import Flat, element_types, flatten, single
+from shardy_py.backends.flat import FlatProgram, element_types, flatten, single
 from shardy_py.backends.reference import LEFT_OUT, Reference
 from shardy_py.backends.rewriting import scopes_of
 from shardy_py.dialect import TensorSharding
@@ -26,7 +26,7 @@ from shardy_py.frontends.jaxpr import Scope
 from shardy_py.frontends.jaxprs import bodies
 from shardy_py.frontends.loops import scan_counts
 
-Run = Callable[[Flat, Sequence[Var]], Callable[[Sequence[Any]], Sequence[Any]]]
+Run = Callable[[FlatProgram, Sequence[Var]], Callable[[Sequence[Any]], Sequence[Any]]]
 """Compiles a sharded program that gives its outputs and these variables."""
 
 PORTION = 1 << 30
@@ -73,12 +73,12 @@ class FirstDifference:
         return "\n".join([*lines, *(f"  {sample}" for sample in self.result.samples)])
 
 
-def observed_bytes(flat: Flat) -> int:
+def observed_bytes(flat: FlatProgram) -> int:
     """Bytes of all intermediates together."""
     return sum(_bytes(v) for i in flat.live() for v in flat.jaxpr.eqns[i].outvars if _is_observable(v))
 
 
-def tolerances(flat: Flat) -> list[float]:
+def tolerances(flat: FlatProgram) -> list[float]:
     """The relative tolerance of each output: that of the shortest float type its value passed through."""
     inherited: dict[Any, float] = {}
     for eqn in flat.jaxpr.eqns:
@@ -89,7 +89,7 @@ def tolerances(flat: Flat) -> list[float]:
     return [max(t, 0.0 if isinstance(v, Literal) else inherited.get(v, 0.0)) for t, v in zip(own, flat.jaxpr.outvars)]
 
 
-class Search:
+class OpSearch:
     """Looks for the first op that differs; `checked` ops were compared."""
 
     def __init__(self, reference: Reference, run: Run, rtol: float | None = None) -> None:
@@ -99,12 +99,12 @@ class Search:
         self.checked = 0
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
-    def first(self, flat: Flat, inputs: Sequence[Any]) -> tuple[FirstDifference | None, FirstDifference | None]:
+    def first(self, flat: FlatProgram, inputs: Sequence[Any]) -> tuple[FirstDifference | None, FirstDifference | None]:
         """The first op that is wrong on the operands it had, and the first that differs, whatever its operands were."""
         return self._walk(flat, inputs, ())[:2]
 
     def _walk(
-        self, flat: Flat, inputs: Sequence[Any], trail: tuple[str, ...]
+        self, flat: FlatProgram, inputs: Sequence[Any], trail: tuple[str, ...]
     ) -> tuple[FirstDifference | None, FirstDifference | None, list[Any]]:
         outs, apart = list[Any](), None
         for portion in _portions(flat):
@@ -124,7 +124,9 @@ class Search:
                 return wrong, apart, outs
         return None, apart, outs
 
-    def _values(self, flat: Flat, observed: Sequence[Var], inputs: Sequence[Any]) -> tuple[list[Any], dict[Any, Any], dict[Any, Any]]:
+    def _values(
+        self, flat: FlatProgram, observed: Sequence[Var], inputs: Sequence[Any]
+    ) -> tuple[list[Any], dict[Any, Any], dict[Any, Any]]:
         """The outputs of the sharded run, and what both runs give for variables."""
         key = (id(flat.scope), tuple(observed))
         if key not in self._compiled:
@@ -134,7 +136,7 @@ class Search:
         expected = map(fetch, unsharded(inputs)[count:])
         return results[:count], dict(zip(observed, results[count:])), dict(zip(observed, expected))
 
-    def _wrong(self, flat: Flat, indices: Sequence[int], values: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
+    def _wrong(self, flat: FlatProgram, indices: Sequence[int], values: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
         """The first of some ops that gives something else on the operands it had."""
         alone = {i: single(flat.jaxpr.eqns[i], flat.jaxpr) for i in indices}
         operands = {i: [values[v] for v in names] for i, (_, names) in alone.items()}
@@ -172,7 +174,7 @@ class Search:
             return [rtol * np.abs(plain(fetch(y))) for y in call([sizes])[0]]
         return [AMPLE * d for d in spread(lambda xs: call([xs])[0], operands, expected)]
 
-    def _inside(self, flat: Flat, index: int, env: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
+    def _inside(self, flat: FlatProgram, index: int, env: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
         """Looks into a loop or a conditional: runs its body by itself, trip by trip."""
         eqn = flat.jaxpr.eqns[index]
         enter = _BODIES.get(eqn.primitive.name)
@@ -245,7 +247,7 @@ def _planned(scope: Scope, variables: Sequence[Any]) -> list[TensorSharding | No
     return [None if value is None else value.sharding for value in values]
 
 
-def _portions(flat: Flat) -> Iterator[list[int]]:
+def _portions(flat: FlatProgram) -> Iterator[list[int]]:
     """The live equations in order, in portions whose values are not too large together."""
     portion: list[int] = []
     size = 0
@@ -260,7 +262,7 @@ def _portions(flat: Flat) -> Iterator[list[int]]:
         yield portion
 
 
-def _variables(flat: Flat, portion: Sequence[int]) -> list[Var]:
+def _variables(flat: FlatProgram, portion: Sequence[int]) -> list[Var]:
     """The variables needed to judge equations: used results, and operands."""
     arguments = {*flat.jaxpr.invars, *flat.jaxpr.constvars}
     used = {v for eqn in flat.jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
@@ -274,7 +276,7 @@ def _variables(flat: Flat, portion: Sequence[int]) -> list[Var]:
 
 
 def _described(
-    flat: Flat, eqn: JaxprEqn, index: int, v: Any, comparison: Comparison, trail: tuple[str, ...], *, alone: bool = True
+    flat: FlatProgram, eqn: JaxprEqn, index: int, v: Any, comparison: Comparison, trail: tuple[str, ...], *, alone: bool = True
 ) -> FirstDifference:
     operands = tuple(_typed(x, flat.sharding(x)) for x in eqn.invars)
     located = replace(comparison, path=f"{eqn.primitive.name} at {flat.locations[index]}")

@@ -17,7 +17,7 @@ from shardy_py.ir.jax_calls import CALLS
 
 
 @dataclass(frozen=True)
-class Flat:
+class FlatProgram:
     """A jaxpr whose calls are inlined."""
 
     closed: ClosedJaxpr
@@ -57,13 +57,13 @@ def flatten(
     in_shardings: Sequence[TensorSharding | None],
     out_shardings: Sequence[TensorSharding | None],
     location: str = "",
-) -> Flat:
+) -> FlatProgram:
     """Puts the bodies of calls in their places, under variables of their own."""
     row = _Row()
     outs = row.walk(closed.jaxpr, closed.consts, closed.jaxpr.invars, scope, location)
     jaxpr = with_variables(closed.jaxpr, closed.jaxpr.invars, outs, constvars=row.constvars, eqns=row.eqns)
     flat = Scope(jaxpr, row.env, row.children)
-    return Flat(ClosedJaxpr(jaxpr, row.consts), flat, tuple(row.locations), tuple(in_shardings), tuple(out_shardings))
+    return FlatProgram(ClosedJaxpr(jaxpr, row.consts), flat, tuple(row.locations), tuple(in_shardings), tuple(out_shardings))
 
 
 class _Row:

@@ -274,7 +274,7 @@ def test_ops_that_cannot_be_compared(mesh, monkeypatch):
     def broken(self, flat, inputs):
         raise RuntimeError("UNIMPLEMENTED: something")
 
-    monkeypatch.setattr("shardy_py.backends.first_difference.Search.first", broken)
+    monkeypatch.setattr("shardy_py.backends.first_difference.OpSearch.first", broken)
     found = sp.auto_shard(jnp.tanh, mesh=mesh, in_shardings=P("x")).verify(random(8), plain_xla=False).check()
     assert found.run.ops == 0
     assert "could not be compared one by one: RuntimeError: UNIMPLEMENTED" in str(found)
