@@ -38,7 +38,8 @@ def _states_sharding(eqn: JaxprEqn) -> bool:
         return True
     if eqn.primitive.name == "broadcast_in_dim" and not getattr(eqn.invars[0].aval, "shape", ()):
         return False
-    shardings = [value for value in eqn.params.values() if isinstance(value, NamedSharding) and AxisType.Explicit in value.mesh.axis_types]
+    values = [*eqn.params.values(), *eqn.params.get("devices", ())]  # of a device_put
+    shardings = [value for value in values if isinstance(value, NamedSharding) and AxisType.Explicit in value.mesh.axis_types]
     return bool(shardings) and "transpose" not in str(eqn.source_info.name_stack)
 
 

@@ -121,6 +121,47 @@ def automatic_over_y(a: Any) -> Any:
 
 
 A, W, V = ("x", "y"), (None, "y"), (None, None)
+NEXT = [(i, (i + 1) % 4) for i in range(4)]
+
+
+def ring(k: Any) -> Any:
+    total = k
+    for _ in range(3):
+        k = lax.ppermute(k, "y", NEXT)
+        total = total + k
+    return total
+
+
+def ring_attention(q: Any, k: Any) -> Any:
+    total = lax.pcast(jnp.zeros(q.shape[:1]), ("y",), to="varying")
+    for _ in range(4):
+        total, k = total + jnp.exp(q @ k.T).sum(axis=1), lax.ppermute(k, "y", NEXT)
+    return total
+
+
+def rotating(a: Any) -> Any:
+    last, sums = lax.scan(lambda c, _: (lax.ppermute(c, "y", NEXT), c.sum()), a, None, length=4)
+    return last, sums[None, None]
+
+
+def averaged_gradients(w: Any, a: Any) -> Any:
+    value, gradient = jax.value_and_grad(lambda w: jnp.mean((a @ w) ** 2))(w)
+    return w - 0.1 * lax.pmean(gradient, "x"), lax.pmean(value, "x")
+
+
+def gathered_weights(w: Any, a: Any) -> Any:
+    return lax.pmean(jnp.mean((a @ lax.all_gather(w, "x", tiled=True)) ** 2), "x")
+
+
+def put_elsewhere(a: Any) -> Any:
+    there = jax.device_put(a, NamedSharding(mesh(), P("y", "x")))
+    return jax.device_put(jnp.sin(there), NamedSharding(mesh(), P("x", "y")))
+
+
+def dense(a: Any, w: Any) -> Any:
+    return jax.grad(lambda w: jnp.mean(jax.nn.relu(a @ w) ** 2))(w)
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "dot": (lambda a, w: jnp.dot(a, w, out_sharding=P("x", "y")), (("x", None), W)),
     "dot summed over an axis": (lambda a, w: jnp.dot(a, w, out_sharding=P("x", None)), (A, ("y", None))),
@@ -150,6 +191,24 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "shard_map of a value": (lambda a: mapped(lambda a: a * 2, P("x", "y"), P("x", "y"))(jnp.sin(a)), (A,)),
     "pcast": (mapped(lambda a: a + lax.pcast(jnp.ones(a.shape), ("x", "y"), to="varying"), P("x", "y"), P("x", "y")), (A,)),
     "partly manual": (partly_manual, (("x", None),)),
+    "product in a shard_map": (mapped(lambda a, b: lax.psum(a @ b, "y"), (P("x", "y"), P("y", None)), P("x", None)), (A, ("y", None))),
+    "outer product in a shard_map": (mapped(lambda a, b: a @ b, (P("x", None), P(None, "y")), P("x", "y")), (("x", None), W)),
+    "all_to_all": (mapped(lambda a: lax.all_to_all(a, "y", 1, 0, tiled=True), P("y", None), P(None, "y")), (("y", None),)),
+    "psum_scatter": (mapped(lambda a: lax.psum_scatter(a, "y", tiled=True), P("x", None), P(("x", "y"), None)), (("x", None),)),
+    "axis_index": (mapped(lambda a: a + lax.axis_index("x") * 10 + lax.axis_index("y"), P("x", "y"), P("x", "y")), (A,)),
+    "pmax": (mapped(lambda a: lax.pmax(jnp.max(a), ("x", "y")), P("x", "y"), P()), (A,)),
+    "ring": (mapped(ring, P(None, "y"), P(None, "y")), (W,)),
+    "ring attention": (mapped(ring_attention, (P("y"), P("y")), P("y")), (("y", None), ("y", None))),
+    "scan in a shard_map": (mapped(rotating, P("x", "y"), (P("x", "y"), P("x", "y"))), (A,)),
+    "averaged gradients": (mapped(averaged_gradients, (P(), P("x")), (P(), P())), (V, ("x", None))),
+    "gradient of a shard_map": (jax.grad(mapped(gathered_weights, (P("x"), P("x")), P())), (("x", None), ("x", None))),
+    "jit in a shard_map": (mapped(jax.jit(lambda a: jnp.sin(a) * 2), P("x", "y"), P("x", "y")), (A,)),
+    "device_put": (put_elsewhere, (A,)),
+    "dropout": (lambda a: a * jax.random.bernoulli(jax.random.key(1), 0.5, a.shape, out_sharding=jax.typeof(a).sharding), (A,)),
+    "dense": (dense, (("x", None), V)),
+    "transposed": (lambda a: jnp.where(a > 0, a, 0.0).T.sum(axis=0), (A,)),
+    "running sum": (lambda a: jnp.cumsum(a, axis=1), (("x", None),)),
+    "heads": (lambda a: a.reshape(16, 4, 4).transpose(1, 0, 2), (("x", None),)),
     "smap": (lambda a: jax.smap(lambda a: lax.psum(a, "x"), in_axes=0, out_axes=None, axis_name="x")(a), (("x", None),)),
     "cond": (branch, (A,)),
     "while": (loop, (A,)),
