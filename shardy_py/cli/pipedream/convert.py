@@ -7,8 +7,7 @@ from pathlib import Path
 
 from shardy_py.cli.options import add_output
 from shardy_py.cli.output import Output
-from shardy_py.cli.pipedream.tables import VERSION, stage_text
-from shardy_py.cli.pipedream.values import graph_of
+from shardy_py.cli.pipedream.tables import VERSION, graph_of, stage_text
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
 

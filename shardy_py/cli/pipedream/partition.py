@@ -6,8 +6,7 @@ import argparse
 
 from shardy_py.cli.options import add_output, output_file
 from shardy_py.cli.output import Output
-from shardy_py.cli.pipedream.tables import paint_bubbles, partition_data
-from shardy_py.cli.pipedream.values import counts, graph_of
+from shardy_py.cli.pipedream.tables import counts, graph_of, paint_bubbles, partition_data
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
 from shardy_py.cost.quantity import quantity

@@ -11,8 +11,7 @@ from typing import Any
 from shardy_py.cli.errors import CommandError
 from shardy_py.cli.options import add_output, add_tracing, output_file
 from shardy_py.cli.output import Output
-from shardy_py.cli.pipedream.tables import profile_data, profile_text
-from shardy_py.cli.pipedream.values import counts
+from shardy_py.cli.pipedream.tables import counts, profile_data, profile_text
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
 from shardy_py.cli.targets import arguments_of, lookup, mesh_of, refuse_missing

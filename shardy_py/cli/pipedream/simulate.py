@@ -8,9 +8,7 @@ from typing import Any
 from shardy_py.cli.errors import CommandError
 from shardy_py.cli.options import add_output, output_file
 from shardy_py.cli.output import Output
-from shardy_py.cli.pipedream.staged import crossing_of, members_of
-from shardy_py.cli.pipedream.tables import paint_picture, simulation_data, simulation_text
-from shardy_py.cli.pipedream.values import counts, graph_of, times
+from shardy_py.cli.pipedream.tables import counts, crossing_of, graph_of, members_of, paint_picture, simulation_data, simulation_text, times
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
 from shardy_py.cost.quantity import quantity

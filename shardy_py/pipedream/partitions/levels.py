@@ -350,21 +350,6 @@ def solve_as_pipedream(cuts: Cuts, rules: Rules, machines: Machines) -> CutSolut
     return solution
 
 
-def least_memory(cuts: Cuts, rules: Rules, machines: Machines) -> float:
-    """Bytes that the machine that needs most needs at least, whatever the partition, on a single level of as many machines."""
-    level = MachineLevel(cuts, rules, machines.total, machines.bandwidths[0], 1)
-    table = np.full((level.machines, len(cuts.downsets)), np.inf)
-    for width in range(1, level.widest + 1):
-        table[width - 1] = level.memory(0, slice(None), width, width)
-    for k in range(len(cuts.downsets) - 1):
-        for width in range(1, min(level.widest, level.machines - 1) + 1):
-            later = slice(k + 1, None)
-            needed = level.memory(k + 1, later, width, np.arange(width + 1, level.machines + 1))
-            needed = np.where(cuts.inside[k, later], needed, np.inf)
-            table[width:, later] = np.minimum(table[width:, later], np.maximum(table[:-width, k, None], needed))
-    return float(table[:, -1].min() if rules.fewer else table[-1, -1])
-
-
 def _levels(cuts: Cuts, rules: Rules, machines: Machines) -> list[MachineLevel]:
     levels: list[MachineLevel] = []
     for number, (count, bandwidth) in enumerate(zip(machines.counts, machines.bandwidths)):

@@ -12,7 +12,7 @@ import numpy as np
 from shardy_py.cost.quantity import quantity
 from shardy_py.errors import ShardyError
 from shardy_py.pipedream.partitions.cuts import Cuts, crossing_bytes, masks_as_rows, optimized_part
-from shardy_py.pipedream.partitions.levels import CutSolution, Machines, least_memory, solve, solve_as_pipedream
+from shardy_py.pipedream.partitions.levels import CutSolution, Machines, solve, solve_as_pipedream
 from shardy_py.pipedream.partitions.result import LevelStage, Partition, PartitionStage
 from shardy_py.pipedream.partitions.search import search
 from shardy_py.pipedream.partitions.tables import PARAMETER_COPIES, Rules
@@ -180,9 +180,8 @@ def _stages(part: ProfileGraph, stage_of: Sequence[int], replication: tuple[int,
 def _too_big(part: ProfileGraph, cuts: Cuts, rules: Rules, machines: Machines) -> PartitionError:
     """Names the stage that is too big in the partition that needs the least memory."""
     memory = rules.memory or 0.0
-    single = len(machines.counts) == 1
-    least = least_memory(cuts, rules, machines) if single else _least_on_levels(cuts, rules, machines)
-    roomy = _solved(cuts, replace(rules, memory=least * (1 + 1e-9)), machines)
+    least = _least(cuts, rules, machines)
+    roomy = _solved(cuts, replace(rules, memory=least), machines)
     if math.isinf(roomy.seconds):
         return _no_pipeline(part, machines)
     stages = _result(part, part, roomy, 0.0, "exact").stages
@@ -190,16 +189,14 @@ def _too_big(part: ProfileGraph, cuts: Cuts, rules: Rules, machines: Machines) -
     theirs = [(stage.in_flight - 1) * (stage.activation_bytes + stage.parameter_bytes) for stage in stages]
     needed = [stage.memory_bytes for stage in stages] if rules.exact else theirs
     worst = needed.index(max(needed))
-    if single:
-        return _does_not_fit(worst, stages[worst], least, memory, "in the partition that needs the least")
-    return _does_not_fit(worst, stages[worst], max(least, needed[worst]), memory, "in a partition that needs about the least")
+    return _does_not_fit(worst, stages[worst], max(least, needed[worst]), memory, "in the partition that needs the least")
 
 
-def _least_on_levels(cuts: Cuts, rules: Rules, machines: Machines) -> float:
-    """Bytes with which there is a partition on several levels of machines, at most a thousandth more than it needs."""
+def _least(cuts: Cuts, rules: Rules, machines: Machines) -> float:
+    """The fewest bytes with which there is a partition, to seven digits."""
     most = (machines.total + 1) * float(cuts.activations[-1]) + PARAMETER_COPIES * float(cuts.parameters[-1])
     low, high = min(rules.memory or 0.0, most), most
-    while high > low * 1.001:
+    while high > low * (1 + 1e-7):
         middle = math.sqrt(low * high)
         if math.isinf(_solved(cuts, replace(rules, memory=middle), machines).seconds):
             low = middle
