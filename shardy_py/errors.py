@@ -119,6 +119,14 @@ class PeerMissingError(UserError, RuntimeError):
     """
 
 
+class DeletedBufferError(UserError, RuntimeError):
+    """An argument's buffer was donated earlier; a RuntimeError in JAX, a crash on several devices."""
+
+
+class DonationError(UserError):
+    """One buffer is donated twice, or donated and passed again."""
+
+
 class PlanWarning(UserWarning):
     """Warnings about a plan that runs for the first time; `Options.check` turns them on and off.
 

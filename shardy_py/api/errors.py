@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shardy_py.errors import DeletedBufferError as DeletedBufferError
+from shardy_py.errors import DonationError as DonationError
 from shardy_py.errors import MeshError as MeshError
 from shardy_py.errors import PeerMissingError as PeerMissingError
 from shardy_py.errors import PlanMismatchError as PlanMismatchError
@@ -16,14 +18,6 @@ class StaticArgumentError(UserError):
 
 class ArgumentTypeError(UserError, TypeError):
     """An argument that is neither an array nor static; a TypeError in JAX."""
-
-
-class DeletedBufferError(UserError, RuntimeError):
-    """An argument's buffer was donated earlier; a RuntimeError in JAX, a crash on several devices."""
-
-
-class DonationError(UserError):
-    """One buffer is donated twice, or donated and passed again."""
 
 
 class ValueMismatchError(PlanMismatchError):

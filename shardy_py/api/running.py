@@ -24,7 +24,7 @@ from jax.extend.source_info_util import summarize
 from jax.sharding import Mesh, NamedSharding
 
 from shardy_py.api.agreement import AgreedStage, Agreement, agreement_of, covering, gated
-from shardy_py.api.errors import DeletedBufferError, DonationError, DonationWarning, NotAvailableError, OrderedEffectError
+from shardy_py.api.errors import DonationWarning, NotAvailableError, OrderedEffectError
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.partitioning import DerivedRegions, RegionBuilder, calling, decided, import_and_propagate
 from shardy_py.api.placing import Placing
@@ -188,41 +188,16 @@ EMPTY_COMES_WHOLE = jax.__version_info__ < (0, 12)
 """Whether XLA does not cut results without elements, which JAX would then take for parts, and fail to put together."""
 
 
-@dataclass(frozen=True)
-class BufferErrors:
-    """The errors of the donation guard, with paths and the user's function."""
-
-    fun: Callable[..., Any]
-
-    def deleted(self, path: str, leaf: Any) -> Exception:
-        """The leaf's buffer is gone."""
-        return DeletedBufferError(
-            f"the buffer of {path} has been deleted",
-            where=f"{path} {leaf.dtype}[{','.join(map(str, leaf.shape))}], argument of {location_of(self.fun)}",
-            why="the array was donated to an earlier call (donate_argnums), which may have reused its memory",
-            fix="use the result of that call instead, or do not donate the argument",
-        )
-
-    def twice(self, path: str, first: str, leaf: Any, same: bool = True) -> Exception:
-        """One buffer stands at two paths."""
-        return DonationError(
-            f"{first} and {path} are one array, and it is donated" if same else f"{first} and {path} share memory, and it is donated",
-            where=f"{path} {leaf.dtype}[{','.join(map(str, leaf.shape))}], argument of {location_of(self.fun)}",
-            why="a donated buffer may be overwritten while the other argument still needs it",
-            fix=f"pass a copy, jnp.copy(...), for one of them, or do not donate {path.partition('[')[0].partition('.')[0]}",
-        )
-
-
 def check_buffers(call: UserCall) -> None:
     """Raises if arguments may not be passed: their buffers were deleted, or are donated twice."""
     layout, slots = call.layout, call.slots
     arguments = [jax.tree.leaves(slots[i]) for i in layout.dynamic]
     leaves = [leaf for argument in arguments for leaf in argument]
-    guard = Guard(bool(layout.donated))
+    guard = Guard(bool(layout.donated), location_of(call.settings.fun))
     if guard.bad(leaves):
         donated = [i in layout.donated for i, argument in zip(layout.dynamic, arguments) for _ in argument]
         paths = argument_paths([layout.labels[i] for i in layout.dynamic], [slots[i] for i in layout.dynamic], {})
-        guard.explain(leaves, donated, paths, BufferErrors(call.settings.fun))
+        guard.explain(leaves, donated, paths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,7 +217,6 @@ class CompiledCall:
     tangents: tuple[Tangents, Tangents] | None
     layout: ArgumentSlots
     guard: Guard
-    errors: BufferErrors
     is_cacheable: bool
     has_static: bool
     closed_over: bool = False
@@ -264,10 +238,10 @@ class CompiledCall:
         """Runs a call; raises SignatureChanged if it does not have the signature that was planned for."""
         leaves, statics = self.jitted.inputs.flat(slots)
         if self.guard.bad(leaves):
-            self.guard.explain(leaves, self._donated, self._paths, self.errors)
+            self.guard.explain(leaves, self._donated, self._paths)
         leaves = self.placing(leaves)
         if not self.guard.apart:
-            self.guard.look_at_memory(leaves, self._donated, self._paths, self.errors)
+            self.guard.look_at_memory(leaves, self._donated, self._paths)
         if self.agreement is not None and not self.agreement.settled:
             self._settle(self.agreement, slots, leaves, statics)
         if self.tangents is None or not is_differentiated_here():
@@ -372,12 +346,12 @@ def compiled_call(planned: Planned, *, abstract: bool = False, in_order: bool = 
         gate=None if agreement is None else functools.partial(gated, agreement),
         keywords=dataclasses.asdict(request.settings.jit),
     )
-    guard, errors = Guard(bool(layout.donated)), BufferErrors(request.settings.fun)
+    guard = Guard(bool(layout.donated), request.location)
     run = jitted.run if abstract or devices is None else _run(jitted, devices, agreement, traced.callback_errors)
     placing = Placing(request, mesh, in_shardings)
     tangents = None if view.explicit or devices is None else (Tangents(in_shardings), Tangents(out_shardings))
     is_cacheable, has_static = not traced.closes_over_tracers, has_static_leaves(traced.out_tree)
-    return CompiledCall(planned, pins, jitted, run, agreement, placing, tangents, layout, guard, errors, is_cacheable, has_static)
+    return CompiledCall(planned, pins, jitted, run, agreement, placing, tangents, layout, guard, is_cacheable, has_static)
 
 
 def _run(jitted: Rearranged, mesh: Mesh, agreement: Agreement | None, callback_errors: CallbackErrors | None) -> Callable[..., Any]:

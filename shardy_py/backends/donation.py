@@ -8,34 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import partial_eval
 
+from shardy_py.errors import DeletedBufferError, DonationError
 from shardy_py.frontends.context import is_extended_dtype
 
 
-class Errors(Protocol):
-    """Makes the errors, in the words of the API."""
-
-    def deleted(self, path: str, leaf: Any) -> Exception:
-        """The leaf's buffer was donated or deleted."""
-        ...
-
-    def twice(self, path: str, first: str, leaf: Any, same: bool = True) -> Exception:
-        """The error for one array, or two that share memory, at two paths of which one or both are donated."""
-        ...
-
-
 class Guard:
-    """Checks the arguments of calls; `apart` says whether the last look at their memory found nothing shared, None before the first."""
+    """Checks the arguments of calls; `apart` says whether the last look at their memory found nothing shared, None before the first.
 
-    __slots__ = ("_array_deleted", "_deleted", "_donates", "apart")
+    Args:
+        donates: Whether some arguments are donated.
+        place: Where the function is defined, for errors.
+    """
 
-    def __init__(self, donates: bool) -> None:
+    __slots__ = ("_array_deleted", "_deleted", "_donates", "_place", "apart")
+
+    def __init__(self, donates: bool, place: str) -> None:
+        self._place = place
         self.apart: bool | None = None if donates else True
         self._donates = donates
         self._deleted: dict[type, Callable[[Any], bool]] = {}
@@ -67,19 +62,24 @@ class Guard:
             self._array_deleted = type(leaf).is_deleted
         return type(leaf).is_deleted
 
-    def explain(self, leaves: Sequence[Any], donated: Sequence[bool], paths: Sequence[str], errors: Errors) -> None:
+    def explain(self, leaves: Sequence[Any], donated: Sequence[bool], paths: Sequence[str]) -> None:
         """Raises for a bad leaf; returns where there is none after all."""
         seen: dict[int, tuple[str, bool]] = {}
         for leaf, is_donated, path in zip(leaves, donated, paths, strict=True):
             if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
                 continue
             if leaf.is_deleted():
-                raise errors.deleted(path, leaf)
+                raise DeletedBufferError(
+                    f"the buffer of {path} has been deleted",
+                    where=f"{_described(path, leaf)}, argument of {self._place}",
+                    why="the array was donated to an earlier call (donate_argnums), which may have reused its memory",
+                    fix="use the result of that call instead, or do not donate the argument",
+                )
             first, was_donated = seen.setdefault(id(leaf), (path, is_donated))
             if first != path and (is_donated or was_donated):
-                raise errors.twice(path, first, leaf)
+                raise self._donated_twice(path, leaf, f"{first} and {path} are one array")
 
-    def look_at_memory(self, leaves: Sequence[Any], donated: Sequence[bool], paths: Sequence[str], errors: Errors) -> None:
+    def look_at_memory(self, leaves: Sequence[Any], donated: Sequence[bool], paths: Sequence[str]) -> None:
         """Raises if a donated array shares memory with another one, as two results of `jax.device_put` on one array may.
 
         It takes tens of microseconds per array, so it is for first calls, and those after one that did not pass.
@@ -90,8 +90,20 @@ class Guard:
                 first, was_donated = seen.setdefault(place, (path, is_donated))
                 if first != path and (is_donated or was_donated):
                     self.apart = False
-                    raise errors.twice(path, first, leaf, same=False)
+                    raise self._donated_twice(path, leaf, f"{first} and {path} share memory")
         self.apart = True
+
+    def _donated_twice(self, path: str, leaf: Any, how: str) -> DonationError:
+        return DonationError(
+            f"{how}, and it is donated",
+            where=f"{_described(path, leaf)}, argument of {self._place}",
+            why="a donated buffer may be overwritten while the other argument still needs it",
+            fix=f"pass a copy, jnp.copy(...), for one of them, or do not donate {path.partition('[')[0].partition('.')[0]}",
+        )
+
+
+def _described(path: str, leaf: Any) -> str:
+    return f"{path} {leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
 def _places(leaf: Any) -> list[tuple[Any, int]]:

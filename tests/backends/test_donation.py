@@ -30,7 +30,7 @@ def on(mesh, value=1.0):
 
 
 def test_guard_sees_deleted_arrays_of_every_kind(mesh):
-    guard = Guard(False)
+    guard = Guard(False, "f.py:3")
     array, key = on(mesh), jax.random.key(0)
     for good in ([array], [array, key], [key, array, 1.0, np.ones(3), None, "text"], [np.ones(2)], []):
         assert not guard.bad(good)
@@ -41,8 +41,8 @@ def test_guard_sees_deleted_arrays_of_every_kind(mesh):
 
 def test_guard_sees_arrays_passed_twice_only_where_donated(mesh):
     array = on(mesh)
-    assert not Guard(False).bad([array, array])
-    assert Guard(True).bad([array, array])
+    assert not Guard(False, "f.py:3").bad([array, array])
+    assert Guard(True, "f.py:3").bad([array, array])
 
 
 def test_a_deleted_argument_that_is_not_donated(mesh):
