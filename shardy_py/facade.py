@@ -16,21 +16,19 @@ from shardy_py.plan import costing
 from shardy_py.plan.checks.accept import accepted
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.code import Code, Style, as_code
-from shardy_py.plan.collectives import Collective
-from shardy_py.plan.collectives_by_module import CollectivesByModule, by_module
+from shardy_py.plan.collectives import Collective, CollectivesByModule, by_module
 from shardy_py.plan.cost_analysis import CostAnalysis
 from shardy_py.plan.diff import PlanDiff, diff_plans
-from shardy_py.plan.executed import collectives_of
-from shardy_py.plan.executed_reshards import reshards_of
+from shardy_py.plan.executed import collectives_of, reshards_of
 from shardy_py.plan.explain import explain
 from shardy_py.plan.explanation import Explanation
 from shardy_py.plan.findings import Findings
 from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.memory.report import MemoryAnalysis
+from shardy_py.plan.progress import Timings
 from shardy_py.plan.record import PlanError, PlanRecord
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.store.document import load_plan, read_plan, save_text, write_plan
-from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 from shardy_py.view.html.card import card
 from shardy_py.view.html.page import Frame, page

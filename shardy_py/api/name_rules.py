@@ -1,7 +1,7 @@
 """Shardings by name: `("layers/*/kernel", P("fsdp", "tp"))` gives every leaf of that path its sharding.
 
 A leaf's path is its pytree path joined by `/`, beginning with the parameter's name: `state/params/layers/0/kernel`. A pattern
-(`plan/patterns`) matches a path whose last components it matches, so the optimizer's moments, whose paths end as the parameters' do,
+(`plan/paths`) matches a path whose last components it matches, so the optimizer's moments, whose paths end as the parameters' do,
 follow them.
 
 Rules reach results too, so that what an `init` function returns is sharded from the first: the leaves of a result that have a name, by
@@ -23,12 +23,11 @@ from shardy_py.api.specs import check_spec, has_rank, is_spec_leaf, to_fitting_s
 from shardy_py.api.trees import Leaf
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.dialect.grouping import grouped
+from shardy_py.plan.checks.axes import state_and_parameter
 from shardy_py.plan.checks.context import is_replicated
-from shardy_py.plan.checks.optimizer_state import state_and_parameter
-from shardy_py.plan.checks.paths import paths_as_one, without_numbers
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.patterns import check_length, matches, slash_path
+from shardy_py.plan.paths import check_length, matches, paths_as_one, slash_path, without_numbers
 from shardy_py.plan.values import PlannedValue
 
 _PARAMETERS = ("params", "model", "weights")

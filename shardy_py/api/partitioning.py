@@ -32,12 +32,11 @@ from shardy_py.passes.collection import no_collection
 from shardy_py.passes.import_.sharding_group_import import GROUP
 from shardy_py.passes.pipelines import PlanPipeline
 from shardy_py.passes.propagation.log import Step
-from shardy_py.plan.checks.phrases import more_text
-from shardy_py.plan.checks.thresholds import NOTABLE
+from shardy_py.plan.checks.wording import NOTABLE, more_text
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.progress import Timings
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import name_of
 
 LOWERINGS = ("auto", "jit", "shard_map")

@@ -31,7 +31,7 @@ from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.code import Change, Code, Span, Style, edits_of, filled, setup_of, spec_code, stated, without_jax
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.jit_program import jit_program_of, left_to_xla
-from shardy_py.plan.modules import is_backward
+from shardy_py.plan.paths import is_backward
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import location_of
 from shardy_py.planner.pins import ALL_TOLERANCE, Outcome, Place, fewest_pins

@@ -38,12 +38,10 @@ from shardy_py.passes.propagation.log import Step
 from shardy_py.plan.donation import Donated, donations, handed_on, refusals
 from shardy_py.plan.feeding import Feeding, stated
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.progress import observed
-from shardy_py.plan.record import PlanRecord, Structure, Tree
+from shardy_py.plan.progress import Timings, observed
+from shardy_py.plan.record import PlanRecord, PropagationOptions, Structure, Tree
 from shardy_py.plan.search import CHOSEN, Search
-from shardy_py.plan.settings import PropagationOptions
 from shardy_py.plan.store.document import SEARCH
-from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 from shardy_py.planner.errors import PlannerBudgetError, PlannerInfeasible
 from shardy_py.planner.judge import Candidate, fits, objective

@@ -52,13 +52,13 @@ from shardy_py.frontends.mesh_context import no_mesh
 from shardy_py.frontends.transforms import hoisted, used_part, with_inputs
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import only_grows
-from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.checks.table import observed_in
-from shardy_py.plan.checks.thresholds import NOTABLE
+from shardy_py.plan.checks.wording import NOTABLE
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.donation import Arrangement, Donated, arrangement
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.jit_program import jit_program_of
-from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.paths import paths_as_one
 from shardy_py.plan.values import PlannedValue
 
 LOGGER = logging.getLogger("shardy_py")

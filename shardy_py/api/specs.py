@@ -25,7 +25,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.ir import TensorType
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.specs import nearest, sharding_text
-from shardy_py.plan.checks.thresholds import graded
+from shardy_py.plan.checks.wording import graded
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.values import PlannedValue
 

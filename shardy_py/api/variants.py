@@ -23,7 +23,7 @@ from shardy_py.frontends.jaxpr import Imported, lowered
 from shardy_py.ir import Value
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.specs import extended, spec_text
-from shardy_py.plan.checks.thresholds import NOTABLE
+from shardy_py.plan.checks.wording import NOTABLE
 from shardy_py.plan.code import Code, Style
 from shardy_py.plan.donation import donatable
 from shardy_py.plan.feeding import Feeding

@@ -34,7 +34,7 @@ from shardy_py.frontends.context import is_extended_dtype
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.leaves import Leaves
 from shardy_py.ir import TensorType
-from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.values import PlannedValue
 
 

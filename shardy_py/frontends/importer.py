@@ -18,7 +18,7 @@ from shardy_py.frontends.meshes import Meshes
 from shardy_py.frontends.primitives.avals import is_extended, physical_shape, type_of_aval
 from shardy_py.frontends.rule_memo import memoised_rule
 from shardy_py.ir import Block, Op, TensorType, Type, Value
-from shardy_py.plan.checks.thresholds import NOTABLE
+from shardy_py.plan.checks.wording import NOTABLE
 from shardy_py.plan.findings import Finding
 from shardy_py.rules import CONTEXT
 from shardy_py.rules.traits import attributes_of_constraint

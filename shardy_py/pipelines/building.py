@@ -41,8 +41,8 @@ from shardy_py.pipelines.residuals import Handover, Layout, handovers, remateria
 from shardy_py.pipelines.scheduling import schedule
 from shardy_py.pipelines.sends import reduce_sends
 from shardy_py.pipelines.single_example import on_one_example
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
-from shardy_py.plan.movements import format_bytes
 from shardy_py.planner.options import Planner
 
 

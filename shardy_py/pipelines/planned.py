@@ -43,8 +43,8 @@ from shardy_py.pipelines.placing import Places, axes_of, meshes_of, submeshes, t
 from shardy_py.pipelines.programs import PASSES, TaskProgram, stage_programs, transfers
 from shardy_py.pipelines.report import stage_memory
 from shardy_py.pipelines.simulation import costs_of, predicted
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.feeding import NOTHING
-from shardy_py.plan.movements import format_bytes
 from shardy_py.planner.meshes import shapes
 from shardy_py.planner.options import Planner
 

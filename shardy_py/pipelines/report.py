@@ -16,8 +16,8 @@ from shardy_py.pipelines.errors import PipelineError
 from shardy_py.pipelines.jaxprs import dtype_of, shape_of
 from shardy_py.pipelines.programs import PASSES, sent, stage_times
 from shardy_py.pipelines.simulation import Simulation, costs_of, peak_held, predicted, simulate
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
-from shardy_py.plan.movements import format_bytes
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardy_py.cost.collectives import KINDS as KINDS
 from shardy_py.cost.collectives import received_bytes as received_bytes
-from shardy_py.dialect.format import aligned, short_location
-from shardy_py.plan.movements import format_bytes
+from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.dialect.axis import Axes, num_shards, sort_and_merge
+from shardy_py.dialect.collectives import AXES_OF, moved_axes
+from shardy_py.dialect.format import aligned, format_axis, short_location
+from shardy_py.errors import ShardyError
+from shardy_py.ir import Op
+from shardy_py.ir.pieces import local_bytes
+from shardy_py.passes.export.collective_bytes import received as received
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """One collective.
+
+    Attributes:
+        kind: `all_slice`, `all_gather`, `all_to_all`, `collective_permute`, `all_reduce`, `reduce_scatter`, `reshard` where a value goes to
+            a mesh with other axes, `sharded_to_unreduced` or `replicated_to_unreduced`.
+        axes: The mesh axes it is over, in mesh order; none for a `collective_permute`, which exchanges pieces between any devices.
+        group: Number of devices that exchange data with each other.
+        bytes_per_device: Bytes that each device receives; see `Reshard`.
+    """
+
+    kind: str
+    axes: Axes
+    group: int
+    bytes_per_device: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}({','.join(map(format_axis, self.axes))})" if self.axes else self.kind
+
+
+MOVING_OPS = frozenset((*AXES_OF, "sdy.collective_permute", "sdy.reshard"))
+"""Ops that `movement_of` describes."""
+
+
+def movement_of(op: Op, source: TensorSharding | None, meshes: Mapping[str, Mesh]) -> Movement:
+    """Describes a collective of the SDY dialect."""
+    target = op.result.sharding
+    mesh = None if target is None else target.mesh_in(meshes)
+    axes = moved_axes(op.attributes[AXES_OF[op.name]]) if op.name in AXES_OF else ()
+    axes = axes if mesh is None else sort_and_merge(axes, mesh)
+    group = 1
+    if mesh is not None:
+        group = num_shards(axes, mesh) if axes else mesh.size
+    kind = op.name.removeprefix("sdy.")
+    before, after = local_bytes(op.operands[0].type, source, meshes), local_bytes(op.result.type, target, meshes)
+    return Movement(kind, axes, group, received(kind, group, before, after))
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes in binary units.
+
+    Example:
+        >>> format_bytes(0), format_bytes(1536), format_bytes(5 << 30)
+        ('0 B', '1.5 KiB', '5 GiB')
+    """
+    if count < 1024:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        value /= 1024
+        if value < 1024:
+            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+    return f"{value / 1024:.4g} TiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +209,100 @@ def _cells(c: Collective) -> tuple[str, ...]:
         short_location(c.location),
         c.primitive,
     )
+
+
+_PART = re.compile(r"(.*):\((\d+)\)(\d+)", re.DOTALL)
+
+
+def axes_of(collective: Collective, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The mesh axes that a collective is over, each with the number of devices along it that take part.
+
+    A collective without axes, which exchanges pieces between any devices, is over all of them.
+
+    Example:
+        >>> axes_of(Collective("all_gather", ("x:(2)2", "y"), 8, 64), {"x": 4, "y": 4})
+        [('x', 2), ('y', 4)]
+    """
+    if not collective.axes:
+        return [(axis, size) for axis, size in sizes.items() if size > 1]
+    devices: dict[str, int] = {}
+    for axis in axis_refs_of(collective, sizes):
+        if axis.name in sizes:
+            devices[axis.name] = devices.get(axis.name, 1) * (axis.size or sizes[axis.name])
+    return list(devices.items())
+
+
+def axis_refs_of(collective: Collective, axes: Iterable[str]) -> Axes:
+    """The mesh axes that a collective is over, and parts of axes."""
+    spelled = {format_axis(AxisRef(axis)): axis for axis in axes}
+    refs: list[AxisRef] = []
+    for written in collective.axes:
+        part = None if written in spelled else _PART.fullmatch(written)
+        name = written if part is None else part[1]
+        axis = spelled.get(name, name)
+        refs.append(AxisRef(axis) if part is None else AxisRef(axis, int(part[2]), int(part[3])))
+    return tuple(refs)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCollectives:
+    """The collectives of a module, those of modules inside it included.
+
+    Attributes:
+        module: Its path; empty for the whole function.
+        forward: Count and bytes per kind of those outside of backward passes; of the whole function, those of its update too.
+        backward: The same of backward passes, with what is computed again for these.
+    """
+
+    module: str
+    forward: tuple[Total, ...]
+    backward: tuple[Total, ...]
+
+
+@dataclass(frozen=True)
+class CollectivesByModule(Mapping[str, ModuleCollectives]):
+    """Path of a module -> its collectives, modules behind the one that they stand in; `str` gives a table.
+
+    Attributes:
+        modules: The modules that have collectives, the whole function first.
+    """
+
+    modules: tuple[ModuleCollectives, ...]
+
+    def __getitem__(self, module: str) -> ModuleCollectives:
+        for each in self.modules:
+            if each.module == module:
+                return each
+        raise KeyError(module)
+
+    def __iter__(self) -> Iterator[str]:
+        return (each.module for each in self.modules)
+
+    def __len__(self) -> int:
+        return len(self.modules)
+
+    def __str__(self) -> str:
+        rows = [("module", "forward", "backward")]
+        for each in self.modules:
+            parts = each.module.split("/")
+            label = "  " * len(parts) + parts[-1] if each.module else "(all)"
+            rows.append((label, _text(each.forward), _text(each.backward)))
+        return "\n".join(aligned(rows))
+
+
+def by_module(collectives: Iterable[Collective], depth: int | None = None) -> CollectivesByModule:
+    """Adds up the collectives of each module, of `depth` levels if it is not None. Raises ShardyError if the depth is less than 0."""
+    if depth is not None and (not isinstance(depth, int) or depth < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ShardyError(f"depth is {depth!r}", where="Plan.collectives_by_module", why="it counts levels", fix="0, 1, 2, ... or None")
+    passes: dict[tuple[str, ...], tuple[list[Collective], list[Collective]]] = {(): ([], [])}
+    for collective in collectives:
+        path = tuple(collective.module.split("/")) if collective.module else ()
+        for level in range(len(path[:depth]) + 1):
+            passes.setdefault(path[:level], ([], []))[collective.backward].append(collective)
+    first = {path: number for number, path in enumerate(passes)}
+    ordered = sorted(passes, key=lambda path: [first[path[: level + 1]] for level in range(len(path))])
+    return CollectivesByModule(tuple(ModuleCollectives("/".join(path), *map(summary, passes[path])) for path in ordered))
+
+
+def _text(totals: tuple[Total, ...]) -> str:
+    return ", ".join(map(str, totals)) or "none"

@@ -13,9 +13,7 @@ from shardy_py.cost.links import AxisLinks, Level, levels_of
 from shardy_py.dialect import Mesh
 from shardy_py.dialect.format import aligned, printable, short_location, sizes_text
 from shardy_py.dialect.grouping import grouped
-from shardy_py.plan.collective_axes import axes_of
-from shardy_py.plan.collectives import Collective
-from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.collectives import Collective, axes_of, format_bytes
 from shardy_py.plan.report import LISTED, Report, html_report, html_rows
 
 EXPOSED = 1 / 8

@@ -10,8 +10,7 @@ from shardy_py.cost.hardware import Hardware, HardwareError
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.links import AxisLinks, Level, lay_out, levels_of
 from shardy_py.passes.collection import no_collection
-from shardy_py.plan.collective_axes import axes_of
-from shardy_py.plan.collectives import Collective
+from shardy_py.plan.collectives import Collective, axes_of
 from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
 from shardy_py.plan.cost_walk import BlockCosts, Edge, walk
 from shardy_py.plan.executed import Executed, executed

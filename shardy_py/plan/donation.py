@@ -15,12 +15,12 @@ from typing import Literal
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Program, TensorType, Type, Value
 from shardy_py.ir.pieces import local_shape
-from shardy_py.plan.checks.thresholds import NOTABLE
+from shardy_py.plan.checks.wording import NOTABLE
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import origins
-from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.pairing import Buffer, fits, pairs, same_end
-from shardy_py.plan.path_parts import names_of
+from shardy_py.plan.paths import names_of
 from shardy_py.plan.values import PlannedValue, typed
 
 Kind = Literal["aliased", "unused", "shape", "dtype", "sharding", "taken", "off"]

@@ -14,12 +14,22 @@ from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.passes.walk import ops_of
-from shardy_py.plan.analysis import Analysis
-from shardy_py.plan.derivation import IDENTITIES, Fact, Link, RuleView, derive
+from shardy_py.plan.derivation import (
+    CONSTRAINING,
+    GROUP,
+    IDENTITIES,
+    PRIORITY,
+    PROPAGATE,
+    Fact,
+    History,
+    Link,
+    RuleView,
+    begins_with,
+    derive,
+)
 from shardy_py.plan.explanation import Reason, Source
-from shardy_py.plan.history import CONSTRAINING, GROUP, PRIORITY, PROPAGATE, History, begins_with
 from shardy_py.plan.neighbours import Neighbourhood, Neighbours
-from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.record import Analysis, PlanRecord
 from shardy_py.plan.values import PlannedValue, location_of
 from shardy_py.rules.traits import CONSTRAINTS
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from shardy_py.errors import UserError, did_you_mean
 from shardy_py.ir import Program
-from shardy_py.plan.modules import is_backward
-from shardy_py.plan.path_parts import names_of
-from shardy_py.plan.patterns import names_path
+from shardy_py.plan.paths import is_backward, names_of, names_path
 from shardy_py.plan.values import PlannedValue
 
 Values = Sequence[PlannedValue]

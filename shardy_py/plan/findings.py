@@ -7,7 +7,7 @@ from typing import Literal
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import printable
-from shardy_py.plan.checks.paths import paths_as_one
+from shardy_py.plan.paths import paths_as_one
 
 Severity = Literal["info", "warning", "error"]
 

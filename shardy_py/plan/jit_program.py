@@ -17,14 +17,12 @@ from shardy_py.partition.mispartitioned import cut_in_any_way, is_mispartitioned
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE
 from shardy_py.passes.pipelines import PlanPipeline
-from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.collectives import received_by
 from shardy_py.plan.explicit import Lineage
 from shardy_py.plan.partitioner import partition
 from shardy_py.plan.prediction.conflicts import ConflictCache, conflicts
 from shardy_py.plan.prediction.loops import XlaProgramBuilder
-from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.settings import PropagationOptions
+from shardy_py.plan.record import Analysis, PlanRecord, PropagationOptions
 
 MAX_BYTES_RATIO = 0.9
 """The plan runs where it moves less than this part of the bytes that XLA's own propagation moves: predictions are mostly within 10 %, and

@@ -7,7 +7,9 @@ are the combiner and the reassociation of collectives, groupings of `dot_handler
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -36,11 +38,36 @@ from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WH
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.explicit import RESULTS, Explicit, Lineage, Origin, Transfer
 from shardy_py.plan.prediction.dead_ops import dead_ops
-from shardy_py.plan.prediction.user_collectives import KINDS, user_collective_axes
-from shardy_py.plan.scopes import Scope
-from shardy_py.plan.trips import trip_count
+from shardy_py.plan.trips import Scope, trip_count
 from shardy_py.plan.values import in_backward_pass, location_of, module_of
 from shardy_py.rules.traits import CONSTRAINTS
+
+KINDS = {
+    "stablehlo.all_gather": "all_gather",
+    "stablehlo.all_reduce": "all_reduce",
+    "stablehlo.all_to_all": "all_to_all",
+    "stablehlo.collective_broadcast": "collective_permute",
+    "stablehlo.collective_permute": "collective_permute",
+    "stablehlo.reduce_scatter": "reduce_scatter",
+}
+"""Op -> kind of collective."""
+
+
+def user_collective_axes(op: Op, manual: Sequence[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes that a collective is over.
+
+    A gather and a scatter tell the size of their groups; the fewest axes of this size, the last ones, are taken. Others are taken to be
+    over all manual axes.
+    """
+    axes = [axis for axis in manual if sizes.get(axis, 1) > 1]
+    before, after = op.operands[0].type.size, op.results[0].type.size
+    group = max(before, after) // max(1, min(before, after))
+    if KINDS[op.name] in ("all_gather", "reduce_scatter"):
+        for count in range(1, len(axes) + 1):
+            for subset in itertools.combinations(reversed(axes), count):
+                if math.prod(sizes[axis] for axis in subset) == group:
+                    return tuple(reversed(subset))
+    return tuple(axes)
 
 
 @no_collection()

@@ -171,3 +171,41 @@ def _display_of_notebook() -> Any:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return None if getattr(shell, "kernel", None) is None else sys.modules["IPython.display"].display
+
+
+PHASES = {
+    "describe": "reading annotations",
+    "read": "reading the program",
+    "propagate": "propagating shardings",
+    "collect": "describing the plan",
+    "partition": "partitioning the program",
+}
+"""Step -> the words for it while it runs."""
+
+
+class Timings(dict[str, float]):
+    """Step to seconds, in the order in which the steps ran.
+
+    Example:
+        >>> timings = Timings()
+        >>> with timings.step("propagate"):
+        ...     pass
+        >>> list(timings)
+        ['propagate']
+    """
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Adds the time spent inside to the step `name`."""
+        if name in PHASES:
+            report(PHASES[name])
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self[name] = self.get(name, 0.0) + time.perf_counter() - start
+
+    @property
+    def total(self) -> float:
+        """Seconds of all steps together."""
+        return sum(self.values())

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Program, Value
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.passes.collection import no_collection
+from shardy_py.passes.propagation.step import Strategy
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.donation import Donated
 from shardy_py.plan.feeding import Feeding, feeding_of
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.progress import Timings
 from shardy_py.plan.reshards import Reshard, find_reshards
 from shardy_py.plan.search import Search
-from shardy_py.plan.settings import PropagationOptions
-from shardy_py.plan.timings import Timings
 from shardy_py.plan.values import PlannedValue
 from shardy_py.plan.values import intermediates as planned_intermediates
+
+
+@dataclass(frozen=True, slots=True)
+class PropagationOptions:
+    """The options of the propagation that set a plan's shardings."""
+
+    strategy: Strategy = "aggressive"
+    conservative: bool = False
+    op_priority: bool = True
+    recorded: bool = True
 
 
 class PlanError(ShardyError):
@@ -197,7 +207,7 @@ class PlanRecord:
 
     @functools.cached_property
     def analyses(self) -> dict[Any, Any]:
-        """The results of `plan/analysis.py` that are at hand; no part of the record."""
+        """The results of `Analysis` that are at hand; no part of the record."""
         return {}
 
     @functools.cached_property
@@ -262,3 +272,39 @@ class PlanRecord:
         values.update((planned.path, (number, planned)) for number, planned in enumerate(self.outputs))
         values.update((planned.path, (value, planned)) for value, planned in zip(self.program.main.arguments, self.inputs))
         return values
+
+
+T = TypeVar("T")
+
+
+class Analysis(Generic[T]):
+    """Decorates a function of a plan: its result is computed once per plan. A plan never changes, so results are never invalidated.
+
+    Example:
+        >>> import jax.numpy as jnp, shardy_py as sp
+        >>> from shardy_py.plan.record import Analysis
+        >>> @Analysis
+        ... def rank_of_first_input(plan):
+        ...     return len(plan.inputs[0].shape)
+        >>> plan = sp.auto_shard(lambda x: x * 2, mesh={"x": 2}).plan(jnp.ones((4, 4)))
+        >>> rank_of_first_input.is_computed(plan), rank_of_first_input(plan), rank_of_first_input.is_computed(plan)
+        (False, 2, True)
+    """
+
+    def __init__(self, compute: Callable[[PlanRecord], T]) -> None:
+        self._compute = compute
+        functools.update_wrapper(self, compute)
+
+    def __call__(self, plan: PlanRecord) -> T:
+        """The result for a plan."""
+        if self not in plan.analyses:
+            plan.analyses[self] = self._compute(plan)
+        return cast(T, plan.analyses[self])
+
+    def keep(self, plan: PlanRecord, result: T) -> None:
+        """Has a result for a plan that differs from the computed one."""
+        plan.analyses[self] = result
+
+    def is_computed(self, plan: PlanRecord) -> bool:
+        """Whether the result is at hand."""
+        return self in plan.analyses

@@ -16,8 +16,7 @@ from shardy_py.passes.export.canonicalization.rewriting import erase
 from shardy_py.passes.export.canonicalize import COLLECTIVES, Canonicalize
 from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
 from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
-from shardy_py.plan.collectives import trips_text
-from shardy_py.plan.movements import MOVING_OPS, Movement, format_bytes, movement_of
+from shardy_py.plan.collectives import MOVING_OPS, Movement, format_bytes, movement_of, trips_text
 from shardy_py.plan.trips import with_trips
 from shardy_py.plan.values import location_of, name_of, typed
 from shardy_py.rules.traits import TERMINATORS

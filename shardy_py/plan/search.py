@@ -12,8 +12,8 @@ from shardy_py.dialect.format import aligned
 from shardy_py.errors import UserError
 from shardy_py.ir import Type
 from shardy_py.plan.checks.specs import sharding_text
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
-from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.progress import WORTH_TELLING
 from shardy_py.plan.values import typed
 

@@ -10,7 +10,7 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_type, printable
 from shardy_py.ir import Location, Op, Program, Type, Value
 from shardy_py.passes.dataflow import WHILE
-from shardy_py.plan.modules import is_backward, module_path
+from shardy_py.plan.paths import is_backward, module_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 
 from shardy_py.errors import UserError
 from shardy_py.ir import Program, Type, Value
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.memory.analysis import analyse as memory_of
-from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 from shardy_py.planner.memory import bytes_of
 from shardy_py.planner.options import Planner

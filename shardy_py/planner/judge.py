@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shardy_py.cost.collectives import collective_seconds
 from shardy_py.cost.links import lay_out, levels_of
-from shardy_py.plan.collective_axes import axes_of
+from shardy_py.plan.collectives import axes_of
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.record import PlanRecord

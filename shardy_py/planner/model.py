@@ -24,8 +24,7 @@ from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATIO
 from shardy_py.plan.cost_analysis import EXPOSED
 from shardy_py.plan.feeding import NOTHING, Feeding
 from shardy_py.plan.progress import report
-from shardy_py.plan.scopes import Scope
-from shardy_py.plan.trips import trip_count
+from shardy_py.plan.trips import Scope, trip_count
 from shardy_py.planner.op_tables import Joint, OpTables, Reads, Results, TooLarge, costly, reduced_shares, results_of
 from shardy_py.planner.problem import Limit, Problem, Table, cost, entries, weight
 from shardy_py.planner.space import HANDING_ON, Space
@@ -51,7 +50,7 @@ PLACE_TIE = 0.05
 
 
 class CountedScope(Scope):
-    """A scope of `plan/scopes` in a program that has not been partitioned, with the executions that work is counted with."""
+    """A scope of `plan/trips` in a program that has not been partitioned, with the executions that work is counted with."""
 
     def __init__(self, trips: int | None, runs: int, changing: set[Value] | None, around: Self | None = None) -> None:
         super().__init__(trips, changing, around)

@@ -19,7 +19,7 @@ from shardy_py.partition.op import spec_of
 from shardy_py.partition.price import Machine
 from shardy_py.partition.tables import Candidates, PriceTable, price_table
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION
-from shardy_py.plan.collective_axes import axes_of
+from shardy_py.plan.collectives import axes_of
 from shardy_py.plan.cost_walk import Run, walk
 from shardy_py.plan.partitioner import partition
 

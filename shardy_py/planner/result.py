@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Sequence
 
-from shardy_py.plan.checks.opaque import OPAQUE
+from shardy_py.plan.checks.costs import OPAQUE
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.memory.analysis import ERROR
-from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import MODEL_BOUND, NOTHING, Search, Status
 from shardy_py.planner.assignment import ROUNDING

@@ -15,8 +15,8 @@ from shardy_py.errors import UserError
 from shardy_py.ir import Op, Program, Value
 from shardy_py.partition.price import Machine
 from shardy_py.passes.collection import no_collection
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.memory.analysis import lifetimes
-from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.progress import report
 from shardy_py.plan.record import PlanRecord

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shardy_py.facade import Plan
-from shardy_py.plan.collectives import KINDS, Collective, lines, received_by
-from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.collectives import KINDS, Collective, format_bytes, lines, received_by
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _RELATIONS: dict[str, Callable[[float, float], bool]] = {"": operator.eq, "==": operator.eq, "<": operator.lt, "<=": operator.le}

@@ -11,8 +11,7 @@ from typing import Any
 
 from shardy_py.facade import Plan
 from shardy_py.files import write_file
-from shardy_py.plan.collectives import Collective
-from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.collectives import Collective, format_bytes
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.store.codec import StoreError
 from shardy_py.plan.values import typed

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.context import is_replicated
-from shardy_py.plan.path_parts import path_parts
+from shardy_py.plan.paths import path_parts
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue
 from shardy_py.view.text_tree import Node, fitted, joined, repeated, tree_of

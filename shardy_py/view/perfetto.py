@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from shardy_py.dialect.format import sizes_text
 from shardy_py.ir import Block, Op, Value
 from shardy_py.plan import costing
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.executed import Executed, executed
 from shardy_py.plan.memory import analysis as memory_analysis
-from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 
 if TYPE_CHECKING:

@@ -12,14 +12,11 @@ from shardy_py.dialect.format import short_location, sizes_text
 from shardy_py.dialect.grouping import grouped
 from shardy_py.errors import ShardyError
 from shardy_py.ir.jax_calls import CALLS
-from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.checks.table import findings_of
-from shardy_py.plan.collectives import Collective, trips_text
-from shardy_py.plan.executed import collectives_of
-from shardy_py.plan.executed_reshards import reshards_of
+from shardy_py.plan.collectives import Collective, format_bytes, trips_text
+from shardy_py.plan.executed import collectives_of, reshards_of
 from shardy_py.plan.jit_program import jit_program_of
-from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.patterns import check_length, names_path
+from shardy_py.plan.paths import check_length, names_path, paths_as_one
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import PlannedValue, typed
@@ -193,7 +190,7 @@ Where = str | Callable[[PlannedValue], object] | None
 class Filter:
     """The conditions of `where=`.
 
-    A string is looked for in paths, primitives, `file:line` and modules. With `*` or `?` it is a pattern (`plan/patterns`), for the last
+    A string is looked for in paths, primitives, `file:line` and modules. With `*` or `?` it is a pattern (`plan/paths`), for the last
     components of one of these or for all of it as it is printed. A function is asked of each value; movements and findings follow the
     values they name, and what they say of themselves. Raises TypeError if it is neither. Raises ShardyError if the string is too long.
     """

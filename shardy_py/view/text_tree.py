@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.collectives import format_bytes
 
 INLINE = 4
 """A subtree of at most so many lines gets no line of its own: its lines carry its label."""

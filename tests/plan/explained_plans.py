@@ -15,7 +15,7 @@ from shardy_py.passes.export.update_non_divisible_input_output_shardings import 
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
 from shardy_py.plan import PlannedValue
-from shardy_py.plan.settings import PropagationOptions
+from shardy_py.plan.record import PropagationOptions
 
 
 def plan_of_module(text: str, **options: Any) -> Plan:

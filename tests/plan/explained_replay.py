@@ -12,9 +12,8 @@ from shardy_py.passes.propagation.log import Step
 from shardy_py.passes.propagation.schedule import everything, schedule
 from shardy_py.passes.propagation.step import FactorStrategy, propagate_step
 from shardy_py.plan import Reason
-from shardy_py.plan.derivation import RuleView
+from shardy_py.plan.derivation import RuleView, begins_with
 from shardy_py.plan.explainer import explainer_of
-from shardy_py.plan.history import begins_with
 from shardy_py.rules import is_elementwise, pass_through_direction
 
 

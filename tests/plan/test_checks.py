@@ -24,7 +24,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
 from shardy_py.plan import Finding, PlanError
 from shardy_py.plan.checks.accept import accepted
-from shardy_py.plan.checks.costly_reshards import is_involuntary
+from shardy_py.plan.checks.costs import is_involuntary
 from shardy_py.plan.checks.specs import extended, nearest, spec_text
 from shardy_py.plan.checks.table import KINDS
 

@@ -18,8 +18,7 @@ from shardy_py.cost.hardware import HardwareError
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.links import LinkError, Links
 from shardy_py.facade import Plan
-from shardy_py.plan.collective_axes import axes_of
-from shardy_py.plan.collectives import Collective
+from shardy_py.plan.collectives import Collective, axes_of
 from shardy_py.plan.cost_analysis import Range, count_text, seconds_text
 
 F32 = jnp.float32

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.facade import Plan
-from shardy_py.plan.matching import partners
+from shardy_py.plan.diff import partners
 from tests.plan.store.programs import f32, training
 
 MESH = {"data": 2, "model": 4}

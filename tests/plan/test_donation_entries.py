@@ -12,7 +12,7 @@ import shardy_py as sp
 from shardy_py.plan import PlanError
 from shardy_py.plan.donation import arrangement, first_fit
 from shardy_py.plan.pairing import Buffer, pairs
-from shardy_py.plan.path_parts import names_of
+from shardy_py.plan.paths import names_of
 
 MESH = {"x": 2, "y": 4}
 

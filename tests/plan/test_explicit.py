@@ -15,10 +15,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.plan.checks import costly_reshards
+from shardy_py.plan.checks import costs
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.executed import executed
 from shardy_py.plan.memory.analysis import lifetimes
-from shardy_py.plan.movements import format_bytes
 from shardy_py.testing.pinned import pinned
 from shardy_py.view.html.payload import payload
 from tests.zoo import ZOO, programs
@@ -84,8 +84,8 @@ def total(figures: Any) -> int:
 @pytest.mark.parametrize("lowering", ["jit", "shard_map"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_surfaces_agree(name: str, lowering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costly_reshards, "GRAVE", 256)
-    monkeypatch.setattr(costly_reshards, "NOTABLE", 64)
+    monkeypatch.setattr(costs, "GRAVE", 256)
+    monkeypatch.setattr(costs, "NOTABLE", 64)
     function, args, specs = PROGRAMS[name]
     plan = sp.auto_shard(function, mesh=MESH, in_shardings=specs, lowering=lowering).plan(*args)
     assert plan.collectives
@@ -159,8 +159,8 @@ def annotated(leaf: Any, number: int) -> P | None:
 @pytest.mark.skipif(not ZOO.exists(), reason="the programs are not there")
 @pytest.mark.parametrize("lowering", ["jit", "shard_map"])
 def test_surfaces_of_many_programs_agree(lowering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costly_reshards, "GRAVE", 256)
-    monkeypatch.setattr(costly_reshards, "NOTABLE", 64)
+    monkeypatch.setattr(costs, "GRAVE", 256)
+    monkeypatch.setattr(costs, "NOTABLE", 64)
     for build in programs().values():
         function, args = build()
         leaves, tree = jax.tree.flatten(args)

@@ -13,7 +13,7 @@ import shardy_py as sp
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.facade import Plan
 from shardy_py.plan.explanation import KINDS, Missing
-from shardy_py.plan.obstacles import nearest_sizes
+from shardy_py.plan.missing import nearest_sizes
 
 MESH = {"data": 2, "model": 4}
 U = P.UNCONSTRAINED

@@ -19,7 +19,7 @@ from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.export import canonicalize
 from shardy_py.passes.export.canonicalize import Canonicalize
 from shardy_py.plan import Movement, Reshard
-from shardy_py.plan.movements import MOVING_OPS, format_bytes, movement_of, received
+from shardy_py.plan.collectives import MOVING_OPS, format_bytes, movement_of, received
 from tests.reference import NEEDS_SAME_SHARDY, PROPAGATION, lower, run_pipeline
 
 MESH = {"data": 2, "model": 4}

@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import shardy_py as sp
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.executed import collectives_of
-from shardy_py.plan.movements import format_bytes
 from tests.view import plans
 
 

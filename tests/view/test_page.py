@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 import shardy_py
 from shardy_py.cost.hardware import HardwareError
 from shardy_py.facade import Plan
+from shardy_py.plan.diff import partners
 from shardy_py.plan.explanation import KINDS
-from shardy_py.plan.matching import partners
-from shardy_py.plan.path_parts import path_parts
+from shardy_py.plan.paths import path_parts
 from shardy_py.view.html.absences import values_to_explain
 from shardy_py.view.html.figures import POINTS, thinned
 from shardy_py.view.html.page import SCRIPTS, inert_json, page

@@ -29,9 +29,9 @@ from shardy_py.partition.region.reshard_steps import reshard_steps
 from shardy_py.partition.region.runnable import layouts_under, runnable
 from shardy_py.partition.region.strategies import ANY_LAYOUT, EquationSpec, Strategy, TensorLayouts, strategies, strategy_along
 from shardy_py.partition.strategy import axes_of_factors
-from shardy_py.plan.checks.thresholds import graded
+from shardy_py.plan.checks.wording import graded
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.findings import Finding, Severity
-from shardy_py.plan.movements import format_bytes
 
 Array = Any
 Handler = Callable[["Interpreter", JaxprEqn, int, Values, Scope | None], Values]

@@ -17,7 +17,7 @@ from shardy_py.frontends.locations import locate
 from shardy_py.ir import Value
 from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
 from shardy_py.plan.collectives import Collective
-from shardy_py.plan.modules import is_backward, module_path
+from shardy_py.plan.paths import is_backward, module_path
 from shardy_py.plan.reshards import primitive_of
 
 _SUMS = frozenset(("all_reduce", "reduce_scatter"))

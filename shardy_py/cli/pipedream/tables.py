@@ -17,8 +17,8 @@ from shardy_py.errors import ShardyError
 from shardy_py.pipedream.partitions.result import Partition
 from shardy_py.pipedream.profiles.graph import ProfileGraph, ProfileNode, read_graph
 from shardy_py.pipelines.simulation import Simulation
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
-from shardy_py.plan.movements import format_bytes
 
 
 def members_of(graph: ProfileGraph) -> list[list[ProfileNode]]:

@@ -9,11 +9,11 @@ from dataclasses import replace
 from shardy_py.errors import ShardyError
 from shardy_py.plan.checks.table import KINDS
 from shardy_py.plan.findings import Finding, Findings
-from shardy_py.plan.patterns import check_length, names_path
+from shardy_py.plan.paths import check_length, names_path
 
 
 def accepted(findings: Iterable[Finding], ignore: str | Iterable[str]) -> Findings:
-    """Drops the findings that a pattern names, `kind` or `kind:path` (`plan/patterns`). Raises TypeError or ShardyError for any other.
+    """Drops the findings that a pattern names, `kind` or `kind:path` (`plan/paths`). Raises TypeError or ShardyError for any other.
 
     Example:
         >>> accepted([Finding("replicated-large", "...", "params['table']")], ["replicated-large:params*"])

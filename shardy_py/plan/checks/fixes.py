@@ -10,11 +10,10 @@ from shardy_py.dialect.verify import verify_sharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.specs import spec_text
-from shardy_py.plan.collectives import received_by
+from shardy_py.plan.collectives import format_bytes, received_by
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.findings import Finding, Findings
 from shardy_py.plan.memory import analysis as memory_analysis
-from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 
 MAX_PLANS = 8

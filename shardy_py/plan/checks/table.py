@@ -8,24 +8,21 @@ from dataclasses import dataclass
 
 from shardy_py.ir.tables import merge_tables
 from shardy_py.passes.collection import no_collection
-from shardy_py.plan.analysis import Analysis
-from shardy_py.plan.checks.batch_axes import batch_axis_lost
+from shardy_py.plan.checks.axes import (
+    axis_lost_in_reshape,
+    batch_axis_lost,
+    state_and_parameter,
+    state_unlike_parameter,
+    sub_axis_removed,
+    unused_axis,
+)
 from shardy_py.plan.checks.context import CheckContext
-from shardy_py.plan.checks.costly_constraints import costly_constraint
-from shardy_py.plan.checks.costly_reshards import costly_reshard
-from shardy_py.plan.checks.dropped_axes import axis_lost_in_reshape, sub_axis_removed
+from shardy_py.plan.checks.costs import costly_constraint, costly_reshard, cut_along_scan, left_to_xla, opaque, smaller_peak
 from shardy_py.plan.checks.fixes import Proposal, with_fixes
-from shardy_py.plan.checks.indivisible import indivisible
-from shardy_py.plan.checks.left_to_xla import left_to_xla
-from shardy_py.plan.checks.merging import merged
-from shardy_py.plan.checks.opaque import opaque
-from shardy_py.plan.checks.optimizer_state import state_and_parameter, state_unlike_parameter
-from shardy_py.plan.checks.replicated import replicated_large
-from shardy_py.plan.checks.residuals import smaller_peak
-from shardy_py.plan.checks.scanned import cut_along_scan
-from shardy_py.plan.checks.unused_axes import unused_axis
+from shardy_py.plan.checks.shardings import indivisible, replicated_large
+from shardy_py.plan.checks.wording import merged
 from shardy_py.plan.findings import Finding, Findings
-from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.record import Analysis, PlanRecord
 from shardy_py.plan.search import NOTHING
 
 Check = Callable[[CheckContext], Iterator[Finding]]

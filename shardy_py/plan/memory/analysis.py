@@ -12,13 +12,12 @@ from shardy_py.cost.liveness.live import Buffer, Liveness, liveness
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.ir import Op, Program, Value
 from shardy_py.passes.collection import no_collection
-from shardy_py.plan.analysis import Analysis
 from shardy_py.plan.executed import explicit_of
 from shardy_py.plan.findings import Findings
 from shardy_py.plan.memory.lifetimes import Lifetimes, LiveBuffer, label_of
 from shardy_py.plan.memory.remedies import relief, remedies
 from shardy_py.plan.memory.report import Contributor, MemoryAnalysis, PeakBuffer, Relief, Step
-from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.record import Analysis, PlanRecord
 from shardy_py.plan.values import PlannedValue, location_of, typed
 
 ERROR = 0.2

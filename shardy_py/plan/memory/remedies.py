@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from shardy_py.dialect.format import short_location
 from shardy_py.ir.pieces import local_shape
-from shardy_py.plan.checks.thresholds import GRAVE
+from shardy_py.plan.checks.wording import GRAVE
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.donation import donatable
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory.report import MemoryAnalysis, Relief
-from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord, Variant
 from shardy_py.plan.values import PlannedValue
 

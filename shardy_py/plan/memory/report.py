@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from shardy_py.dialect.format import aligned, printable, short_location
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.findings import Findings
-from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.report import LISTED, Report, html_report, html_rows
 
 FORMAT = "shardy_py.memory"

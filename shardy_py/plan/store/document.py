@@ -25,9 +25,8 @@ from shardy_py.plan.donation import Donated
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.feeding import Feeding
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.record import PlanRecord, Structure
+from shardy_py.plan.record import PlanRecord, PropagationOptions, Structure
 from shardy_py.plan.search import Alternative, Search
-from shardy_py.plan.settings import PropagationOptions
 from shardy_py.plan.store.codec import UNSTORED, StoreError, at, codec_of, described, members
 from shardy_py.plan.store.program import FAILURES, Tables, read_log, read_program, write_log, write_program
 from shardy_py.plan.values import PlannedValue

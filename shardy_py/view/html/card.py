@@ -8,16 +8,14 @@ from html import escape
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from shardy_py.plan.checks.merging import merged
-from shardy_py.plan.checks.paths import paths_as_one
 from shardy_py.plan.checks.table import findings_of
-from shardy_py.plan.collectives import Collective, received_by, summary
+from shardy_py.plan.checks.wording import merged
+from shardy_py.plan.collectives import Collective, format_bytes, received_by, summary
 from shardy_py.plan.cost_analysis import seconds_text
-from shardy_py.plan.executed import collectives_of
-from shardy_py.plan.executed_reshards import reshards_of
+from shardy_py.plan.executed import collectives_of, reshards_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory import analysis as memory_analysis
-from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.paths import paths_as_one
 from shardy_py.plan.record import PlanRecord
 from shardy_py.view.leaves import by_path, bytes_of, inputs_of, outputs_of, shortened
 from shardy_py.view.text_tree import Node

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardy_py.dialect.format import short_location
 from shardy_py.plan import costing
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import CostAnalysis, Share, count_text, seconds_text
 from shardy_py.plan.memory import analysis as memory_analysis
-from shardy_py.plan.movements import format_bytes
 from shardy_py.plan.record import PlanRecord
 
 if TYPE_CHECKING:

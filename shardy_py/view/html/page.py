@@ -12,8 +12,8 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from shardy_py.plan.matching import partners
-from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.collectives import format_bytes
+from shardy_py.plan.diff import partners
 from shardy_py.plan.record import PlanRecord
 from shardy_py.view.html.payload import payload
 
@@ -43,7 +43,7 @@ def assembled(data: dict[str, Any], title: str) -> str:
     """A page from its data.
 
     Args:
-        data: `plans`, one or two as `payload` gives them, and `partners`, as `plan.matching.partners` gives them, or None.
+        data: `plans`, one or two as `payload` gives them, and `partners`, as `plan.diff.partners` gives them, or None.
     """
     style, script = _style(), _script()
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"

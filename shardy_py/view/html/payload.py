@@ -11,15 +11,13 @@ from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.checks.table import findings_of
-from shardy_py.plan.collectives import Collective
+from shardy_py.plan.collectives import Collective, format_bytes
 from shardy_py.plan.derivation import Fact, derive_all
-from shardy_py.plan.executed import collectives_of, explicit_of
-from shardy_py.plan.executed_reshards import moving_value, origins_of, reshards_of
+from shardy_py.plan.executed import collectives_of, explicit_of, moving_value, origins_of, reshards_of
 from shardy_py.plan.explainer import Explainer, explainer_of
 from shardy_py.plan.explicit import Origin
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.movements import format_bytes
-from shardy_py.plan.path_parts import path_parts
+from shardy_py.plan.paths import path_parts
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
 from shardy_py.view.html.absences import absences

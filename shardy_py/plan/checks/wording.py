@@ -1,4 +1,4 @@
-"""Makes one finding of those with the same cause: of every layer, and of a parameter and its optimizer state."""
+"""The words and the grades that findings of several checks have in common."""
 
 from __future__ import annotations
 
@@ -6,9 +6,47 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from shardy_py.plan.checks.paths import without_numbers
-from shardy_py.plan.checks.phrases import more_text
-from shardy_py.plan.findings import Finding, Findings
+from shardy_py.plan.findings import Finding, Findings, Severity
+from shardy_py.plan.paths import without_numbers
+from shardy_py.plan.values import PlannedValue
+
+NOTABLE = 1 << 20
+"""1 MiB: values and movements of fewer bytes are no findings of their own."""
+
+GRAVE = 16 << 20
+"""16 MiB: from here on it is a warning; a note below."""
+
+PARTLY = 256 << 20
+"""256 MiB: an input that is cut, but not by all axes that could, is a note from here on."""
+
+PADDED = 0.1
+"""A dimension that is not divided evenly is a note where the padding adds this part to a value."""
+
+
+def graded(count: int) -> Severity:
+    """A warning for many bytes, else a note.
+
+    Example:
+        >>> graded(1 << 20), graded(1 << 30)
+        ('info', 'warning')
+    """
+    return "warning" if count >= GRAVE else "info"
+
+
+def annotation_of(value: PlannedValue) -> str:
+    """The arguments of `auto_shard` that can say how an input or an output is cut."""
+    return "in_shardings or rules" if value.kind == "input" else "out_shardings"
+
+
+def more_text(count: int, which: str) -> str:
+    """The end of a message about the first of several values; empty for a single one.
+
+    Example:
+        >>> more_text(3, "of this line"), more_text(1, "like it")
+        ('; 2 more of this line', '')
+    """
+    return f"; {count - 1} more {which}" if count > 1 else ""
+
 
 _INDEX = re.compile(r"\[\d+\]|(?<=\D)\d+(?=\W|_|$)")
 

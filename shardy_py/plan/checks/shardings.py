@@ -1,31 +1,32 @@
-"""Large replicated values, and the axes that could cut them."""
+"""Values that are whole or padded where they could be cut."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from shardy_py.dialect import AxisRef, TensorSharding
+from shardy_py.dialect.axis import num_shards
+from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.ir.op_forms import UNCONSTRAINED
 from shardy_py.passes.dataflow import WHILE
-from shardy_py.plan.checks.batch_axes import data_paths
+from shardy_py.passes.export import update_non_divisible_input_output_shardings as non_divisible
+from shardy_py.plan.checks.axes import data_paths, state_and_parameter
 from shardy_py.plan.checks.context import CheckContext, is_replicated
+from shardy_py.plan.checks.costs import OPAQUE
 from shardy_py.plan.checks.fixes import CONSTRAINT, Proposal, peak, takes_less
-from shardy_py.plan.checks.opaque import OPAQUE
-from shardy_py.plan.checks.optimizer_state import state_and_parameter
-from shardy_py.plan.checks.paths import without_numbers
-from shardy_py.plan.checks.phrases import annotation_of, more_text
 from shardy_py.plan.checks.specs import extended, nearest, unused_axes, with_axes_on
-from shardy_py.plan.checks.thresholds import NOTABLE, PARTLY, graded
-from shardy_py.plan.findings import Finding
+from shardy_py.plan.checks.wording import NOTABLE, PADDED, PARTLY, annotation_of, graded, more_text
+from shardy_py.plan.collectives import format_bytes
+from shardy_py.plan.findings import Finding, Severity
 from shardy_py.plan.in_place import BODIES
-from shardy_py.plan.movements import format_bytes
+from shardy_py.plan.paths import without_numbers
 from shardy_py.plan.search import NOTHING
 from shardy_py.plan.values import PlannedValue, typed
 from shardy_py.rules.traits import is_constraint, is_elementwise
-
-KIND = "replicated-large"
 
 
 def replicated_large(context: CheckContext) -> Iterator[Finding]:
@@ -104,7 +105,7 @@ def _argument(context: CheckContext, value: PlannedValue, series: _Series) -> Fi
         free = ", ".join(map(repr, unused_axes(value.sharding, context.mesh)))
         message = f"{text} takes {format_bytes(size)} on each device: it is replicated over {free}"
     where = annotation_of(value)
-    finding = Finding(KIND, message, value.path, "", graded(size * count) if whole else "info", size)
+    finding = Finding("replicated-large", message, value.path, "", graded(size * count) if whole else "info", size)
     return _proposed(
         context, value, finding, f"{value.path}: {{spec}} in {where}", f"write P() in {where} if replication is intended" * whole
     )
@@ -168,7 +169,7 @@ def _intermediate_findings(context: CheckContext, groups: _Groups, reported: set
         message = f"{text} of {primitive} is whole on each of the {context.mesh.size} devices, {format_bytes(size)} on each{more}"
         op = values[0].defining_op
         together = op is not None and any(not is_replicated(operand.sharding) for operand in op.operands)
-        finding = Finding(KIND, message, first.path, location, "info" if together else graded(size), size)
+        finding = Finding("replicated-large", message, first.path, location, "info" if together else graded(size), size)
         yield _proposed(context, first, finding, CONSTRAINT)
 
 
@@ -208,7 +209,7 @@ def _constraint_findings(context: CheckContext, replicating: Iterable[Value]) ->
             "name the axes of its dimensions, or P.UNCONSTRAINED for those that it should leave open; None is whole, and so is a name of a"
             " dimension where no rules are in force"
         )
-        yield Finding(KIND, f"a constraint has {text} whole {everywhere}", values[0].path, location, graded(size), size, fix)
+        yield Finding("replicated-large", f"a constraint has {text} whole {everywhere}", values[0].path, location, graded(size), size, fix)
 
 
 def _is_cheap(op: Op, cheap: set[Value]) -> bool:
@@ -240,3 +241,84 @@ def _is_large(value: Value, large: set[Value], cheap: set[Value], context: Check
         return True
     is_argument = not isinstance(value.owner, Op)
     return is_argument and value not in cheap and is_replicated(value.sharding) and context.local(value.type, None) >= NOTABLE
+
+
+def indivisible(context: CheckContext) -> Iterator[Finding]:
+    """Axes that arguments and results lost because they do not divide a dimension, and intermediates that are padded much."""
+    reported: set[str] = set()
+    for value, uncut in context.cut_values(non_divisible.REASON):
+        if value.path not in reported:
+            reported.add(value.path)
+            yield from _cut(context, value, uncut)
+    yield from _padded(context)
+
+
+def _cut(context: CheckContext, value: PlannedValue, uncut: TensorSharding) -> Iterator[Finding]:
+    size = context.bytes_of(value)
+    severity: Severity = "warning" if _is_requested(value, uncut) else graded(size)
+    if severity == "info" and size < NOTABLE:
+        return
+    for d, (n, dim) in enumerate(zip(value.shape, uncut.dims)):
+        shards = dim.shards(context.mesh)
+        if n % shards == 0:
+            continue
+        message = (
+            f"dimension {d} of size {n} is no multiple of {shards} ({_sizes(dim.axes, context)}), so it is not cut as"
+            f" {typed(value.type, uncut)} says: it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device"
+        )
+        yield Finding("indivisible", message, value.path, "", severity, size, _fix(context, d, n, uncut))
+
+
+def _is_requested(value: PlannedValue, sharding: TensorSharding) -> bool:
+    """Whether the user requested the sharding that was cut."""
+    return value.given is not None and value.given.are_dim_axes_equal(sharding)
+
+
+def _sizes(axes: tuple[AxisRef, ...], context: CheckContext) -> str:
+    return " x ".join(f"{format_axis(axis)}={axis.size_in(context.mesh)}" for axis in axes)
+
+
+def _fix(context: CheckContext, d: int, n: int, sharding: TensorSharding) -> str:
+    shards = sharding.dims[d].shards(context.mesh)
+    taken = {axis.name for e, dim in enumerate(sharding.dims) if e != d for axis in dim.axes}
+    fits = [name for name, size in context.mesh.shape.items() if size > 1 and size != shards and n % size == 0 and name not in taken]
+    also = f"cut it over {' or '.join(map(repr, fits))} alone, which divides {n}" if fits else ""
+    return ", or ".join(filter(None, (f"make dimension {d} {nearest(n, shards)}" if n > 1 else "", also)))
+
+
+def _padded(context: CheckContext) -> Iterator[Finding]:
+    """One finding per size of dimension and axes."""
+    is_even: dict[tuple[TensorSharding, tuple[int, ...]], bool] = {}
+    groups: dict[tuple[int, tuple[AxisRef, ...]], list[tuple[Value, int]]] = {}
+    for op, _ in context.ops:
+        for value in op.results:
+            sharding = value.sharding
+            if sharding is None or not value.type.rank:
+                continue
+            key = (sharding, value.type.shape)
+            even = is_even.get(key)
+            if even is None:
+                even = is_even[key] = all(n % dim.shards(context.mesh) == 0 for n, dim in zip(value.type.shape, sharding.dims))
+            if even or context.local(value.type, sharding) < NOTABLE:
+                continue
+            for d, (n, dim) in enumerate(zip(value.type.shape, sharding.dims)):
+                shards = dim.shards(context.mesh)
+                if n % shards and math.ceil(n / shards) * shards >= n * (1 + PADDED):
+                    groups.setdefault((n, dim.axes), []).append((value, d))
+    for (n, axes), values in groups.items():
+        listed = [entry for entry in values if entry[0] in context.described]
+        if not listed:
+            continue
+        value, d = max(listed, key=lambda entry: context.local(entry[0].type, entry[0].sharding))
+        described = context.described[value]
+        shards = num_shards(axes, context.mesh)
+        size = context.bytes_of(described)
+        padded = math.ceil(n / shards) * shards
+        more = f", as in {len(listed) - 1} more values" if len(listed) > 1 else ""
+        part = 100 * (padded - n) / padded
+        message = (
+            f"dimension {d} of size {n} is cut {shards} ways ({_sizes(axes, context)}), as if it were {padded}: {part:.0f} % of"
+            f" {typed(described.type, described.sharding)} of {described.primitive}, {format_bytes(size)} on each device, is padding{more}"
+        )
+        assert described.sharding is not None
+        yield Finding("indivisible", message, described.path, described.location, "info", size, _fix(context, d, n, described.sharding))

@@ -1,0 +1,532 @@
+"""Mesh axes that a value lost, axes that shard nothing, and optimizer state that is not cut as its parameter."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shardy_py.dialect import AxisRef, DimensionSharding, OpShardingRule, TensorSharding
+from shardy_py.dialect.axis import num_shards
+from shardy_py.dialect.format import format_axis
+from shardy_py.dialect.projection import project
+from shardy_py.ir import Block, Op, TensorType, Value
+from shardy_py.passes.dataflow import MANUAL_COMPUTATION, WHILE, manual_axes
+from shardy_py.passes.export import remove_sub_axes_in_input_output_shardings as sub_axes
+from shardy_py.passes.export.collective_bytes import reshard_bytes
+from shardy_py.plan.checks.context import CheckContext
+from shardy_py.plan.checks.fixes import CONSTRAINT, Proposal, costs_less, receives_less, takes_less
+from shardy_py.plan.checks.specs import with_axes_on
+from shardy_py.plan.checks.wording import NOTABLE, annotation_of, graded, more_text
+from shardy_py.plan.collectives import format_bytes
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.in_place import BODIES
+from shardy_py.plan.paths import names_of
+from shardy_py.plan.search import NOTHING
+from shardy_py.plan.values import PlannedValue, typed
+from shardy_py.rules.traits import CONSTRAINTS
+
+SMALL = "plan the sizes that will run, for what they will run on (Planner(hardware=...)), or say what to cut (in_shardings, rules)"
+"""What to do about a step that no planner shards."""
+
+MAX_EXAMPLES = 4
+"""Shardings that are tried, of the largest values first."""
+
+
+def unused_axis(context: CheckContext) -> Iterator[Finding]:
+    """Axes larger than one that no value uses, where inputs and outputs together take `NOTABLE` bytes or more.
+
+    Where a planner shards nothing, a note of any size says why.
+    """
+    search = context.plan.search
+    if search is not None and NOTHING in search.space:
+        yield Finding("unused-axis", f"{NOTHING}: {search.space[NOTHING]}", severity="info", fix=SMALL)
+        return
+    if sum(context.bytes_of(value) for value in (*context.plan.inputs, *context.plan.outputs)) < NOTABLE:
+        return
+    used = _used(context)
+    unused = [name for name, size in context.mesh.shape.items() if size > 1 and name not in used]
+    if not unused:
+        return
+    follows = {state.path for state, _, _ in state_and_parameter(context.plan.inputs)}
+    ends = context.plan.inputs or context.plan.outputs
+    largest = sorted(ends, key=lambda value: (value.path in follows, -context.bytes_of(value), value.path))
+    if not used:
+        message = f"{NOTHING}: all {context.mesh.size} devices do the same"
+        fix = "say where to begin, with in_shardings, rules or a constraint"
+        if any(value.shape for value in largest):
+            yield _proposed(context, Finding("unused-axis", message, fix=fix), largest, unused)
+        return
+    if all(len(value.shape) < 2 for value in context.plan.inputs):
+        return  # an init function of a key: the axis is for the data of the step
+    for name in unused:
+        n = context.mesh.shape[name]
+        message = f"mesh axis {name!r} of size {n} shards nothing: the {n} devices along it repeat the same work"
+        finding = Finding("unused-axis", message, fix="make the axis smaller, or constrain an intermediate")
+        yield _proposed(context, finding, largest, [name])
+
+
+def _used(context: CheckContext) -> set[str]:
+    """Names of the axes in any sharding."""
+    shardings: dict[TensorSharding | None, None] = {}
+    names: set[str] = set()
+    for value in (*context.plan.inputs, *context.plan.outputs):
+        shardings[value.sharding] = None
+    for op, _ in context.ops:
+        for result in op.results:
+            shardings[result.sharding] = None
+        if op.name == MANUAL_COMPUTATION:
+            names.update(manual_axes(op))
+    for sharding in shardings:
+        if sharding is not None:
+            names.update(axis.name for dim in sharding.dims for axis in dim.axes)
+            names.update(axis.name for axis in sharding.unreduced)
+    return names
+
+
+def _proposed(context: CheckContext, finding: Finding, values: Sequence[PlannedValue], names: Sequence[str]) -> Finding:
+    """The finding with shardings by one of the axes that fit the first few values, if one lowers the peak."""
+    examples = ((value, spec) for value in values for name in names for spec in _examples(context, value, name))
+    options = [
+        (f"for example {value.path}: {{spec}} in {annotation_of(value)}", value.path, spec)
+        for value, spec in itertools.islice(examples, MAX_EXAMPLES)
+    ]
+    context.propose(finding, Proposal(options, takes_less, finding.fix))
+    return finding
+
+
+def _examples(context: CheckContext, value: PlannedValue, name: str) -> Iterator[TensorSharding]:
+    """Shardings that use the axis on a value, first on what is not cut yet, and there on the first, often a batch."""
+    dims = list(value.sharding.dims[: len(value.shape)]) if value.sharding is not None else [DimensionSharding()] * len(value.shape)
+    cut = TensorSharding("mesh" if value.sharding is None else value.sharding.mesh, dims).closed_like()
+    for d in sorted(range(len(dims)), key=lambda d: bool(dims[d].axes)):
+        n = value.shape[d]
+        if n and n % (dims[d].shards(context.mesh) * context.mesh.shape[name]) == 0:
+            yield cut.sharded(d, name)
+
+
+RESHAPE = "axis-lost-in-reshape"
+SUB_AXIS = "sub-axis-removed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Axes of dimension `dim` of the operand that no dimension of the result has.
+
+    Attributes:
+        merged: Whether the parts are dimensions of the operand that the result has as one.
+    """
+
+    dim: int
+    axes: tuple[AxisRef, ...]
+    sizes: tuple[int, ...]
+    part: int
+    merged: bool
+
+
+def axis_lost_in_reshape(context: CheckContext) -> Iterator[Finding]:
+    """Reshapes of `NOTABLE` bytes and more whose result is cut by fewer axes than their operand.
+
+    A dimension that several are merged into can be cut by an axis of a later one only where the earlier ones are cut completely; one
+    that is split gives its axes to the first part as far as they divide it.
+    """
+    losses: dict[tuple[OpShardingRule, TensorSharding, TensorSharding | None], _Loss | None] = {}
+    for op, _ in context.ops:
+        rule = op.rule
+        if op.name != "stablehlo.reshape" or rule is None:
+            continue
+        source, target = op.operands[0].sharding, op.results[0].sharding
+        value = op.results[0]
+        if source is None or not source.dim_axes() or context.local(value.type, target) < NOTABLE or value not in context.described:
+            continue
+        key = (rule, source, target)
+        if key not in losses:
+            losses[key] = _loss(rule, source, target, context)
+        loss = losses[key]
+        if loss is not None:
+            yield _finding(context, op, loss)
+
+
+def _loss(rule: OpShardingRule, source: TensorSharding, target: TensorSharding | None, context: CheckContext) -> _Loss | None:
+    shards_after = _shards_by_axis(target, context)
+    shards_before = _shards_by_axis(source, context)
+    before, after = rule.mappings
+    factors = project(before, source, rule.factor_sizes, context.mesh).factors
+    for d, dim in enumerate(before):
+        lost = tuple(axis for axis in source.dims[d].axes if shards_after.get(axis.name, 1) < shards_before[axis.name])
+        if not lost:
+            continue
+        names = {axis.name for axis in lost}
+        for f in dim:
+            state = factors.get(f)
+            if state is None or not names & {axis.name for axis in (*state.axes, *state.overflow)}:
+                continue
+            if len(dim) > 1 and state.overflow:
+                return _Loss(d, lost, _sizes(dim, rule), dim.index(f), False)
+            there = next((group for group in after if f in group), ())
+            if len(there) > 1 and there[0] != f:
+                return _Loss(d, lost, _sizes(there, rule), there.index(f), True)
+    return None
+
+
+def _shards_by_axis(sharding: TensorSharding | None, context: CheckContext) -> dict[str, int]:
+    """The number of shards by axis name, over all sub-axes of it."""
+    shards: dict[str, int] = {}
+    for axis in () if sharding is None else sharding.dim_axes():
+        shards[axis.name] = shards.get(axis.name, 1) * axis.size_in(context.mesh)
+    return shards
+
+
+def _sizes(factors: Sequence[int], rule: OpShardingRule) -> tuple[int, ...]:
+    return tuple(rule.factor_sizes[f] for f in factors)
+
+
+def _finding(context: CheckContext, op: Op, loss: _Loss) -> Finding:
+    described = context.described[op.results[0]]
+    size = context.bytes_of(described)
+    operand = op.operands[0]
+    axes = ", ".join(repr(format_axis(axis)) for axis in loss.axes)
+    parts = " x ".join(map(str, loss.sizes))
+    shards = num_shards(loss.axes, context.mesh)
+    if loss.merged:
+        part = loss.sizes[loss.part]
+        why = f"{parts} become one dimension, and an axis on the part of size {part} would cut it into pieces that do not adjoin"
+        fix = f"do the work that needs {axes} before the reshape"
+    else:
+        part = loss.sizes[loss.part]
+        why = f"dimension {loss.dim} is split into {parts}, and {shards} ways do not divide {part}"
+        used = {axis.name for axis in (*operand.sharding.dim_axes(), *loss.axes)} if operand.sharding is not None else set()
+        fits = [name for name, n in context.mesh.shape.items() if n > 1 and part % n == 0 and name not in used]
+        fix = f"make {part} a multiple of {shards}" + (f", or use {' or '.join(map(repr, fits))}, which divides it" if fits else "")
+    lost = axes if not any(axis.name in _shards_by_axis(op.results[0].sharding, context) for axis in loss.axes) else f"a part of {axes}"
+    text = typed(described.type, described.sharding)
+    message = f"the reshape of {typed(operand.type, operand.sharding)} to {text} loses {lost}: {why}"
+    finding = Finding(RESHAPE, message, described.path, described.location, graded(size), size, fix)
+    if loss.merged and operand.sharding is not None and (before := context.described.get(operand)) is not None:
+        first = with_axes_on(operand.sharding, [axis.name for axis in loss.axes], loss.dim - loss.part)
+        how = f"in {annotation_of(before)}" if before.kind == "input" else "by sp.with_sharding_constraint"
+        cut = f"cut the part of size {loss.sizes[0]} over {axes}, {before.path}: {{spec}} {how}"
+        context.propose(finding, Proposal([(cut, before.path, first)], costs_less, fix))
+    return finding
+
+
+def sub_axis_removed(context: CheckContext) -> Iterator[Finding]:
+    """Arguments and results that lost parts of axes because JAX's shardings cannot name them, one finding for the parts of an axis.
+
+    A result that lies as the donated argument whose memory it takes is none: it lies as it was asked to.
+    """
+    reported = {path for finding in context.findings for path in finding.all_paths if path}
+    inputs, outputs = context.plan.inputs, context.plan.outputs
+    pairs = ((inputs[d.input], outputs[d.output]) for d in context.plan.donation if d.output is not None)
+    reported |= {output.path for donated, output in pairs if donated.sharding == output.sharding}
+    groups: dict[tuple[object, ...], list[tuple[PlannedValue, TensorSharding]]] = {}
+    for value, uncut in context.cut_values(sub_axes.REASON):
+        if value.path not in reported and context.bytes_of(value) >= NOTABLE and isinstance(value.type, TensorType):
+            reported.add(value.path)
+            groups.setdefault((value.kind, *(axis for axis in uncut.dim_axes() if not axis.is_full)), []).append((value, uncut))
+    for group in groups.values():
+        value, uncut = max(group, key=lambda entry: context.bytes_of(entry[0]))
+        size = context.bytes_of(value)
+        message = (
+            f"propagation gave it {typed(value.type, uncut)}; an input or output has whole axes only, unless they were asked for,"
+            f" so it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device{more_text(len(group), 'like it')}"
+        )
+        paths = tuple(sorted((other.path for other, _ in group), key=value.path.__ne__)) if len(group) > 1 else ()
+        finding = Finding(SUB_AXIS, message, value.path, "", graded(size), size, paths=paths)
+        parts = list(dict.fromkeys(axis.name for axis in uncut.dim_axes() if not axis.is_full))
+        fix, others = f"{value.path}: {{spec}} in {annotation_of(value)}", (with_axes_on(uncut, parts, d) for d in range(len(value.shape)))
+        context.propose(finding, Proposal([(fix, value.path, other) for other in others], costs_less, "make the mesh axis two axes"))
+        yield finding
+
+
+Mark = tuple[int, str, str]
+"""Dimension, axis, and the input that brought the axis."""
+
+Marks = frozenset[Mark]
+
+_NONE: Marks = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _DataLoss:
+    """An axis that an operand has on one dimension of the result, and the result on another."""
+
+    mark: Mark
+    expected: int
+    actual: int
+    winner: int | None
+
+
+def batch_axis_lost(context: CheckContext) -> Iterator[Finding]:
+    """Values of `NOTABLE` bytes and more in which an axis of the data went to another dimension, where keeping it there moves less.
+
+    Data are arguments none of whose leaves is a result again, as those of a training step's state are; where no argument is, all but the
+    one with the most bytes. Only the op where it happens is found, one finding per source line.
+    """
+    search = _Search(context)
+    main = context.plan.program.main
+    for argument, value in zip(main.arguments, context.plan.inputs):
+        if value.given is not None and value.path in search.data:
+            axes = [(d, axis.name, value.path) for d, dim in enumerate(value.given.dims) for axis in dim.axes]
+            search.set(argument, frozenset(axes))
+    if search.marks:
+        search.visit(main.body)
+    for (location, _), losses in search.losses.items():
+        yield _lost_on_data(context, losses, location)
+
+
+class _Search:
+    """Follows the axes of the data through the program."""
+
+    def __init__(self, context: CheckContext) -> None:
+        self.context = context
+        self.data = data_paths(context.plan.inputs, context.plan.outputs, context)
+        self.marks: dict[Value, Marks] = {}
+        self.losses: dict[tuple[str, str], list[tuple[Op, Value, _DataLoss]]] = {}
+        self.memo: dict[tuple[object, ...], tuple[Marks, _DataLoss | None]] = {}
+
+    def set(self, value: Value, marks: Marks) -> None:
+        """Records the marks of a value whose axes are in its sharding."""
+        sharding = value.sharding
+        if marks and sharding is not None:
+            sharded_marks = frozenset(
+                m for m in marks if m[0] < sharding.rank and any(axis.name == m[1] for axis in sharding.dims[m[0]].axes)
+            )
+            if sharded_marks:
+                self.marks[value] = sharded_marks
+
+    def visit(self, block: Block) -> None:
+        """Visits the ops of a block and those inside of them."""
+        marks = self.marks
+        for op in block.ops:
+            if op.regions:
+                self.body(op)
+                continue
+            operand_marks = [marks.get(operand, _NONE) for operand in op.operands]
+            if not any(operand_marks) or not op.results:
+                continue
+            if op.rule is None:
+                if len(op.operands) == len(op.results) == 1 and op.operands[0].type is op.results[0].type:
+                    self.set(op.results[0], operand_marks[0])
+                continue
+            self.through(op, op.rule, operand_marks)
+
+    def body(self, op: Op) -> None:
+        """An op with regions: marks of operands enter its bodies, marks of returned values leave them."""
+        regions = list(op.regions)
+        if op.name not in BODIES:
+            return
+        for region in regions:
+            for argument, operand in zip(region.arguments, op.operands):
+                self.set(argument, self.marks.get(operand, _NONE))
+            self.visit(region)
+        for region in regions[1:] if op.name == WHILE else regions:
+            for result, returned in zip(op.results, region.terminator.operands):
+                self.set(result, self.marks.get(returned, _NONE))
+
+    def through(self, op: Op, rule: OpShardingRule, operand_marks: Sequence[Marks]) -> None:
+        """An op with a rule: marks follow its factors."""
+        for number, result in enumerate(op.results):
+            if result.sharding is None:
+                continue
+            key = (rule, number, result.sharding, *(operand.sharding for operand in op.operands), *operand_marks)
+            if key not in self.memo:
+                self.memo[key] = _follow(
+                    rule, number, result.sharding, [operand.sharding for operand in op.operands], operand_marks, self.context
+                )
+            marks, loss = self.memo[key]
+            if marks:
+                self.set(result, marks)
+            if loss is not None:
+                self.record_loss(op, result, loss)
+
+    def record_loss(self, op: Op, result: Value, loss: _DataLoss) -> None:
+        described = self.context.described.get(result)
+        is_constrained = any(user.name in CONSTRAINTS for user, _ in result.uses)
+        if described is None or is_constrained or self.context.local(result.type, result.sharding) < NOTABLE:
+            return
+        self.losses.setdefault((described.location, loss.mark[1]), []).append((op, result, loss))
+
+
+def data_paths(inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], context: CheckContext) -> set[str]:
+    """Paths of the leaves of arguments that are data."""
+    returned = {(output.shape, output.dtype, names_of(output.path)[-1:]) for output in outputs}
+    state: set[str] = set()
+    sizes: dict[str, int] = {}
+    for value in inputs:
+        names = names_of(value.path)
+        sizes[names[0]] = sizes.get(names[0], 0) + context.local(value.type, None)
+        if (value.shape, value.dtype, names[-1:]) in returned:
+            state.add(names[0])
+    if not state and len(sizes) > 1:
+        state.add(max(sizes, key=lambda name: sizes[name]))
+    return {value.path for value in inputs if names_of(value.path)[0] not in state}
+
+
+def _follow(
+    rule: OpShardingRule,
+    number: int,
+    target: TensorSharding,
+    sources: Sequence[TensorSharding | None],
+    operand_marks: Sequence[Marks],
+    context: CheckContext,
+) -> tuple[Marks, _DataLoss | None]:
+    """The marks of a result, and the first axis that the result has on another dimension."""
+    mapping = rule.result_mappings[number]
+    places = {f: d for d, dim in enumerate(mapping) for f in dim}
+    target_axes = _factor_axes(rule.result_mappings[number], target, rule, context)
+    cuts = [_factor_axes(m, s, rule, context) if s is not None else {} for m, s in zip(rule.operand_mappings, sources)]
+    marks: set[Mark] = set()
+    loss: _DataLoss | None = None
+    for i, source_marks in enumerate(operand_marks):
+        for mark in sorted(source_marks):
+            dim, axis, origin = mark
+            for f in rule.operand_mappings[i][dim]:
+                if axis not in cuts[i].get(f, ()) or f not in places:
+                    continue
+                if axis in target_axes.get(f, ()):
+                    marks.add((places[f], axis, origin))
+                    continue
+                other = next((g for g, axes in target_axes.items() if g != f and axis in axes and places[g] != places[f]), None)
+                if other is not None and loss is None:
+                    winner = next((k for k, axes_by_factor in enumerate(cuts) if k != i and axis in axes_by_factor.get(other, ())), None)
+                    loss = _DataLoss(mark, places[f], places[other], winner)
+    return frozenset(marks), loss
+
+
+def _factor_axes(
+    mapping: Sequence[Sequence[int]], sharding: TensorSharding, rule: OpShardingRule, context: CheckContext
+) -> dict[int, list[str]]:
+    if sharding.rank < len(mapping):  # a maximal one
+        return {}
+    factors = project(mapping, sharding, rule.factor_sizes, context.mesh).factors
+    return {f: [axis.name for axis in state.axes] for f, state in factors.items() if state.axes}
+
+
+def _lost_on_data(context: CheckContext, losses: Sequence[tuple[Op, Value, _DataLoss]], location: str) -> Finding:
+    op, result, loss = losses[0]
+    described = context.described[result]
+    size = context.bytes_of(described)
+    _, axis, origin = loss.mark
+    winner = context.described.get(op.operands[loss.winner]) if loss.winner is not None else None
+    because = f", because {winner.path} has it there" if winner is not None else ""
+    message = (
+        f"{axis!r} came with {origin} to dimension {loss.expected} of the result of {described.primitive}, which has it on dimension"
+        f" {loss.actual} instead{because}: {typed(described.type, described.sharding)}, {format_bytes(size)} on each device; what follows"
+        f" is not cut by the data any more{more_text(len(losses), 'of this line')}"
+    )
+    assert described.sharding is not None
+    kept = with_axes_on(described.sharding, [axis], loss.expected)
+    same = [v for _, v, other in losses if v.type == result.type and (other.expected, other.actual) == (loss.expected, loss.actual)]
+    paths = tuple(context.described[v].path for v in same) if len(same) > 1 else ()
+    finding = Finding("batch-axis-lost", message, described.path, location, graded(size), size, paths=paths)
+    context.propose(finding, Proposal([(CONSTRAINT, described.path, kept)], receives_less, None))
+    return finding
+
+
+_STATE = re.compile(
+    r"mu|nu|m|v|momentum|momentums|moment|moments|velocity|trace|ema|average|averages|accumulator|acc|accum|accumulated"
+    r"|exp_avg|exp_avg_sq|grads?|gradients?|opt|opt_state|optim|optimizer|optimizer_state|inner_state|slow_params|(first|second)_moments?"
+)
+"""Names that mark a path as optimizer state: names of optax, of Flax, and common ones."""
+
+
+def state_unlike_parameter(context: CheckContext) -> Iterator[Finding]:
+    """State of `NOTABLE` bytes and more that some axes of its parameter do not cut, among inputs and among outputs.
+
+    A leaf is state if its path has one of the usual names; its parameter is the leaf of the same shape whose path ends alike, and no
+    other does; of outputs, as those of `optimizer.init`, it may be among the inputs. State that is cut further than its parameter, as
+    ZeRO does, is no finding.
+    """
+    reported: set[tuple[str, ...]] = set()
+    input_parameters = _parameters(context.plan.inputs)
+    for values, parameters in (
+        (context.plan.inputs, (input_parameters,)),
+        (context.plan.outputs, (_parameters(context.plan.outputs), input_parameters)),
+    ):
+        for state, parameter, names in _pairs(values, parameters):
+            if names in reported or not _is_coarser(state.sharding, parameter.sharding):
+                continue
+            reported.add(names)
+            yield from _unlike(context, state, parameter)
+
+
+_Parameters = dict[tuple[tuple[str, ...], tuple[int, ...]], list[PlannedValue]]
+
+
+def _state_name(names: Sequence[str]) -> int:
+    """The number of the last name that marks a path as state; -1 where none does."""
+    return max((i for i, name in enumerate(names) if _STATE.fullmatch(name)), default=-1)
+
+
+def _parameters(values: Sequence[PlannedValue]) -> _Parameters:
+    """The leaves that are no optimizer state, by shape and by every suffix of their paths."""
+    parameters: _Parameters = {}
+    for value in values:
+        names = names_of(value.path)
+        if value.shape and _state_name(names) < 0:
+            for k in range(1, len(names) + 1):
+                parameters.setdefault((names[-k:], value.shape), []).append(value)
+    return parameters
+
+
+def _pairs(
+    values: Sequence[PlannedValue], parameters: Sequence[_Parameters]
+) -> Iterator[tuple[PlannedValue, PlannedValue, tuple[str, ...]]]:
+    """State, its parameter, and the names of the state below the argument.
+
+    Only what is below the name that makes it state can name a parameter; `m['w']` is the state of `params['w']`, not of `m`.
+    """
+    for value in values:
+        names = names_of(value.path)
+        last = _state_name(names) if value.shape else -1
+        if last < 0:
+            continue
+        parameter = next((p for table in parameters if (p := _parameter(value, names[last + 1 :], table)) is not None), None)
+        if parameter is not None:
+            yield value, parameter, names[1:] if len(names) > 1 else names
+
+
+def state_and_parameter(
+    values: Sequence[PlannedValue], *others: Sequence[PlannedValue]
+) -> Iterator[tuple[PlannedValue, PlannedValue, tuple[str, ...]]]:
+    """State among values, its parameter, and the names of the state below the argument."""
+    return _pairs(values, [_parameters(each) for each in (values, *others)])
+
+
+def _parameter(value: PlannedValue, names: tuple[str, ...], parameters: _Parameters) -> PlannedValue | None:
+    """The only leaf with the longest end of a path in common."""
+    for k in range(len(names), 0, -1):
+        candidates = parameters.get((names[-k:], value.shape), [])
+        if candidates:
+            return candidates[0] if len(candidates) == 1 else None
+    return None
+
+
+def _is_coarser(state: TensorSharding | None, parameter: TensorSharding | None) -> bool:
+    """Whether some dimension of the state does not begin with the axes that the parameter has there."""
+    if parameter is None or not parameter.dim_axes():
+        return False
+    if state is None:
+        return True
+    return any(
+        state_dim.axes[: len(parameter_dim.axes)] != parameter_dim.axes for state_dim, parameter_dim in zip(state.dims, parameter.dims)
+    )
+
+
+def _unlike(context: CheckContext, state: PlannedValue, parameter: PlannedValue) -> Iterator[Finding]:
+    size = context.bytes_of(state)
+    assert parameter.sharding is not None
+    target = state.sharding or TensorSharding.closed(parameter.sharding.mesh, len(state.shape))
+    moved = reshard_bytes(parameter.sharding, target, state.type, context.meshes)
+    if max(size, moved) < NOTABLE:
+        return
+    message = (
+        f"it is {typed(state.type, state.sharding)}, {format_bytes(size)} on each device, while its parameter {parameter.path} is"
+        f" {typed(parameter.type, parameter.sharding)}: an update has to bring one to the other, {format_bytes(moved)} for each device"
+    )
+    finding = Finding("state-unlike-parameter", message, state.path, "", graded(max(size, moved)), size)
+    fix = f"{state.path}: {{spec}} in {annotation_of(state)}", state.path, parameter.sharding
+    context.propose(finding, Proposal([fix], costs_less))
+    yield finding
