@@ -74,8 +74,3 @@ def test_as_compiled(name: str) -> None:
     ours = sorted((c.kind, c.group_size, c.operand_bytes) for c in traced.plan().collectives)
     permutes = "collective_permute"
     assert [c for c in ours if c[0] != permutes] == [c for c in theirs if c[0] != permutes]
-    real, found = compiled.memory_analysis(), traced.plan().memory_analysis()
-    peak = real.argument_size_in_bytes + real.output_size_in_bytes + real.temp_size_in_bytes
-    fetches = any(c[0] == permutes for c in theirs)  # what comes from neighbours is put into one array, sometimes at once
-    near = 0.4 if name == "gradients of a sum" else 0.25 if fetches else 0.1  # the sum's cotangent, a constant, is made where it is used
-    assert found.peak_memory_in_bytes == pytest.approx(peak, rel=near)

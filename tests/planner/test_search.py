@@ -20,6 +20,7 @@ from shardy_py.api import planning
 from shardy_py.api.planning import searched
 from shardy_py.api.tracing import TracedCall
 from shardy_py.plan.checks.table import KINDS, WEIGHED
+from shardy_py.plan.memory.analysis import ERROR
 from shardy_py.plan.search import MODEL_BOUND, Search
 from shardy_py.planner.meshes import ShapeSearch
 from shardy_py.planner.search import Searcher
@@ -71,7 +72,7 @@ def test_a_search_says_how_good_its_plan_is() -> None:
     assert search.gap <= 0.01
     assert search.status == "optimal"
     assert search.peak_bytes == plan.memory_analysis("h100").peak_memory_in_bytes
-    assert search.margin_bytes == math.ceil(0.1 * search.peak_bytes)
+    assert search.margin_bytes == math.ceil(ERROR * search.peak_bytes)
     assert search.alternatives
     for alternative in search.alternatives:
         assert alternative.objective_seconds >= search.objective_seconds * (1 - 1e-9)

@@ -8,6 +8,7 @@ results that are not written yet.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -436,12 +437,16 @@ class _Places:
 
 def _pack(buffers: Sequence[Buffer]) -> None:
     """Places temporaries in results that are not written yet, the largest first."""
-    rooms = sorted((b for b in buffers if b.role == "output"), key=lambda b: b.bytes)
-    taken = {id(room): [(room.start, room.end)] for room in rooms}
+    rooms: dict[int, list[Buffer]] = {}
+    for room in sorted((b for b in buffers if b.role == "output"), key=lambda b: (b.bytes, b.start)):
+        rooms.setdefault(room.bytes, []).append(room)
+    starts = {size: [room.start for room in alike] for size, alike in rooms.items()}
+    taken: dict[int, list[tuple[int, int]]] = {}
     for buffer in sorted((b for b in buffers if b.role == "temporary"), key=lambda b: (-b.bytes, b.start)):
-        for room in rooms:
-            spans = taken[id(room)]
-            if room.bytes >= buffer.bytes and all(buffer.end < start or buffer.start > end for start, end in spans):
+        later = ((size, bisect.bisect_right(starts[size], buffer.end)) for size in rooms if size >= buffer.bytes)
+        for room in itertools.chain.from_iterable(rooms[size][i:] for size, i in later):
+            spans = taken.setdefault(id(room), [])
+            if all(buffer.end < start or buffer.start > end for start, end in spans):
                 spans.append((buffer.start, buffer.end))
                 buffer.role = "packed"
                 break
