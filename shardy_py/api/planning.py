@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -210,13 +209,13 @@ class _CallPlanning:
             self.groups,
         )
 
-    def planned(self, search: Search | None, most: float = math.inf) -> Planned:
-        """The plan with the shardings that the program has now; `most` as in `region`."""
+    def planned(self, search: Search | None, enough: float = 0.0) -> Planned:
+        """The plan with the shardings that the program has now; `enough` as in `region`."""
         settings = self.traced.request.settings
         if settings.lowering == "jit":
             return Planned(self.plan(search), self.imported, self.traced, None)
         if search is not None and settings.planner is not None:
-            return self.search_result(self.region(search, most), search)
+            return self.search_result(self.region(search, enough), search)
         partitioning = RegionBuilder(self.imported, self.traced)
         return Planned(self.plan(search, partitioning), self.imported, self.traced, partitioning)
 
@@ -226,11 +225,11 @@ class _CallPlanning:
         assert isinstance(region.partitioner, RegionBuilder)
         return Planned(replace(region, search=search), self.imported, self.traced, region.partitioner)
 
-    def region(self, search: Search | None, most: float = math.inf) -> Plan:
+    def region(self, search: Search | None, enough: float = 0.0) -> Plan:
         """The plan of the shardings that a planner chose as a region, unless it is left to XLA: the cheaper of two, if it fits.
 
         One runs equations by the fewest bytes, and one along the axes that the planner's model runs them along. There is no second one
-        where the first takes more than `most` seconds, nor where all values are whole, which are computed in one way.
+        where the first takes at most `enough` seconds, nor where all values are whole, which are computed in one way.
         """
         planner = self.traced.request.settings.planner
         assert planner is not None
@@ -238,7 +237,7 @@ class _CallPlanning:
         values = (*main.arguments, *(result for op in self.imported.program.walk() for result in op.results))
         is_sharded = any(value.sharding is not None and not value.sharding.is_fully_replicated for value in values)
         regions = [self.plan(search, RegionBuilder(self.imported, self.traced, by_planner=not is_sharded))]
-        if is_sharded and objective(regions[0], planner) <= most:
+        if is_sharded and objective(regions[0], planner) > enough:
             regions.append(self.plan(search, RegionBuilder(self.imported, self.traced, by_planner=True)))
             regions.sort(key=lambda each: objective(each, planner))
         return next((each for each in regions if fits(each, planner)), regions[0])
@@ -371,11 +370,11 @@ class _CallPlanning:
         planning.alike, planning.feeding = self.alike, self.feeding
         return planning
 
-    def replan(self, annotations: Annotations, resolution: Resolution, assignment: Sequence[int], most: float) -> Plan:
-        """The plan of an assignment of the space of some annotations, of a program of its own; `most` as in `region`."""
+    def replan(self, annotations: Annotations, resolution: Resolution, assignment: Sequence[int], enough: float) -> Plan:
+        """The plan of an assignment of the space of some annotations, of a program of its own; `enough` as in `region`."""
         planning = self._again()
         assigned(planning.imported.program, MESH_NAME, self.traced.request.view.dialect_mesh, annotations, resolution, assignment)
-        return planning.planned(CHOSEN, most).plan
+        return planning.planned(CHOSEN, enough).plan
 
 
 def _plan_alone(traced: TracedCall) -> Plan:

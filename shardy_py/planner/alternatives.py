@@ -17,7 +17,7 @@ from shardy_py.planner.evaluation import Evaluation, State
 from shardy_py.planner.judge import Candidate, objective, peak_of
 from shardy_py.planner.problem import restricted
 from shardy_py.planner.propagated import Outcome, Trial
-from shardy_py.planner.search import FAR, Searcher
+from shardy_py.planner.search import Searcher
 from shardy_py.planner.space import Shardings, shardings_of
 
 NEAR = 3
@@ -34,8 +34,7 @@ Constrained = Callable[[Trial], tuple[Constraint, ...]]
 
 def alternatives(searcher: Searcher, best: Candidate, constrained: Constrained) -> tuple[Alternative, ...]:
     """The templates, and then plans that differ from the best in more than one class, each the cheapest first."""
-    most = FAR * best.seconds
-    outcomes = _templates(searcher, most) if searcher.propagate is None else _propagated_templates(searcher)
+    outcomes = _templates(searcher, best) if searcher.propagate is None else _propagated_templates(searcher)
     taken = {outcome.trial.assignment for outcome in outcomes} | {best.assignment}
     near = _assigned(searcher, best) if searcher.propagate is None else searcher.outcomes
     others: dict[str, Outcome] = {}
@@ -45,24 +44,24 @@ def alternatives(searcher: Searcher, best: Candidate, constrained: Constrained) 
         if trial.assignment not in taken and not trial.name and differing > 1 and len(others) < NEAR:
             name = _name(searcher, best.assignment, trial.assignment)
             trial = Trial(name, trial.assignment, trial.results)
-            planned = outcome if searcher.propagate is not None else _priced(searcher, trial)
+            planned = outcome if searcher.propagate is not None else _priced(searcher, trial, best)
             if name not in others and planned.seconds >= best.seconds:
                 others[name] = replace(planned, trial=trial)
-    listed = ((sorted(outcomes, key=_order), most), (sorted(others.values(), key=_order), math.inf))
-    return tuple(_alternative(searcher, each, constrained, seconds) for kind, seconds in listed for each in kind)
+    listed = (*sorted(outcomes, key=_order), *sorted(others.values(), key=_order))
+    return tuple(_alternative(searcher, each, constrained, best) for each in listed)
 
 
 def _order(outcome: Outcome) -> tuple[float, str]:
     return outcome.seconds, outcome.trial.name
 
 
-def _templates(searcher: Searcher, most: float) -> list[Outcome]:
+def _templates(searcher: Searcher, best: Candidate) -> list[Outcome]:
     """The templates as the search finishes them; where its time was up, those that it has finished, for another may be cheaper."""
     starts = {template.name: searcher.start_of(template) for template in searcher.templates}
     finished = {candidate.assignment for candidate in searcher.finished}
     listed = [name for name, start in starts.items() if start in finished or not searcher.is_late]
     possible = {starts[name]: name for name in reversed(listed) if math.isfinite(searcher.predicted(starts[name]))}
-    return [_priced(searcher, Trial(name, start), most) for start, name in possible.items()]
+    return [_priced(searcher, Trial(name, start), best) for start, name in possible.items()]
 
 
 def _propagated_templates(searcher: Searcher) -> list[Outcome]:
@@ -72,9 +71,9 @@ def _propagated_templates(searcher: Searcher) -> list[Outcome]:
     return [tried.get(trial.name) or searcher.outcome(trial) for trial in trials]
 
 
-def _priced(searcher: Searcher, trial: Trial, most: float = math.inf) -> Outcome:
-    """The seconds of the finished plan of an assignment; `most` as of `Region`."""
-    return Outcome(trial, objective(searcher.plan_of(trial, most), searcher.planner), 0)
+def _priced(searcher: Searcher, trial: Trial, best: Candidate) -> Outcome:
+    """The seconds of the finished plan of an assignment."""
+    return Outcome(trial, objective(searcher.plan_of(trial, best.seconds), searcher.planner), 0)
 
 
 def _assigned(searcher: Searcher, best: Candidate) -> Iterator[Outcome]:
@@ -108,7 +107,7 @@ def _changes(values: Sequence[tuple[Value, str]], one: Shardings, two: Shardings
     return [f"{path} as {sharding_text(two(value))}" for value, path in ordered if one(value) != two(value)]
 
 
-def _alternative(searcher: Searcher, outcome: Outcome, constrained: Constrained, most: float) -> Alternative:
+def _alternative(searcher: Searcher, outcome: Outcome, constrained: Constrained, best: Candidate) -> Alternative:
     """A trial as part of the result; its plan is made when it is first needed."""
     trial = outcome.trial
     sharding = shardings_of(searcher.space, searcher.model.assignment(trial.assignment), searcher.mesh_name)
@@ -118,7 +117,7 @@ def _alternative(searcher: Searcher, outcome: Outcome, constrained: Constrained,
         outcome.seconds,
         inputs,
         searcher.planner.budget,
-        functools.partial(searcher.plan_of, trial, most),
+        functools.partial(searcher.plan_of, trial, best.seconds),
         functools.partial(peak_of, planner=searcher.planner),
         functools.partial(constrained, trial),
     )

@@ -99,10 +99,13 @@ Propagate = Callable[[Sequence[TensorSharding], Mapping[int, TensorSharding]], P
 """Makes the plan that propagation gives from shardings of all arguments, and of some results by their numbers."""
 
 FAR = 2.0
-"""How many times the cheapest plan a template may take so that its region is made both by the model's prices and by the fewest bytes."""
+"""How many times the cheapest plan another may take, by the model, so that the model says how it runs where that is best."""
+
+TRUST = 0.05
+"""The part by which the region of a plan may take more than the model says without another being made, as the model says."""
 
 Region = Callable[[Search | None, float], PlanRecord]
-"""Makes the plan of the program's shardings as a region of local arrays: the best of all kinds if one takes at most so many seconds."""
+"""Makes the plan of the program's shardings as a region of local arrays: the first one that takes at most so many seconds, or the best."""
 
 Replan = Callable[[Resolution, Sequence[int], float], PlanRecord]
 """Makes the plan of an assignment of a space of such a resolution: per class, the number of its strategy; seconds as of `Region`."""
@@ -185,7 +188,7 @@ class Searcher:
         for chosen in _in_turn(order, smallest):
             if len(figures) == most or sum(not is_over for is_over, _ in figures.values()) == KEPT:
                 break
-            candidate = self.finish(names[chosen], (), chosen)
+            candidate = self.finish(names[chosen], (), chosen, seconds[chosen])
             self.judgments.append((space, chosen, candidate))
             is_over = not self.planner.fits(candidate.peak)
             figures[chosen] = is_over, float(candidate.peak) if is_over else candidate.seconds
@@ -227,7 +230,7 @@ class Searcher:
         """The space of a resolution, without a model."""
         self.program, self.ops, self.copies, op_tables, spaces = self._parts
         self.space: Space = spaces(resolution)
-        for of_space in ("templates", "own_templates", "neighbours", "fixed", "entries"):
+        for of_space in ("templates", "own_templates", "neighbours", "fixed", "entries", "_assignments"):
             self.__dict__.pop(of_space, None)
         return op_tables
 
@@ -258,18 +261,18 @@ class Searcher:
     def candidate(self, name: str, assignment: Sequence[int]) -> Candidate:
         """An assignment as a finished plan."""
         chosen = tuple(map(int, assignment))
-        candidate = self.finish(name, chosen, self.model.assignment(chosen))
+        candidate = self.finish(name, chosen, self.model.assignment(chosen), self.predicted(chosen))
         self.finished.append(candidate)
         return candidate
 
-    def finish(self, name: str, variables: tuple[int, ...], chosen: Sequence[int]) -> Candidate:
-        """An assignment of all classes as a finished plan."""
+    def finish(self, name: str, variables: tuple[int, ...], chosen: Sequence[int], predicted: float) -> Candidate:
+        """An assignment of all classes as a finished plan; the model has it at `predicted` seconds."""
         started = time.monotonic()
         assign(self.base.program, self.space, shardings_of(self.space, chosen, self.mesh_name), self.copies)
         plan = replace(self.collect(CHOSEN), partitioner=None)
-        rivals = (*self.finished, *(judged for _, _, judged in self.judgments)) if name else ()
-        most = FAR * min((each.seconds for each in rivals if self.planner.fits(each.peak)), default=math.inf)
-        run = plan if self.region is None else self.region(CHOSEN, most)
+        rivals = (each for each in (*self.finished, *(judged for _, _, judged in self.judgments)) if self.planner.fits(each.peak))
+        enough = _enough(predicted, min((each.seconds for each in rivals), default=math.inf))
+        run = plan if self.region is None else self.region(CHOSEN, enough)
         candidate = Candidate(name, variables, plan, run, objective(run, self.planner), peak_of(run, self.planner))
         self.finishing = max(self.finishing, time.monotonic() - started)
         return candidate
@@ -311,11 +314,12 @@ class Searcher:
         self.timings["propagate"] = time.monotonic() - started
         return candidate
 
-    def plan_of(self, trial: Trial, most: float = math.inf) -> PlanRecord:
-        """The plan that runs an assignment, on a copy of the program; `most` as of `Region`."""
+    def plan_of(self, trial: Trial, cheapest: float = math.inf) -> PlanRecord:
+        """The plan that runs an assignment, on a copy of the program, beside one that takes so many seconds."""
         if self.propagate is not None:
             return self.propagate(*self.shardings(trial))
-        return self.replan(self.space.resolution, self.model.assignment(trial.assignment), most)
+        enough = _enough(self.predicted(trial.assignment), cheapest)
+        return self.replan(self.space.resolution, self.model.assignment(trial.assignment), enough)
 
     def outcome(self, trial: Trial) -> Outcome:
         """The figures of the plan that propagation gives."""
@@ -336,6 +340,11 @@ class Searcher:
     def templates(self) -> tuple[Template, ...]:
         """The built-in templates, and behind them those of the user's."""
         return (*templates(self.program, self.space, self.annotations, self.neighbours), *self.own_templates)
+
+    @functools.cached_property
+    def _assignments(self) -> dict[object, tuple[int, ...]]:
+        """Assignments of templates: as they follow, and as they are finished, which depends on the branches that the model counts."""
+        return {}
 
     @property
     def assignments(self) -> dict[tuple[int, ...], str]:
@@ -371,18 +380,24 @@ class Searcher:
 
     def followed(self, template: Template) -> tuple[int, ...]:
         """The assignment of all classes in which arguments are sharded as in a template, and all else follows; data before parameters."""
+        if (cached := self._assignments.get(id(template))) is not None:
+            return cached
         arguments = self.program.main.arguments
         fed = self.data
         data, every = ([c for argument in some for c in self.space.classes[argument]] for some in (fed, arguments))
         copies = () if template.carried is None else copies_of([a for a in arguments if a not in fed], self.space)
         order = [*data, *(template.carried or ())]
-        return followed(self.space, self.neighbours, template.strategies, order, copies, every, partly=template.partly)
+        chosen = followed(self.space, self.neighbours, template.strategies, order, copies, every, partly=template.partly)
+        return self._assignments.setdefault(id(template), chosen)
 
     def start_of(self, template: Template) -> tuple[int, ...]:
         """The assignment of a template as it is finished: small data that lie whole in a built-in one are cut."""
         solution = self.completions.get(template.name)
         if solution is None or math.isinf(solution.cost):
-            return self.with_data_cut(self.model.problem, tuple(self.start(template)))
+            key = id(template), self.model.counted
+            if key not in self._assignments:
+                self._assignments[key] = self.with_data_cut(self.model.problem, tuple(self.start(template)))
+            return self._assignments[key]
         return solution.assignment
 
     def with_data_cut(self, problem: Problem, assignment: tuple[int, ...]) -> tuple[int, ...]:
@@ -619,6 +634,11 @@ class Searcher:
         """Reports how far the solver is; it starts without the bound that an earlier search has proven."""
         constant = self.model.constant
         report("searching", objective=None if math.isinf(cost) else cost + constant, bound=max(bound, proven) + constant)
+
+
+def _enough(predicted: float, cheapest: float) -> float:
+    """The seconds at which the first region of a plan is good enough, beside a plan that takes `cheapest`."""
+    return math.inf if predicted > FAR * cheapest else (1 + TRUST) * predicted
 
 
 def _in_turn(one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
