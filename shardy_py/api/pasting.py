@@ -69,9 +69,15 @@ def expressions(closed: ClosedJaxpr) -> list[Expression]:
             own[0].extend(number_of[path, v] for v in values if (path, v) in number_of)
             own[1].extend(number_of[path, v] for v in cotangents if (path, v) in number_of)
             own[2].append(size)
+    several = ((n, site.eqn) for n, site in enumerate(sites(closed.jaxpr)) if site.eqn.primitive.name in ("cond", "scan", "while"))
+    of_several = {n for n, eqn in several if eqn.primitive.name == "scan" or len(eqn.outvars) > 1}
     innermost: dict[tuple[int, ...], Expression] = {}
     for span, (values, cotangents, _) in sorted(numbers.items(), key=lambda item: (item[1][0], sum(item[1][2]))):
-        if values and isinstance(span.node, (ast.BinOp, ast.Call, ast.Compare, ast.Subscript, ast.UnaryOp, ast.Attribute)):
+        if (
+            values
+            and not of_several.intersection(values)
+            and isinstance(span.node, (ast.BinOp, ast.Call, ast.Compare, ast.Subscript, ast.UnaryOp, ast.Attribute))
+        ):
             innermost.setdefault(tuple(values), Expression(span, tuple(values), tuple(cotangents)))
     return list(innermost.values())
 
@@ -103,7 +109,8 @@ class _Inside:
             inside = set(indices)
             made = [v for index in indices if roles[index] == "forward" for v in eqns[index].outvars]
             read = [v for v in made if any(index not in inside and roles[index] == "forward" for index in readers.get(v, ()))]
-            own = read or [v for v in made if v in self.jaxpr.outvars][:1]  # what a scan returns for its backward pass comes later
+            returned = [v for v in made if v in self.jaxpr.outvars]
+            own = read or returned[: 1 if self.scope else None]  # what a scan returns for its backward pass comes later
             types = {str(v.aval) for v in own}
             operands = [v for i in indices if roles[i] == "backward" for v in eqns[i].invars if isinstance(v, Var) and str(v.aval) in types]
             outer = [v for v in operands if v in makers and makers[v] not in inside and roles[makers[v]] == "backward"]
@@ -186,6 +193,7 @@ class ExplicitTypes:
     Attributes:
         specs: Of each variable, in the jaxpr or inside.
         on_auto_axes: The variables inside of expressions that state their shardings, which JAX gives no types.
+        unequal: Expressions whose values a loop carries in another type than before.
         failures: For each equation that JAX refuses, the places of the expression that it is of and of the calls around it.
     """
 
@@ -202,6 +210,8 @@ class ExplicitTypes:
         self.settled = settled
         self.specs: dict[At, PartitionSpec] = {}
         self.failures: list[Sequence[Span]] = []
+        self.unequal: set[Span] = set()
+        self.makers: dict[tuple[Path, Any], Sequence[Span]] = {}
         self.on_auto_axes: set[At] = set()
 
     def results(
@@ -224,6 +234,7 @@ class ExplicitTypes:
                     if "ShardingTypeError" in type(error).__name__ and self.settled.isdisjoint(spans):
                         self.failures.append(own or around)
             for v, spec in zip(eqn.outvars, specs):
+                self.makers[path, v] = own
                 planned = self.planned.get((path, v), PartitionSpec())
                 self.specs[path, v] = self.stated.get((path, v), planned if spec is None else spec)
                 if not self.settled.isdisjoint(spans) and (path, v) not in self.stated:
@@ -240,10 +251,13 @@ class ExplicitTypes:
 
         def carried(k: int, specs: Sequence[PartitionSpec], first: int, count: int) -> list[PartitionSpec]:
             results = body(k, specs)
-            for n, v in enumerate(inner[k].outvars[:count]):
-                made = next((_spans(e) for e in inner[k].eqns if v in e.outvars), [])
-                if parts(results[n]) != parts(specs[first + n]) and self.settled.isdisjoint(made):
-                    self.failures.append(made)
+            for n, v in enumerate(inner[k].outvars[:count]):  # states what the loop starts with, then what a trip makes
+                last = next((_spans(e) for e in inner[k].eqns if v in e.outvars), [])
+                if parts(results[n]) != parts(specs[first + n]):
+                    start = self.makers.get((path, eqn.invars[len(eqn.invars) - len(specs) + first + n]), ())
+                    unequal = [some for some in (start or last, last) if some and self.settled.isdisjoint(some)][:1]
+                    self.failures += unequal
+                    self.unequal.update(span for some in unequal for span in some)
             return [*specs[first : first + count], *results[count:]]
 
         if eqn.primitive.name == "scan":
@@ -299,12 +313,13 @@ class Writer:
 
     def code(self, style: Style) -> Code:
         """The plan as code, see `Plan.as_code`."""
+        self.refused: list[str] = []
         rules, named = self._rules() if style == "logical" else ((), ())
         setup = setup_of(self.plan, "Explicit" if style == "explicit" else "Auto", rules, named)
         more, changes = self._explicit() if style == "explicit" else self._constraints()
         remarks = [] if more <= 1 + ALL_TOLERANCE else [_FARTHER.format(more)]
         edits = edits_of(changes)
-        return Code(style, setup, edits, (*remarks, *_apart(self.plan), *without_jax(edits)))
+        return Code(style, setup, edits, (*remarks, *self.refused, *_apart(self.plan), *without_jax(edits)))
 
     def _rules(self) -> tuple[Sequence[LogicalRule], Sequence[int]]:
         """The rules for names of dimensions, and the arguments whose shardings follow from them."""
@@ -359,6 +374,8 @@ class Writer:
         constrained = self._constrained(*CONSTRAINTS)
         inputs = [self._spec(value.sharding, len(value.shape)) for value in self.plan.inputs]
 
+        unequal: set[Span] = set()
+
         @functools.cache
         def typed(chosen: frozenset[int]) -> tuple[ExplicitTypes, frozenset[int]]:
             """The types with some expressions resharded, and all those that need a sharding of their own."""
@@ -366,7 +383,8 @@ class Writer:
             stated = {place_of[n]: planned[place_of[n]] for each in settled for n in each.numbers if place_of[n] in planned}
             types = ExplicitTypes(mesh, planned, stated, frozenset(each.span for each in settled))
             types.results(self.closed.jaxpr, inputs)
-            refused = {next((spans[span] for span in some if span in spans), -1) for some in types.failures} - chosen - {-1}
+            unequal.update(types.unequal)
+            refused = {spans[span] for some in types.failures for span in [next((s for s in some if s in spans), None)] if span} - chosen
             return typed(chosen | refused) if refused else (types, chosen)
 
         @functools.cache
@@ -380,10 +398,15 @@ class Writer:
 
         chosen = frozenset(fewest_pins(self.places, lambda numbers: propagated(frozenset(numbers)), 1.0))
         _, needed = typed(frozenset())
-        _, every = typed(chosen)
+        types, every = typed(chosen)
+        places = [some[0] for some in types.failures if some]
+        self.refused = [
+            f"JAX has no rule for a type at {each.file}:{each.line}, and no line can state one." for each in dict.fromkeys(places)
+        ]
         changes = {self.writable[i].expression.span: self.writable[i].wrapped("jax.reshard") for i in chosen - needed}
         for each in (self.writable[i] for i in sorted(every - (chosen - needed))):
-            changes[each.expression.span] = functools.partial(stated, each.spec)
+            span = each.expression.span
+            changes[span] = each.wrapped("jax.reshard") if span in unequal else functools.partial(stated, each.spec)
         return propagated(chosen).seconds, with_constraints(changes, constrained, "jax.reshard")
 
     def _spec(self, sharding: TensorSharding | None, rank: int) -> PartitionSpec:

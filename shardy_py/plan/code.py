@@ -187,6 +187,10 @@ def filled(template: str, *nodes: ast.expr) -> ast.expr:
     return expression.body
 
 
+def _is_path(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_path(node.value))
+
+
 def _is_literal(node: ast.expr) -> bool:
     try:
         ast.literal_eval(node)
@@ -219,6 +223,8 @@ def stated(spec: str, node: ast.expr) -> ast.expr:
     if isinstance(node, ast.Call):
         keywords = [ast.keyword(each.arg, parameter(each.value)) for each in node.keywords]
         body: ast.expr = ast.Call(node.func, list(map(parameter, node.args)), keywords)
+        if isinstance(node.func, ast.Attribute) and not (arrays and _is_path(node.func.value)):  # a method of an array
+            body.func = ast.Attribute(parameter(node.func.value), name)
     elif isinstance(node, ast.BinOp):
         body = ast.BinOp(parameter(node.left), node.op, parameter(node.right))
     else:

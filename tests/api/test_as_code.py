@@ -10,6 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -73,7 +74,7 @@ def runs_as_planned(name: str, plan: Any, planned: Any, style: Any = "constraint
     for one, value in zip(jax.tree.leaves(result), jax.tree.leaves(plan.output_shardings), strict=True):
         assert one.sharding.is_equivalent_to(jax.NamedSharding(one.sharding.mesh, value.spec), one.ndim)
     least = moved(planned.lower(*this.args).compile())
-    assert moved(compiled) <= (1.2 if name in APART else 1.0) * least
+    assert moved(compiled) <= (1.5 if name in APART else 1.0) * least
     assert any("XLA alone partitions reduce_window_sum" in remark for remark in code.remarks) == (name in APART)
 
 
@@ -146,6 +147,26 @@ def test_one_line_in_several_shardings_is_said() -> None:
     this = example("train state")
     code = sp.auto_shard(this.fun, mesh=MESH, planner=sp.Planner(hardware=SLOW, time_limit_s=60), lowering="jit").plan(*this.args).as_code()
     assert any("one line in several shardings" in remark for remark in code.remarks)
+
+
+def test_what_a_loop_starts_with_is_resharded() -> None:
+    def walk(x: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda h, row: (jnp.tanh(h @ w + row), h.var(-1)), jnp.zeros((8, 16)), x)
+
+    args = np.ones((4, 8, 16), np.float32), np.ones((16, 16), np.float32)
+    plan = sp.auto_shard(walk, mesh=MESH, in_shardings=(jax.P(None, "data"), jax.P(None, "model"))).plan(*args)
+    (edit,) = plan.as_code("explicit").edits
+    assert "jax.reshard(jnp.zeros((8, 16)), jax.P('data', 'model'))" in edit.text
+
+
+def test_lines_that_cannot_state_a_type_are_said() -> None:
+    def three(x: Any, ws: Any) -> Any:
+        return [x @ w for w in ws]
+
+    args = np.ones((8, 16), np.float32), [np.ones((16, 16), np.float32)] * 3
+    specs = (jax.P(None, "model"), [jax.P("model"), jax.P("model", "data"), jax.P()])
+    code = sp.auto_shard(three, mesh=MESH, in_shardings=specs).plan(*args).as_code("explicit")
+    assert any("JAX has no rule for a type at" in remark for remark in code.remarks)
 
 
 def test_code_that_cannot_be_written() -> None:
