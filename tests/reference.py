@@ -20,10 +20,10 @@ PROPAGATION = "builtin.module(func.func(chlo-legalize-to-stablehlo),sdy-propagat
 LEGALIZE_CHLO = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
 
 SAME_SHARDY = jaxlib.__version__.startswith("0.10.")
-"""Whether jaxlib carries the Shardy that this package follows; passes and messages of later ones differ."""
+"""Whether jaxlib carries Shardy of 0.10; the partitioner's passes of later ones do otherwise."""
 
 NEEDS_SAME_SHARDY = pytest.mark.skipif(
-    not SAME_SHARDY, reason=f"this follows the Shardy in jaxlib 0.10, not the later one in {jaxlib.__version__}"
+    not SAME_SHARDY, reason=f"a difference of docs/differences.md between jaxlib 0.10 and {jaxlib.__version__}"
 )
 
 _CONSTANTS = frozenset(("stablehlo.constant", "sdy.constant"))

@@ -11,7 +11,7 @@ from shardy_py.dialect import CHANGES, Mesh
 from shardy_py.errors import ShardyError
 from shardy_py.opt import run_passes
 from tests.dialect.test_against_jaxlib import jaxlib_attribute
-from tests.reference import NEEDS_SAME_SHARDY, run_pipeline
+from tests.reference import run_pipeline
 
 ROOT = pathlib.Path(__file__).parents[1]
 MODULE = """sdy.mesh @mesh = <["x"=2]>
@@ -35,7 +35,6 @@ def test_every_change_between_releases_is_listed() -> None:
     assert table.splitlines() == [f"| {change} | {what} |" for change, what in CHANGES.items()]
 
 
-@NEEDS_SAME_SHARDY
 def test_text_behind_an_attribute_in_its_long_form() -> None:
     text = '#sdy<mesh<["a"=2]> x>'
     assert jaxlib_attribute(text) == '#sdy.mesh<["a"=2]>'
@@ -43,7 +42,6 @@ def test_text_behind_an_attribute_in_its_long_form() -> None:
         Mesh.parse(text)
 
 
-@NEEDS_SAME_SHARDY
 def test_modules_are_not_written_to_a_directory(tmp_path: pathlib.Path) -> None:
     pipeline = f"sdy-export-pipeline{{dump-directory={tmp_path}}}"
     run_passes(MODULE, pipeline)

@@ -12,9 +12,11 @@ CHANGES: Mapping[str, str] = {
     "convolution: factors of one side": "windows, and results, of which no part fits into the input are permutations",
     "pad: equal sizes permute": "a dimension that is padded, and cut to its old size, is a permutation",
     "dynamic_update_slice: updates permute": "a dimension that is updated in part is a permutation in operand and update",
-    "constraints: fully open shardings yield": "`sdy-apply-sharding-constraints` replaces shardings that are fully open",
+    "constraints: fully open shardings yield": "`sdy-apply-sharding-constraints` replaces shardings that are fully open and have no axes",
+    "debug: every edge has an entry": "lists of sharding origins have an empty entry for an edge without any",
     "calls: unreduced axes stay": "`sdy-insert-func-call-reshards` leaves calls whose callee has other unreduced axes",
     "results: main has shardings": "results of main without a sharding get that of the value returned",
+    "reshards: reductions by kind": "all-reduces that `sdy-insert-explicit-reshards` inserts for a maximum or minimum say so",
     "export: unreduced axes are verified": "`sdy-verify-unreduced-axes` runs before reshards are inserted",
     "export: meshes are inlined": "`sdy-export-pipeline` writes meshes into shardings",
 }

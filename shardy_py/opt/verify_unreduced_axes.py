@@ -11,7 +11,7 @@ from shardy_py.errors import VerificationError
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.passes.base import Pass
 from shardy_py.passes.dataflow import get_sharding, manual_axes, without_manual_axes
-from shardy_py.passes.export.explicit_reshards.unreduced import unreduced_of
+from shardy_py.passes.export.explicit_reshards.unreduced import KINDS, unreduced_of
 from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, functions_by_name, place
@@ -21,7 +21,6 @@ _RETURNS = frozenset(("func.return", "sdy.return"))
 _REDUCES = frozenset(("sdy.all_reduce", "sdy.reduce_scatter"))
 _REDUCES_BY_BODY = frozenset(("stablehlo.all_reduce", "stablehlo.reduce_scatter"))
 _UNCHECKED = CONSTRAINTS | {"sdy.propagation_barrier", "stablehlo.return"}
-_KINDS = {"stablehlo.add": "sum", "stablehlo.maximum": "max", "stablehlo.minimum": "min"}
 _WITHOUT = "without a blessed operation (e.g., sdy.reshard). This is an invalid transition from unreduced to reduced."
 
 
@@ -142,4 +141,4 @@ def _body_reduction(op: Op) -> str | None:
     """How the region of a reduction combines two values; None where it makes several results, or neither sum, maximum nor minimum."""
     returned = op.regions[0].terminator.operands if op.regions else ()
     maker = returned[0].defining_op if len(returned) == 1 else None
-    return None if maker is None else _KINDS.get(maker.name)
+    return None if maker is None else KINDS.get(maker.name)

@@ -19,7 +19,9 @@ from shardy_py.frontends.primitives import FAMILIES, TEMPLATES
 from shardy_py.frontends.primitives.template import Builder, OpTemplate, Template
 from tests.frontends.lowering import difference, imported, lowered, traced
 
-ON_ITS_VERSION = pytest.mark.skipif(jax.__version_info__[:3] != (0, 10, 2), reason="templates follow the lowering of jax 0.10.2")
+ITS_VERSION = jax.__version_info__[:3] == (0, 10, 2)
+CHANGED = frozenset("asin lgamma abs-complex64-2 collectives gather-tiled scatter-tiled collectives-moving collectives-varying".split())
+"""Cases that jax 0.12 lowers otherwise than 0.10.2, which the templates follow."""
 
 F32 = jax.ShapeDtypeStruct((4, 8), np.float32)
 BF16 = jax.ShapeDtypeStruct((4, 8), jnp.bfloat16)
@@ -172,9 +174,10 @@ def _convolved(x: Any, window_strides: tuple[int, int] = (1, 1), **options: Any)
 CASES = {name: (f, args) for name, f, args in _functions()}
 
 
-@ON_ITS_VERSION
 @pytest.mark.parametrize("name", CASES)
 def test_a_template_gives_what_jax_lowers(name: str) -> None:
+    if name in CHANGED and not ITS_VERSION:
+        pytest.skip("jax 0.12 lowers this otherwise")
     function, args = CASES[name]
     assert difference(imported(function, args).program, lowered(function, args)) == ""
 
@@ -195,7 +198,7 @@ NOT_MADE_BY_PUBLIC_FUNCTIONS = {
 """Primitives that only other equations' lowering, other platforms or explicit axes make."""
 
 
-@ON_ITS_VERSION
+@pytest.mark.skipif(not ITS_VERSION, reason="jax 0.12 has other parameters for collectives")
 def test_every_template_is_swept() -> None:
     made = {name for function, args in CASES.values() for name in _primitives(traced(function, *args).jaxpr)}
     assert set(TEMPLATES) - made - NOT_MADE_BY_PUBLIC_FUNCTIONS == set()

@@ -20,7 +20,10 @@ from jax.sharding import PartitionSpec as P
 from shardy_py.frontends.readers import READERS, TABLES
 from tests.frontends.lowering import difference, imported, lowered
 
-ON_ITS_VERSION = pytest.mark.skipif(jax.__version_info__[:3] != (0, 10, 2), reason="readers follow the lowering of jax 0.10.2")
+ITS_VERSION = jax.__version_info__[:3] == (0, 10, 2)
+ON_ITS_VERSION = pytest.mark.skipif(not ITS_VERSION, reason="jax 0.12 lowers this otherwise")
+CHANGED = frozenset(("groups", "functions_that_jax_traces_to_lower", "partly_manual_regions", "nested_manual_regions"))
+"""Cases that jax 0.12 lowers otherwise than 0.10.2, which the readers follow."""
 
 X = jax.ShapeDtypeStruct((8, 16), np.float32)
 Y = jax.ShapeDtypeStruct((16, 8), np.float32)
@@ -273,9 +276,10 @@ def loops_in_manual_regions(x: Any) -> Any:
     return jax.shard_map(body, mesh=mesh(), in_specs=P(None, "y"), out_specs=(P(), P(None, "y")), check_vma=False)(x)
 
 
-@ON_ITS_VERSION
 @pytest.mark.parametrize("name", CASES)
 def test_a_reader_gives_what_jax_lowers(name: str) -> None:
+    if name in CHANGED and not ITS_VERSION:
+        pytest.skip("jax 0.12 lowers this otherwise")
     function, args = CASES[name]
     assert difference(imported(function, args).program, lowered(function, args)) == ""
 
@@ -304,7 +308,6 @@ def test_shardings_in_types_of_loops_and_gradients() -> None:
     assert _explicit(lambda x: (jax.grad(loss)(x), lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x)), P("x")) == ""
 
 
-@ON_ITS_VERSION
 def test_custom_partitioning_brings_its_rule() -> None:
     double, total = custom_partitioning(lambda x: x * 2), custom_partitioning(lambda x: x.sum(1))
     double.def_partition(partition=None, infer_sharding_from_operands=None, sharding_rule="i j -> i j")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,10 +26,11 @@ from tests.passes.export.random_ops import function
 from tests.passes.oracle import dump
 from tests.passes.random_modules import module
 from tests.random_programs import load, program_of_seed
-from tests.reference import LEGALIZE_CHLO, NEEDS_SAME_SHARDY, lower, run_pipeline
+from tests.reference import LEGALIZE_CHLO, SAME_SHARDY, lower, run_pipeline
 
 PIPELINE = "builtin.module(sdy-propagation-pipeline)"
-COLLECTIVES = "builtin.module(func.func(sdy-insert-explicit-reshards{enable-full-version=true}),func.func(sdy-reshard-to-collectives))"
+RESHARDS = "builtin.module(func.func(sdy-insert-explicit-reshards{enable-full-version=true}))"
+COLLECTIVES = RESHARDS.removesuffix(")") + ",func.func(sdy-reshard-to-collectives))"
 NO_CONFLICTS = pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.rounds.ShardingGroupConflictWarning")
 
 
@@ -41,10 +43,13 @@ def check(text: str) -> int:
     PropagationPipeline().run(program)
     run_pipeline(reference, PIPELINE)
     assert dump(program) == dump(from_mlir(reference, keep=True)), text
+    if not SAME_SHARDY and re.search(r"stablehlo.reduce\(.*\), \(", text):
+        return 1  # later reshards do not combine what has several results, such as an argmax
     InsertExplicitReshards(enable_full_version=True).run(program)
-    ReshardToCollectives().run(program)
+    if SAME_SHARDY:  # later collectives gather more than they have to
+        ReshardToCollectives().run(program)
     try:
-        run_pipeline(reference, COLLECTIVES)
+        run_pipeline(reference, COLLECTIVES if SAME_SHARDY else RESHARDS)
     except ir.MLIRError as error:
         if "doesn't match operand on dimension" not in str(error):
             raise
@@ -124,13 +129,11 @@ def bound(specs: Any) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda leaf: isinstance(leaf, P))
 
 
-@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize(("fun", "args", "specs"), PROGRAMS, ids=[f"{i}-{fun.__name__}" for i, (fun, *_) in enumerate(PROGRAMS)])
 def test_jax_programs(fun: Callable[..., Any], args: tuple[Any, ...], specs: Any) -> None:
     check(str(run_pipeline(lower(fun, *args, in_shardings=bound(specs)), LEGALIZE_CHLO)))
 
 
-@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("scanned", [False, True])
 def test_training_step(scanned: bool) -> None:
     args, specs = gpt.arguments(2, 128, scanned=scanned)
@@ -140,7 +143,6 @@ def test_training_step(scanned: bool) -> None:
     assert check(str(run_pipeline(lower(gpt.train_step, *args, in_shardings=bound(renamed)), LEGALIZE_CHLO))) > 10
 
 
-@NEEDS_SAME_SHARDY
 def test_random_jax_programs() -> None:
     for seed in range(12):
         loaded = load(program_of_seed(seed))
@@ -148,7 +150,6 @@ def test_random_jax_programs() -> None:
         check(str(run_pipeline(lowered, LEGALIZE_CHLO)))
 
 
-@NEEDS_SAME_SHARDY
 @NO_CONFLICTS
 @pytest.mark.parametrize("seeds", [range(10), range(80, 90)], ids=str)
 def test_random_modules(seeds: range) -> None:
@@ -156,7 +157,6 @@ def test_random_modules(seeds: range) -> None:
     assert sum(check(function(seed)) for seed in seeds) > 10
 
 
-@NEEDS_SAME_SHARDY
 @NO_CONFLICTS
 @pytest.mark.slow
 def test_many_random_modules() -> None:
@@ -165,7 +165,6 @@ def test_many_random_modules() -> None:
         check(function(seed))
 
 
-@NEEDS_SAME_SHARDY
 def test_erases_a_dead_loop_whose_inside_is_dead_already() -> None:
     check(module(88))
 

@@ -33,7 +33,6 @@ from shardy_py.passes.import_.remove_size_one_axes import RemoveSizeOneAxes
 from shardy_py.passes.import_.sharding_group_import import ShardingGroupImport
 from tests.passes.oracle import corpus, dump, jaxlib_program, options_of
 from tests.passes.random_modules import module
-from tests.reference import NEEDS_SAME_SHARDY
 
 Pass = Any
 
@@ -96,13 +95,11 @@ def test_every_pass_has_the_name_of_its_file() -> None:
         assert name.removeprefix("sdy-").replace("-", "") == each.__name__.lower()
 
 
-@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("seed", range(20))
 def test_import_of_random_modules(seed: int) -> None:
     check(module(seed), IMPORT)
 
 
-@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("seed", range(40, 56))
 def test_import_and_export_of_random_modules(seed: int) -> None:
     check(module(seed), (*IMPORT, *EXPORT))
@@ -113,7 +110,6 @@ def test_splitter_alone(seed: int) -> None:
     check(module(seed, size=20), (ConstantOrScalarSplitter,))
 
 
-@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("seed", range(90, 100))
 def test_edges_and_constraints_alone(seed: int) -> None:
     check(module(seed, size=16), (AddDataFlowEdges, ApplyShardingConstraints))

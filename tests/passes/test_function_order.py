@@ -9,7 +9,6 @@ from shardy_py.opt.flatten_call_graph import FlattenCallGraph
 from shardy_py.opt.pre_order_funcs import PreOrderFuncs
 from shardy_py.passes.walk import calls_in
 from tests.passes.oracle import jaxlib_program
-from tests.reference import NEEDS_SAME_SHARDY
 
 
 def functions(*calls: tuple[str, str]) -> str:
@@ -47,7 +46,6 @@ def test_a_function_that_nobody_calls_can_stand_before_main() -> None:
     assert order(functions(("main", ""), ("comparator", ""))) == ["comparator", "main"]
 
 
-@NEEDS_SAME_SHARDY
 def test_random_call_graphs() -> None:
     for seed in range(60):
         text = random_functions(seed)

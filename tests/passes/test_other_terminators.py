@@ -12,7 +12,6 @@ from shardy_py.opt.partitioner.resolve_permutation_factors import ResolvePermuta
 from shardy_py.opt.table import PASSES
 from shardy_py.passes.pipeline_text import FUNCTION
 from tests.passes.oracle import jaxlib_text
-from tests.reference import NEEDS_SAME_SHARDY
 
 CRASHES = frozenset((ResolvePermutationFactors.name,))
 """Passes of jaxlib that end the process where a function does not end in `func.return`."""
@@ -47,7 +46,6 @@ def modules(operands: int) -> dict[str, str]:
     }
 
 
-@NEEDS_SAME_SHARDY
 @pytest.mark.filterwarnings(f"ignore::{UnknownOpWarning.__module__}.{UnknownOpWarning.__name__}")
 @pytest.mark.parametrize("operands", [0, 1, 2])
 @pytest.mark.parametrize("name", sorted(PASSES.keys() - CRASHES))

@@ -20,7 +20,7 @@ from shardy_py.passes.export import canonicalize
 from shardy_py.passes.export.canonicalize import Canonicalize
 from shardy_py.plan import Movement, Reshard
 from shardy_py.plan.collectives import MOVING_OPS, format_bytes, movement_of, received
-from tests.reference import NEEDS_SAME_SHARDY, PROPAGATION, lower, run_pipeline
+from tests.reference import PROPAGATION, lower, run_pipeline
 
 MESH = {"data": 2, "model": 4}
 
@@ -336,7 +336,6 @@ def moved(fun, shardings) -> Counter:
     return Counter(_key(step, reshard.type) for reshard in plan.shardy_reshards for step in reshard.collectives)
 
 
-@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize(
     "fun", [dot, constrained, called, called_twice, gradient, branch, softmax, loop, heads, sorts], ids=lambda fun: fun.__name__
 )
@@ -345,7 +344,6 @@ def test_moves_what_jaxlib_moves(fun) -> None:
         assert moved(fun, shardings) == moved_by_jaxlib(fun, W, X, shardings=shardings), f"{fun.__name__} {shardings}"
 
 
-@NEEDS_SAME_SHARDY
 def test_moves_less_where_jaxlib_stops_before_a_slice_of_what_is_scanned() -> None:
     """The argument of the slice is not told of the sharding that the stack gets last; see `PlanPipeline`."""
     less = 0

@@ -12,7 +12,15 @@ from shardy_py.passes.dataflow import COMPUTATIONS, DATA_FLOW_OPS, get_sharding,
 from shardy_py.passes.export.explicit_reshards.choice import BY_BYTES, BY_ELEMENTS, Choice
 from shardy_py.passes.export.explicit_reshards.decision import Decision, decide
 from shardy_py.passes.export.explicit_reshards.edits import Edits
-from shardy_py.passes.export.explicit_reshards.unreduced import RESHARD, Collective, all_reduce, more_unreduced, reduce_to, unreduced_of
+from shardy_py.passes.export.explicit_reshards.unreduced import (
+    KINDS,
+    RESHARD,
+    Collective,
+    all_reduce,
+    more_unreduced,
+    reduce_to,
+    unreduced_of,
+)
 from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, functions_by_name
@@ -198,9 +206,12 @@ class _Inserter:
         if not decision.reduced:
             return
         sums: list[Op] = []
+        kind = "sum"
+        if op.name == "stablehlo.reduce" and self.semantics.has("reshards: reductions by kind"):
+            kind = KINDS.get(op.attributes["body"], kind)
         for result in op.results:
             sharding = get_sharding(result) or TensorSharding.closed(decision.mesh, result.type.rank)
-            sums.append(self.follow(result, all_reduce(decision.reduced, sharding), f"{op.name} makes parts of the sum", op))
+            sums.append(self.follow(result, all_reduce(decision.reduced, sharding, kind), f"{op.name} makes parts of the sum", op))
         self.edits.after(op, *sums)
 
     def follow(self, value: Value, step: Collective, why: str, cause: Op) -> Op:

@@ -76,20 +76,22 @@ class SinkDataFlowEdges(Pass):
             if shardings is not None:
                 _sink_to_results(op, shardings, self.block_arguments)
         if self.sink_debug_sharding_origins:
-            _sink_debug({**arguments, **results}, "sharding_origins")
+            _sink_debug(
+                {**arguments, **results}, "sharding_origins", {} if program.semantics.has("debug: every edge has an entry") else None
+            )
         if self.sink_debug_propagation_edge_sharding:
             _sink_debug({**arguments, **results}, "propagation_edges")
         erase_edges(edges)
 
 
-def _sink_debug(ops: Iterable[Op], kind: str) -> None:
-    """Moves a debug attribute of edges to their ops, if any op has it: a list for block arguments, one for results."""
+def _sink_debug(ops: Iterable[Op], kind: str, missing: object = None) -> None:
+    """Moves a debug attribute of edges to their ops: a list for block arguments, one for results."""
     for op in ops:
         inside = op.regions[0].arguments if op.name in COMPUTATIONS else ()
         for prefix, owners in (("block_arg", inside), ("result", op.results)):
             edges = [edge for edge in map(edge_of_owner, owners) if edge is not None]
-            notes = tuple(edge.attributes[f"sdy.{kind}"] for edge in edges if f"sdy.{kind}" in edge.attributes)
-            op.attributes = {**op.attributes, f"sdy.{prefix}_{kind}": notes}
+            notes = tuple(edge.attributes.get(f"sdy.{kind}", missing) for edge in edges)
+            op.attributes = {**op.attributes, f"sdy.{prefix}_{kind}": tuple(note for note in notes if note is not None)}
 
 
 def _shardings(owners: Sequence[Value]) -> list[TensorSharding] | None:

@@ -72,7 +72,7 @@ def _applies(x: Value, sharding: TensorSharding, yields: bool) -> bool:
 
 def _has_sharding(x: Value, yields: bool) -> bool:
     sharding = get_sharding(x)
-    return sharding is not None and not (yields and sharding.is_fully_open)
+    return sharding is not None and not (yields and sharding.is_fully_open and not sharding.has_axes)
 
 
 def _constraint(user: Op, i: int) -> TensorSharding | None:

@@ -16,8 +16,9 @@ from shardy_py.opt import run_passes
 from shardy_py.opt.partitioner.pad_for_divisibility import PadForDivisibility
 from tests.opt.partitioner.random_padded import RandomModule
 from tests.passes.oracle import corpus, jaxlib_text
-from tests.reference import NEEDS_SAME_SHARDY
+from tests.reference import NEEDS_SAME_SHARDY, SAME_SHARDY
 
+MASKED = ("dot of one that is not zero", "dot of the same twice", "dot after a slice that adds nothing")
 PIPELINE = f"func.func({PadForDivisibility.name})"
 MESH = 'sdy.mesh @m = <["x"=4, "y"=2]>\n'
 
@@ -152,9 +153,11 @@ def test_golden(case: dict[str, Any]) -> None:
     assert all(diagnostic["text"] in str(raised.value) for diagnostic in case["diagnostics"])
 
 
-@NEEDS_SAME_SHARDY
-@pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in SAME.items()])
-def test_against_jaxlib(text: str) -> None:
+@pytest.mark.parametrize("name", SAME)
+def test_against_jaxlib(name: str) -> None:
+    text = SAME[name]
+    if name in MASKED and not SAME_SHARDY:
+        pytest.skip("a difference of docs/differences.md: masks of dots")
     assert run_passes(text, PIPELINE) == jaxlib_text(text, PIPELINE)
 
 

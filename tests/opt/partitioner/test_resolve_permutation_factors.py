@@ -16,7 +16,7 @@ from shardy_py.opt import run_passes
 from shardy_py.opt.partitioner.permutation.meshes import reversed_mesh
 from shardy_py.opt.partitioner.resolve_permutation_factors import ResolvePermutationFactors, neighbours
 from tests.passes.oracle import corpus, jaxlib_text
-from tests.reference import NEEDS_SAME_SHARDY
+from tests.reference import NEEDS_SAME_SHARDY, SAME_SHARDY
 
 MESHES = """sdy.mesh @m = <["x"=4, "y"=2, "z"=2]>
 sdy.mesh @o = <["x"=4, "y"=2, "z"=2], device_ids=[15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]>
@@ -161,9 +161,12 @@ def test_golden(case: dict[str, Any]) -> None:
     assert run_passes(case["input"], case["pipeline"]) == str(parse_module(case["output"]))
 
 
-@pytest.mark.parametrize("exchange", [False, pytest.param(True, marks=NEEDS_SAME_SHARDY)])
-@pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in CASES.items()])
-def test_against_jaxlib(text: str, exchange: bool) -> None:
+@pytest.mark.parametrize("exchange", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_against_jaxlib(name: str, exchange: bool) -> None:
+    text = CASES[name]
+    if exchange and not SAME_SHARDY and ("stablehlo.reverse" in text or name == "slices"):
+        pytest.skip("a difference of docs/differences.md: halo exchange")
     assert run_passes(text, pipeline(exchange)) == jaxlib_text(text, pipeline(exchange))
 
 

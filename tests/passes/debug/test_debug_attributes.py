@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from shardy_py.opt import run_passes
 from shardy_py.passes.debug.recording import EdgesOfOp
 from tests.passes.debug.random_returns import returns
-from tests.reference import NEEDS_SAME_SHARDY, run_pipeline
+from tests.reference import run_pipeline
 
 MESH = 'sdy.mesh @mesh = <["a"=2, "b"=2, "c"=8]>\n'
 
@@ -91,7 +93,13 @@ def pipeline(option: str) -> str:
     return f"sdy-add-data-flow-edges,sdy-apply-sharding-constraints{{{option}=true}},sdy-aggressive-propagate{{{option}=true}},{sink}"
 
 
-@NEEDS_SAME_SHARDY
+def by_jaxlib(text: str, passes: str) -> str:
+    """What jaxlib makes of a module, without the empty lists of edges that it writes and does not read."""
+    return re.sub(
+        r", #sdy.propagation_edges<\[\]>|#sdy.propagation_edges<\[\]>(, )?", "", str(run_pipeline(text, f"builtin.module({passes})"))
+    )
+
+
 @pytest.mark.parametrize("option", ["debug-sharding-origins", "debug-propagation-edge-sharding"])
 @pytest.mark.parametrize("name", MODULES)
 def test_as_in_jaxlib(name: str, option: str) -> None:
@@ -99,7 +107,7 @@ def test_as_in_jaxlib(name: str, option: str) -> None:
     passes = pipeline(option)
     ours = run_passes(text, passes)
     assert option.split("-")[-1].removesuffix("s") in ours
-    assert ours == str(run_pipeline(text, f"builtin.module({passes})"))
+    assert ours == by_jaxlib(text, passes)
 
 
 def test_an_axis_that_a_group_brought_is_passed_on_with_its_origin() -> None:
@@ -123,13 +131,12 @@ def test_an_axis_that_a_group_brought_is_passed_on_with_its_origin() -> None:
     )
 
 
-@NEEDS_SAME_SHARDY
 @pytest.mark.parametrize("option", ["debug-sharding-origins", "debug-propagation-edge-sharding"])
 @pytest.mark.parametrize("seeds", [range(i, i + 20) for i in range(0, 80, 20)], ids=str)
 def test_random_returns_as_in_jaxlib(seeds: range, option: str) -> None:
     for seed in seeds:
         text = returns(seed)
-        assert run_passes(text, pipeline(option)) == str(run_pipeline(text, f"builtin.module({pipeline(option)})")), text
+        assert run_passes(text, pipeline(option)) == by_jaxlib(text, pipeline(option)), text
 
 
 @pytest.mark.parametrize("name", MODULES)

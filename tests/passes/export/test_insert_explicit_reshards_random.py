@@ -12,9 +12,6 @@ from tests.passes.export.random_ops import function
 from tests.passes.oracle import dump
 from tests.passes.propagation.random_computations import computations
 from tests.passes.random_modules import module
-from tests.reference import NEEDS_SAME_SHARDY
-
-pytestmark = NEEDS_SAME_SHARDY
 
 PREPARED = ",".join(
     (

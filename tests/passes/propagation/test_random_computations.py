@@ -8,7 +8,6 @@ from shardy_py.frontends.mlir import from_mlir
 from tests.passes.oracle import dump, jaxlib_program
 from tests.passes.propagation.modules import AGGRESSIVE, BASIC, OP_PRIORITY, PASSES, USER_PRIORITY, propagated
 from tests.passes.propagation.random_computations import computations
-from tests.reference import NEEDS_SAME_SHARDY
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,6 @@ def test_nothing_crosses_a_computation_without_edges(stated: str, expected: list
     assert propagated(text, BASIC) == expected
 
 
-@NEEDS_SAME_SHARDY
 @pytest.mark.filterwarnings("ignore::shardy_py.passes.propagation.rounds.ShardingGroupConflictWarning")
 @pytest.mark.parametrize("seed", range(48))
 def test_random_computations(seed: int) -> None:

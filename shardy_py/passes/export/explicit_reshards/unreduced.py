@@ -21,6 +21,8 @@ from shardy_py.errors import ShardyError
 
 RESHARD = "sdy.reshard"
 ALL_REDUCE = "sdy.all_reduce"
+KINDS: Mapping[str, str] = {"stablehlo.add": "sum", "stablehlo.maximum": "max", "stablehlo.minimum": "min"}
+"""The op in a reduction's body -> how parts of it are combined."""
 
 
 @dataclass(frozen=True)
