@@ -260,9 +260,11 @@ def apply_to_results(
     rules: Sequence[tuple[str, object]], results: Sequence[Leaf], annotated: Annotated, view: MeshView, options: Options, location: str
 ) -> Annotated:
     """The annotations of results with those of rules, and findings for ranks too low. Raises SpecError for misfits."""
+    if not rules:
+        return annotated
     out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
     paths = rule_paths(results)
-    parameters = parameters_of(results, paths) if rules else []
+    parameters = parameters_of(results, paths)
     for i, (leaf, path) in enumerate(zip(results, paths, strict=True)):
         hit = _result_rule(rules, path)
         if hit is None or out[i] is not None or rules[hit][1] is None:
