@@ -279,7 +279,7 @@ class _Derived:
 
 @dataclass(frozen=True, eq=False)
 class DerivedRegions:
-    """Plans and partitions the programs that a decorated function is transformed to, as the function itself; see `Partition`."""
+    """Plans and partitions the programs that a decorated function is transformed to, as the function itself; see `Partitioner`."""
 
     view: MeshView
     options: Options

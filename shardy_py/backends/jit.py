@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh
 from shardy_py.backends.conflicts import only_results, pin_conflicts, pin_mispartitioned, pinned_sharding
 from shardy_py.backends.local.ruled_call import batched_rule
 from shardy_py.backends.named_shardings import NamedShardings
-from shardy_py.backends.partitioned_call import Partition
+from shardy_py.backends.partitioned_call import Partitioner
 from shardy_py.backends.partitioned_equation import in_region
 from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, Replacement, constraint_params, scopes_of
 from shardy_py.backends.xla_workarounds import Target, workaround
@@ -49,7 +49,7 @@ def pinned(
     auto_mesh: AbstractMesh,
     propagate: Callable[[ClosedJaxpr], Imported],
     platform: str,
-    partition: Partition,
+    partition: Partitioner,
     only_grows: bool = False,
 ) -> Pinned:
     """The copy of a traced jaxpr that pins a plan."""
@@ -78,7 +78,7 @@ def pinned(
     return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, auto_mesh).jaxpr, closed.consts), pins.count(), False)
 
 
-def left_to_xla(closed: ClosedJaxpr, planned: Imported, auto_mesh: AbstractMesh, platform: str, partition: Partition) -> Pinned:
+def left_to_xla(closed: ClosedJaxpr, planned: Imported, auto_mesh: AbstractMesh, platform: str, partition: Partitioner) -> Pinned:
     """The copy of a traced jaxpr that holds only what the user annotated to the plan, and ops that XLA may partition wrongly."""
     target = Target(NamedShardings(auto_mesh), planned.program.meshes, platform, partition, keeps_plan=False)
     copier = Copier(target.named, lambda eqn, scope: _annotation(eqn, scope, target, _ANNOTATIONS_ALONE) or workaround(eqn, scope, target))

@@ -43,7 +43,7 @@ Shardings = tuple[TensorSharding | None, ...]
 T = TypeVar("T")
 
 
-class Partition(Hashable, Protocol):
+class Partitioner(Hashable, Protocol):
     """Makes a program of local arrays of a jaxpr of global ones; `devices` is None where programs run wherever their arguments are."""
 
     @property
@@ -64,14 +64,14 @@ class Partition(Hashable, Protocol):
 partitioned_call_p = Primitive("partitioned_call")
 """A call of `jaxpr`, which has no constants.
 
-`partition` is a `Partition`, `in_seeds` and `out_seeds` are what its shardings are worked out from, `name` is for profiles, and `devices`
+`partition` is a `Partitioner`, `in_seeds` and `out_seeds` are what its shardings are worked out from, `name` is for profiles, and `devices`
 is a jaxpr that names the devices, None where any devices do.
 """
 partitioned_call_p.multiple_results = True
 
 
 def partitioned_call(
-    jaxpr: ClosedJaxpr, leaves: Sequence[Any], partition: Partition, in_shardings: Shardings, out_shardings: Shardings, name: str
+    jaxpr: ClosedJaxpr, leaves: Sequence[Any], partition: Partitioner, in_shardings: Shardings, out_shardings: Shardings, name: str
 ) -> list[Any]:
     """Calls a jaxpr on global arrays, partitioned (equal partitions behave the same), as if `jax.jit` had been called."""
     _register_sparse()
@@ -112,7 +112,7 @@ def _naming(devices: Mesh | None) -> ClosedJaxpr | None:
 class _Planning:
     """A call with the planned shardings of its inputs and results; equal calls are one object."""
 
-    def __init__(self, partition: Partition, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds) -> None:
+    def __init__(self, partition: Partitioner, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds) -> None:
         self._call = (jaxpr, _resolved, in_seeds, out_seeds)
         self._partition = partition
 
@@ -155,7 +155,7 @@ def _resolved(seeds: Seeds) -> Shardings:
     return tuple(seed.resolve() if isinstance(seed, _Planned | _Mapped) else seed for seed in seeds)
 
 
-def _planned(jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds) -> tuple[Seeds, Seeds]:
+def _planned(jaxpr: ClosedJaxpr, partition: Partitioner, in_seeds: Seeds, out_seeds: Seeds) -> tuple[Seeds, Seeds]:
     """Seeds for calls derived from a call: the planned shardings of its own seeds; seeds that an earlier plan decides stay."""
     planning = _once(_Planning, partition, jaxpr, tuple(in_seeds), tuple(out_seeds))
     seeds = [s if isinstance(s, _Planned | _Mapped) else _Planned(planning, i) for i, s in enumerate((*in_seeds, *out_seeds))]
@@ -176,7 +176,7 @@ REMEMBERED = 256
 """Results of all kinds that are remembered for each partition, the last ones."""
 
 
-def _once(make: Callable[..., T], partition: Partition, *key: Hashable) -> T:
+def _once(make: Callable[..., T], partition: Partitioner, *key: Hashable) -> T:
     """A result for a call, cached with its partition, which lives as long as calls under it do."""
     memory = partition.memory
     result = memory.get((make, *key))
@@ -188,15 +188,15 @@ def _once(make: Callable[..., T], partition: Partition, *key: Hashable) -> T:
     return result
 
 
-def _program(partition: Partition, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds) -> ClosedJaxpr:
+def _program(partition: Partitioner, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds) -> ClosedJaxpr:
     return without_calls(partition(jaxpr, _resolved(in_seeds), _resolved(out_seeds)))
 
 
-def _run(*args: Any, jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds, **_: Any) -> list[Any]:
+def _run(*args: Any, jaxpr: ClosedJaxpr, partition: Partitioner, in_seeds: Seeds, out_seeds: Seeds, **_: Any) -> list[Any]:
     return jaxpr_as_fun(_once(_program, partition, jaxpr, in_seeds, out_seeds))(*args)
 
 
-def _jitted(partition: Partition, *rest: tuple[str, Any]) -> Callable[..., Any]:
+def _jitted(partition: Partitioner, *rest: tuple[str, Any]) -> Callable[..., Any]:
     params = dict(rest, partition=partition)
 
     def call(*args: Any) -> list[Any]:
@@ -208,7 +208,7 @@ def _jitted(partition: Partition, *rest: tuple[str, Any]) -> Callable[..., Any]:
     return jax.jit(call)
 
 
-def _eagerly(*args: Any, partition: Partition, **rest: Any) -> list[Any]:
+def _eagerly(*args: Any, partition: Partitioner, **rest: Any) -> list[Any]:
     if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         return _run(*args, partition=partition, **rest)
     return _once(_jitted, partition, *rest.items())(*args)  # jax.jit finds the devices where arguments do not tell
@@ -222,7 +222,7 @@ def _lower(
     ctx: mlir.LoweringRuleContext,
     *args: Any,
     jaxpr: ClosedJaxpr,
-    partition: Partition,
+    partition: Partitioner,
     in_seeds: Seeds,
     out_seeds: Seeds,
     name: str,
@@ -263,7 +263,7 @@ def _jvp(
     tangents: Sequence[Any],
     *,
     jaxpr: ClosedJaxpr,
-    partition: Partition,
+    partition: Partitioner,
     in_seeds: Seeds,
     out_seeds: Seeds,
     **rest: Any,
@@ -281,7 +281,7 @@ ad.primitive_jvps[partitioned_call_p] = _jvp
 
 
 def _partial_eval(
-    trace: Any, *tracers: Any, jaxpr: ClosedJaxpr, partition: Partition, in_seeds: Seeds, out_seeds: Seeds, **rest: Any
+    trace: Any, *tracers: Any, jaxpr: ClosedJaxpr, partition: Partitioner, in_seeds: Seeds, out_seeds: Seeds, **rest: Any
 ) -> list[Any]:
     rest["partition"] = partition
     unknown = [not t.is_known() for t in tracers]

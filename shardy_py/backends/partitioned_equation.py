@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local.local_rule import is_key
 from shardy_py.backends.named_shardings import NamedShardings, num_shards
-from shardy_py.backends.partitioned_call import Partition, partitioned_call
+from shardy_py.backends.partitioned_call import Partitioner, partitioned_call
 from shardy_py.backends.rewriting import Replacement, constraint_params
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.context import types_enabled
@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 def in_region(
-    eqn: JaxprEqn, sharding_of: Callable[[Any], TensorSharding | None], named: NamedShardings, partition: Partition
+    eqn: JaxprEqn, sharding_of: Callable[[Any], TensorSharding | None], named: NamedShardings, partition: Partitioner
 ) -> Replacement | None:
     """The equation as a call that is partitioned here, from and to the planned shardings; None where keys would have to be padded."""
     operands = [v for v in eqn.invars if _is_passed(v)]

@@ -135,7 +135,7 @@ def partitioned(
     analysis = JaxprAnalysis(LOCAL_RULES, handlers, layouts.mesh, RUNS_WHOLE)
     walks: list[Interpreter] = []
 
-    def chosen(scope: Scope) -> tuple[LocalRun, Choice]:
+    def chosen(scope: Scope) -> tuple[LocalRun, RunChoice]:
         run = LocalRun.of(scope.jaxpr, scope, layouts, inputs, outputs, used)
 
         def dry_run(interpreter: Interpreter) -> None:
@@ -292,7 +292,7 @@ def _prime_cuts(mesh: AbstractMesh, cuts: Mapping[str, tuple[int, ...]]) -> dict
 
 
 @dataclass(frozen=True)
-class Choice:
+class RunChoice:
     """The start of a walk, and its exceptions."""
 
     before: Interpreter | None
@@ -311,7 +311,7 @@ FEEDBACK_ROUNDS = 3
 
 def _cheapest_choice(
     layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Callable[[Interpreter], Any], by_planner: bool
-) -> Choice:
+) -> RunChoice:
     """The cheapest of several dry runs, as the walk to repeat: its predecessor and its initial hint.
 
     By a planner's choices there is one walk.
@@ -326,10 +326,10 @@ def _cheapest_choice(
         run(interpreter)
         return interpreter
 
-    best: Choice | None = None
+    best: RunChoice | None = None
     after: dict[Any, Interpreter] = {}
     if by_planner:
-        return Choice(None, LayoutHint.PLANNER, {}, walk(None, LayoutHint.PLANNER, {}))
+        return RunChoice(None, LayoutHint.PLANNER, {}, walk(None, LayoutHint.PLANNER, {}))
     for start in (LayoutHint.PLAN, LayoutHint.FORWARD):
         before: Interpreter | None = None
         for _ in range(FEEDBACK_ROUNDS):
@@ -338,7 +338,7 @@ def _cheapest_choice(
             if interpreter is None:
                 interpreter = after[feedback] = walk(before, start, {})
             if best is None or interpreter.region.cost < best.last.region.cost:
-                best = Choice(before, start, {}, interpreter)
+                best = RunChoice(before, start, {}, interpreter)
             if not interpreter.region.spent or (before is not None and before.region.cost == interpreter.region.cost):
                 break
             before = interpreter
@@ -349,8 +349,8 @@ def _cheapest_choice(
 
 
 def _improved_choice(
-    best: Choice, walk: Callable[[Interpreter | None, LayoutHint, Mapping[EquationSite, int]], Interpreter], walks: int
-) -> Choice:
+    best: RunChoice, walk: Callable[[Interpreter | None, LayoutHint, Mapping[EquationSite, int]], Interpreter], walks: int
+) -> RunChoice:
     """The choice improved by giving expensive equations their next strategies, as long as the total falls."""
     tried: set[EquationSite] = set()
     while walks > 0:
@@ -366,7 +366,7 @@ def _improved_choice(
                 interpreter = walk(before, best.start, ranks)
                 walks -= 1
                 if interpreter.region.cost < best.last.region.cost:
-                    best = Choice(before, best.start, ranks, interpreter)
+                    best = RunChoice(before, best.start, ranks, interpreter)
                 before = interpreter
             if best.ranks is ranks:
                 break

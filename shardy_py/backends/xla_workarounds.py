@@ -36,7 +36,7 @@ from shardy_py.backends.local.fft import row_major
 from shardy_py.backends.local.in_bounds import clamped_start
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.ordered import as_ordered, from_ordered
-from shardy_py.backends.partitioned_call import Partition
+from shardy_py.backends.partitioned_call import Partitioner
 from shardy_py.backends.partitioned_equation import in_region
 from shardy_py.backends.rewriting import Replacement, constraint_params, op_of
 from shardy_py.dialect import Mesh, TensorSharding
@@ -58,7 +58,7 @@ class Target:
     named: NamedShardings
     meshes: Mapping[str, Mesh]
     platform: str
-    partition: Partition
+    partition: Partitioner
     keeps_plan: bool
 
 

@@ -62,7 +62,7 @@ def parse_arguments(texts: list[str]) -> tuple[list[Any], dict[str, Any]]:
 
 def parse_argument(text: str) -> Any:
     """Parses one argument. Raises CommandError if it cannot be read; the message shows where."""
-    reader = _Reader(text)
+    reader = _ArgumentReader(text)
     value = reader.value(0)
     reader.blank()
     if reader.at < len(text):
@@ -70,7 +70,7 @@ def parse_argument(text: str) -> Any:
     return value
 
 
-class _Reader:
+class _ArgumentReader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0

@@ -14,7 +14,7 @@ import pytest
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from shardy_py.backends.partitioned_call import Partition, partitioned_call, with_mapped_dim
+from shardy_py.backends.partitioned_call import Partitioner, partitioned_call, with_mapped_dim
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from tests.told_derivatives import eleven, seven
 
@@ -73,7 +73,7 @@ def cut(rank: int, name: str) -> TensorSharding:
     return TensorSharding("mesh", [[name], *([] for _ in range(rank - 1))] if rank else [])
 
 
-def called(f: Callable[..., Any], partition: Partition, shardings: tuple[Any, ...] | None = None) -> Callable[..., Any]:
+def called(f: Callable[..., Any], partition: Partitioner, shardings: tuple[Any, ...] | None = None) -> Callable[..., Any]:
     @functools.wraps(f)
     def call(*args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)

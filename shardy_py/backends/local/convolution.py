@@ -8,7 +8,7 @@ from typing import Any
 from jax import numpy as jnp
 
 from shardy_py.backends.local.local_rule import Builder, Equation, Factors, LocalContext, LocalRule, make_rule
-from shardy_py.backends.local.windows import Window, Windowed
+from shardy_py.backends.local.windows import LocalWindow, Windowed
 
 Array = Any
 
@@ -36,12 +36,12 @@ class _Spatial:
         return self.kernel > self.count
 
     @property
-    def window(self) -> Window:
+    def window(self) -> LocalWindow:
         """The elements of the operand that a block of the kernel, or of the result, reads."""
         low, base = self.padding[0], self.base_dilation
         if self.slides_over_kernel:
-            return Window(self.size, self.kernel, self.kernel_dilation, low, (self.count - 1) * self.stride + 1, base)
-        return Window(self.size, self.count, self.stride, low, (self.kernel - 1) * self.kernel_dilation + 1, base)
+            return LocalWindow(self.size, self.kernel, self.kernel_dilation, low, (self.count - 1) * self.stride + 1, base)
+        return LocalWindow(self.size, self.count, self.stride, low, (self.kernel - 1) * self.kernel_dilation + 1, base)
 
 
 class _ConvolutionFactors(Factors):
@@ -70,7 +70,7 @@ class _ConvolutionFactors(Factors):
         }
         self.rhs: dict[int, tuple[int, ...]] = {rhs_spec[0]: self.grouped(output), rhs_spec[1]: (self.inner,)}
         self.out: dict[int, tuple[int, ...]] = {out_spec[0]: (batch,), out_spec[1]: self.grouped(output)}
-        self.windows: dict[int, Window] = {}
+        self.windows: dict[int, LocalWindow] = {}
         self.slid: list[int] = []
         self.summed: list[tuple[int, int]] = []
         options = ("window_strides", "lhs_dilation", "rhs_dilation", "padding")

@@ -26,7 +26,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from shardy_py.backends.local.calls import only_child
 from shardy_py.backends.local.elementwise import POINTWISE
 from shardy_py.backends.local.local_rule import identity_fill, is_key
-from shardy_py.backends.local.moves import ANY, FILL, Place, Runs, exchange, place, whole, windows_p
+from shardy_py.backends.local.moves import ANY, FILL, Runs, WindowPlace, exchange, place, whole, windows_p
 from shardy_py.frontends.context import local_type
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxprs import inlined, with_bodies
@@ -111,7 +111,7 @@ class _Windows:
     """Windows of the array of a view that come together: the places of each, and the variable."""
 
     first: _View
-    results: dict[tuple[Place, ...], Var]
+    results: dict[tuple[WindowPlace, ...], Var]
 
     def equation(self) -> JaxprEqn:
         """The equation that brings them; where there is only one, from an array itself, the equation that makes it."""

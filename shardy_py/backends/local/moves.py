@@ -19,7 +19,7 @@ from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext,
 Array = Any
 
 windows_p = Primitive("windows")
-"""Several windows of an array: the parameter `places` has the `Place` of each in each dimension. Only its local rule runs it."""
+"""Several windows of an array: the parameter `places` has the `WindowPlace` of each in each dimension. Only its local rule runs it."""
 windows_p.multiple_results = True
 
 FILL, ANY = -1, -2
@@ -29,7 +29,7 @@ Runs = tuple[tuple[int, int], ...]
 """Start in an array, or `FILL` or `ANY`, and length of each run of elements of a dimension."""
 
 
-class Place(NamedTuple):
+class WindowPlace(NamedTuple):
     """A dimension of a window: element i is element `start + i` of a line, and the fill outside of `low` to `high`.
 
     Attributes:
@@ -45,23 +45,23 @@ class Place(NamedTuple):
     high: int
 
 
-def whole(size: int) -> Place:
+def whole(size: int) -> WindowPlace:
     """The window that is a whole dimension."""
-    return Place(0, ((0, size),), 0, size, 0, size)
+    return WindowPlace(0, ((0, size),), 0, size, 0, size)
 
 
-def around(size: int, start: int, length: int, low: int = 0, high: int | None = None) -> Place:
+def around(size: int, start: int, length: int, low: int = 0, high: int | None = None) -> WindowPlace:
     """A window of a dimension whose end is followed by its beginning."""
-    return Place(-size, ((0, size),) * 3, start, length, low, length if high is None else high)
+    return WindowPlace(-size, ((0, size),) * 3, start, length, low, length if high is None else high)
 
 
 @functools.lru_cache(maxsize=4096)
-def place(runs: Runs, size: int) -> Place | None:
+def place(runs: Runs, size: int) -> WindowPlace | None:
     """The window of some runs of a dimension of a size; None where the fill lies between elements.
 
     Example:
         >>> place(((FILL, 1), (0, 7)), 8)
-        Place(origin=0, line=((0, 8),), start=-1, size=8, low=1, high=8)
+        WindowPlace(origin=0, line=((0, 8),), start=-1, size=8, low=1, high=8)
         >>> place(((7, 1), (0, 7)), 8).start
         -1
     """
@@ -75,14 +75,14 @@ def place(runs: Runs, size: int) -> Place | None:
         return None
     first, low, high = core[0][0], ends[0] if filled[0] else 0, total - ends[1] if filled[1] else total
     if len(core) == 1:
-        return Place(0, ((0, size),), first - ends[0], total, low, high)
+        return WindowPlace(0, ((0, size),), first - ends[0], total, low, high)
     if total <= size and all(start + length == size and not after for (start, length), (after, _) in itertools.pairwise(core)):
         return around(size, (first if 2 * first < size else first - size) - ends[0], total, low, high)
-    return Place(0, tuple(core), -ends[0], total, low, high)
+    return WindowPlace(0, tuple(core), -ends[0], total, low, high)
 
 
 @functools.lru_cache(maxsize=4096)
-def exchange(size: int, at: Place, further: int, num_shards: int) -> halo.Exchange:
+def exchange(size: int, at: WindowPlace, further: int, num_shards: int) -> halo.Exchange:
     """The exchange from blocks of a dimension to blocks of a window, and of those that begin up to so many elements behind it.
 
     Example:
@@ -105,7 +105,7 @@ Cluster = tuple[halo.Exchange, int, tuple[int, ...]]
 
 
 @functools.lru_cache(maxsize=4096)
-def clusters(size: int, places: tuple[Place, ...], members: tuple[int, ...], num_shards: int) -> tuple[Cluster, ...]:
+def clusters(size: int, places: tuple[WindowPlace, ...], members: tuple[int, ...], num_shards: int) -> tuple[Cluster, ...]:
     """The exchanges of the windows of a dimension: neighbours come together where that sends no more than one after the other."""
     result: list[Cluster] = []
     for i in sorted(members, key=lambda i: (places[i][:2], places[i].start)):
@@ -125,7 +125,7 @@ def windows(equation: Equation) -> LocalRule | None:
     """Dimensions of which windows are not the whole fetch what a device's block of any of them lacks; the others pass through."""
     shape, _ = equation.shapes
     rank, itemsize = range(len(shape)), jnp.dtype(equation.dtypes[0]).itemsize
-    places: tuple[tuple[Place, ...], ...] = equation.params["places"]
+    places: tuple[tuple[WindowPlace, ...], ...] = equation.params["places"]
     moved = {i: tuple(d for d in rank if of[d] != whole(shape[d])) for i, of in enumerate(places)}
     every = [d for d in rank if any(d in dims for dims in moved.values())]
     alike = [tuple(i for i in moved if moved[i] == dims) for dims in dict.fromkeys(moved.values())]
@@ -176,7 +176,7 @@ def windows(equation: Equation) -> LocalRule | None:
     return LocalRule(rule, run, uneven=frozenset(rank), linear=((0,),) if is_zero else (), bytes_inside=costs)
 
 
-def _filled(x: Array, d: int, at: Place, fill: Array, local: LocalContext) -> Array:
+def _filled(x: Array, d: int, at: WindowPlace, fill: Array, local: LocalContext) -> Array:
     """A block with the fill where the exchange has not put it beside the line."""
     below = at.low > 0 and at.start + at.low != at.origin
     above = at.high < at.size and at.start + at.high != at.origin + sum(length for _, length in at.line)

@@ -47,11 +47,11 @@ def read_collectives(
     name: Callable[[Value], str] = str,
 ) -> tuple[Collective, ...]:
     """The collectives of a jaxpr, in the order in which they stand; those of loops once, with their trips."""
-    return tuple(_Reader(sizes, spelling or {}, moved or {}, name).read(jaxpr, 1, _Place("", False)))
+    return tuple(_CollectiveReader(sizes, spelling or {}, moved or {}, name).read(jaxpr, 1, _Place("", False)))
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _CollectiveReader:
     """Reads a jaxpr; the attributes are the arguments of `read_collectives`."""
 
     sizes: Mapping[str, int]

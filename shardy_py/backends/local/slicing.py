@@ -16,7 +16,7 @@ from jax.extend.core import Literal
 
 from shardy_py.backends.local import halo
 from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, as_is, is_key, make_rule, zero_of_sums
-from shardy_py.backends.local.windows import Window, Windowed
+from shardy_py.backends.local.windows import LocalWindow, Windowed
 
 Array = Any
 Part = tuple[tuple[int, ...], Sequence[int], Sequence[int]]
@@ -163,7 +163,7 @@ def pad(equation: Equation) -> LocalRule | None:
     config = equation.params["padding_config"]
     rank = range(len(shape))
     windows = tuple(
-        (d, Window(shape[d], out[d], 1, low, 1, inner + 1))
+        (d, LocalWindow(shape[d], out[d], 1, low, 1, inner + 1))
         for d, (low, high, inner) in enumerate(config)
         if (low, high, inner) != (0, 0, 0)
     )

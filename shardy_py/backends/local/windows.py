@@ -18,7 +18,7 @@ Array = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class LocalWindow:
     """A window that slides over a dimension, in the notation of XLA; `footprint` is the number of elements that it spans."""
 
     size: int
@@ -47,7 +47,7 @@ class Cut:
 
 
 @functools.lru_cache(maxsize=4096)
-def cut(window: Window, num_shards: int) -> Cut:
+def cut(window: LocalWindow, num_shards: int) -> Cut:
     """Shards the dimension and the positions of a window."""
     block, d = -(-window.count // num_shards), window.dilation
     span = (block - 1) * window.stride + window.footprint
@@ -81,7 +81,7 @@ class Windowed:
     dims: tuple[tuple[int, ...], ...]
     shape: tuple[int, ...]
     bytes: int
-    windows: tuple[tuple[int, Window], ...]
+    windows: tuple[tuple[int, LocalWindow], ...]
 
     def bytes_inside(self, num_shards: Sequence[int]) -> int:
         """Bytes that a device receives, and `COLLECTIVE_LAUNCH_BYTES` for each collective, given the number of shards of each factor."""
@@ -136,7 +136,7 @@ def reduce_window(equation: Equation) -> LocalRule | None:
     kernel, strides, pads = params["window_dimensions"], params["window_strides"], tuple(map(tuple, params["padding"]))
     base, spread = params["base_dilation"], params["window_dilation"]
     windows = tuple(
-        (d, Window(shape[d], out[d], strides[d], pads[d][0], (kernel[d] - 1) * spread[d] + 1, base[d]))
+        (d, LocalWindow(shape[d], out[d], strides[d], pads[d][0], (kernel[d] - 1) * spread[d] + 1, base[d]))
         for d in rank
         if (kernel[d], strides[d], base[d], *pads[d]) != (1, 1, 1, 0, 0)
     )

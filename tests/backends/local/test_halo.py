@@ -11,7 +11,7 @@ from jax import numpy as jnp
 
 from shardy_py.backends.local.halo import Exchange, Have, block_exchange, blocks, exchange, of_device
 from shardy_py.backends.local.slicing import joined, mirror, steps
-from shardy_py.backends.local.windows import Window, cut
+from shardy_py.backends.local.windows import LocalWindow, cut
 
 
 def delivered(plan: Exchange) -> list[dict[int, int]]:
@@ -58,7 +58,7 @@ def test_slices_windows_concatenations():
         check(mirror(n, num_shards))
         check(joined(tuple(rng.randint(1, 20) for _ in range(rng.randint(1, 4))), num_shards))
         size, low, footprint, dilation = rng.randint(1, 30), rng.randint(-3, 5), rng.randint(1, 6), rng.randint(1, 3)
-        check(cut(Window(size, rng.randint(1, 30), rng.randint(1, 3), low, footprint, dilation), num_shards).exchange)
+        check(cut(LocalWindow(size, rng.randint(1, 30), rng.randint(1, 3), low, footprint, dilation), num_shards).exchange)
 
 
 @pytest.mark.parametrize(

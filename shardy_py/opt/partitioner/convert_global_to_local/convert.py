@@ -9,7 +9,7 @@ from shardy_py.dialect import AxisRef, DimensionSharding, ListOfAxisRefLists, Te
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.opt.partitioner.convert_global_to_local.emitter import Emitter
-from shardy_py.opt.partitioner.convert_global_to_local.facts import Options, World, illegal
+from shardy_py.opt.partitioner.convert_global_to_local.facts import ConversionOptions, World, illegal
 from shardy_py.opt.partitioner.convert_global_to_local.sums import FULL_RESHARDS
 from shardy_py.opt.partitioner.convert_global_to_local.table import ALWAYS, KEPT_SDY, WHERE_CUT
 from shardy_py.passes.base import Pass, option
@@ -46,7 +46,9 @@ class ConvertGlobalToLocal(Pass):
 
         Source: Shardy's convert_global_to_local.cc.
         """
-        options = Options(self.per_dim_all_gather, self.combine_multi_dimension_reduce_scatter, self.enable_rgv3, self.sub_axes_in_order)
+        options = ConversionOptions(
+            self.per_dim_all_gather, self.combine_multi_dimension_reduce_scatter, self.enable_rgv3, self.sub_axes_in_order
+        )
         if self.complete_collectives:
             complete(program)
         world = World(program, options)

@@ -9,7 +9,7 @@ from shardy_py.ir import Op, TensorType, Value
 from shardy_py.opt.partitioner.attributes import with_arrays
 from shardy_py.opt.partitioner.convert_global_to_local.devices import emit_device, emit_lookup, shard_table
 from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter
-from shardy_py.opt.partitioner.convert_global_to_local.facts import Tensor
+from shardy_py.opt.partitioner.convert_global_to_local.facts import LocalTensor
 from shardy_py.opt.partitioner.convert_global_to_local.sums import FULL_RESHARDS
 
 _FIX = "run sdy-resolve-permutation-factors before sdy-convert-global-to-local"
@@ -46,7 +46,7 @@ def pad(op: Op, out: Emitter) -> Sequence[Value]:
     return (out.dynamic_slice(value, offsets, result.local.shape),)
 
 
-def _lows(op: Op, dim: int, source: Tensor, result: Tensor) -> list[int]:
+def _lows(op: Op, dim: int, source: LocalTensor, result: LocalTensor) -> list[int]:
     """The padding before each part of a dimension."""
     low = op.attributes["edge_padding_low"][dim]
     if not source.axes(dim):
@@ -120,7 +120,7 @@ def _not_whole(out: Emitter, dim: int) -> ShardyError:
     return out.error(f"dimension {dim} is sharded but the slice is not a full slice and requires device communication.", fix=_FIX)
 
 
-def _check_same_axes(out: Emitter, source: Tensor, result: Tensor) -> None:
+def _check_same_axes(out: Emitter, source: LocalTensor, result: LocalTensor) -> None:
     """Sees to it that an operand and the result are cut along the same axes."""
     for dim in range(source.rank):
         before, after = source.axes(dim), result.axes(dim)

@@ -15,7 +15,7 @@ from shardy_py.passes.walk import place
 _HANDLE = re.compile(r"#stablehlo\.channel_handle<handle = (\d+)")
 
 
-class Options(NamedTuple):
+class ConversionOptions(NamedTuple):
     """Options of the pass.
 
     Attributes:
@@ -30,7 +30,7 @@ class Options(NamedTuple):
     sub_axes_in_order: bool = False
 
 
-class Tensor(NamedTuple):
+class LocalTensor(NamedTuple):
     """Type, local type and sharding of a value before the conversion."""
 
     type: Type
@@ -55,8 +55,8 @@ class Tensor(NamedTuple):
 class Facts(NamedTuple):
     """The operands and results of an op before the conversion."""
 
-    operands: tuple[Tensor, ...]
-    results: tuple[Tensor, ...]
+    operands: tuple[LocalTensor, ...]
+    results: tuple[LocalTensor, ...]
 
     @property
     def is_cut(self) -> bool:
@@ -67,10 +67,10 @@ class Facts(NamedTuple):
 class World:
     """The program, its options, the facts of each of its ops, and the channel that the next collective gets."""
 
-    def __init__(self, program: Program, options: Options) -> None:
+    def __init__(self, program: Program, options: ConversionOptions) -> None:
         self.program = program
         self.options = options
-        self.tensors: dict[Value, Tensor] = {}
+        self.tensors: dict[Value, LocalTensor] = {}
         self.facts: dict[Op, Facts] = {}
         self._last_channel = 0
         for function in program.functions:
@@ -88,12 +88,12 @@ class World:
         if handle is not None:
             self._last_channel = max(self._last_channel, int(handle[1]))
 
-    def tensor(self, value: Value) -> Tensor:
+    def tensor(self, value: Value) -> LocalTensor:
         """The facts of a value that the program has had from the start."""
         tensor = self.tensors.get(value)
         if tensor is None:
             sharding = get_sharding(value)
-            tensor = self.tensors[value] = Tensor(value.type, self.local_type(value.type, sharding), sharding)
+            tensor = self.tensors[value] = LocalTensor(value.type, self.local_type(value.type, sharding), sharding)
         return tensor
 
     def mesh(self, sharding: TensorSharding) -> Mesh:

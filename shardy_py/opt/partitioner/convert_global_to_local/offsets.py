@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from shardy_py.ir import TensorType, Value
 from shardy_py.opt.partitioner.convert_global_to_local.devices import emit_offset
 from shardy_py.opt.partitioner.convert_global_to_local.emitter import Emitter
-from shardy_py.opt.partitioner.convert_global_to_local.facts import Tensor
+from shardy_py.opt.partitioner.convert_global_to_local.facts import LocalTensor
 
 
-def part_offset(out: Emitter, tensor: Tensor, dim: int) -> Value:
+def part_offset(out: Emitter, tensor: LocalTensor, dim: int) -> Value:
     """Adds what gives the first index of the running device's part along a dimension that is cut."""
     assert tensor.sharding is not None
     return emit_offset(out, tensor.axes(dim), out.world.mesh(tensor.sharding), tensor.local.shape[dim])

@@ -9,7 +9,7 @@ from shardy_py.ir import Op, Value
 from shardy_py.ir.attribute_text import MLIR_TEXT_KEY
 from shardy_py.opt.partitioner.attributes import with_kept
 from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter
-from shardy_py.opt.partitioner.convert_global_to_local.facts import Tensor
+from shardy_py.opt.partitioner.convert_global_to_local.facts import LocalTensor
 from shardy_py.opt.partitioner.convert_global_to_local.sums import FULL_RESHARDS, check_summed
 
 
@@ -60,7 +60,7 @@ def convolution(op: Op, out: Emitter) -> Sequence[Value]:
     return rebuilt.results
 
 
-def _same_axes(out: Emitter, pairs: Sequence[tuple[int, int]], lhs: Tensor, rhs: Tensor) -> list[AxisRef]:
+def _same_axes(out: Emitter, pairs: Sequence[tuple[int, int]], lhs: LocalTensor, rhs: LocalTensor) -> list[AxisRef]:
     """The axes of the contracting dimensions, which must be the same in both operands."""
     for left, right in pairs:
         if lhs.axes(left) != rhs.axes(right):
