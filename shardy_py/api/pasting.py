@@ -183,6 +183,9 @@ def _writable(seeds: Seeds, closed: ClosedJaxpr) -> list[_Written]:
 
 CONSTRAINTS = frozenset({"sharding_constraint", "sdy_sharding_constraint"})
 
+STATED = "sharding_constraint"
+"""The origin of constraints of the user's; others come from types."""
+
 At = tuple[Path, Var]
 """A variable of a jaxpr inside of another."""
 
@@ -316,8 +319,19 @@ class Writer:
         self.refused: list[str] = []
         rules, named = self._rules() if style == "logical" else ((), ())
         setup = setup_of(self.plan, "Explicit" if style == "explicit" else "Auto", rules, named)
+        if any(site.eqn.params.get("origin", STATED) != STATED for site in sites(self.closed.jaxpr)):
+            if style != "explicit":
+                raise SpecError(
+                    f"{self.plan.name} says shardings in types",
+                    where="Plan.as_code",
+                    why="jax.reshard and out_sharding= are for Explicit axes, which the other styles do not have",
+                    fix='use style="explicit"',
+                )
+            return Code(style, setup)
         more, changes = self._explicit() if style == "explicit" else self._constraints()
         remarks = [] if more <= 1 + ALL_TOLERANCE else [_FARTHER.format(more)]
+        if self.plan.search is not None and self.plan.search.annotations != "keep":
+            remarks.append("The plan leaves out the constraints of the function: remove these lines.")
         edits = edits_of(changes)
         return Code(style, setup, edits, (*remarks, *self.refused, *_apart(self.plan), *without_jax(edits)))
 
@@ -348,8 +362,8 @@ class Writer:
 
     def _constrained(self, *primitives: str) -> list[_Written]:
         """The expressions that are constraints of the user's."""
-        places = list(sites(self.closed.jaxpr))
-        return [each for each in self.writable if all(places[n].eqn.primitive.name in primitives for n in each.expression.numbers)]
+        eqns = [site.eqn for site in sites(self.closed.jaxpr)]
+        return [each for each in self.writable if all(eqns[n].primitive.name in primitives for n in each.expression.numbers)]
 
     def _outcome(self, pins: Mapping[int, TensorSharding]) -> Outcome:
         """What XLA is predicted to make of a program with these constraints."""

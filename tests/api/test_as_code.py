@@ -169,6 +169,19 @@ def test_lines_that_cannot_state_a_type_are_said() -> None:
     assert any("JAX has no rule for a type at" in remark for remark in code.remarks)
 
 
+def test_a_function_that_says_shardings_in_types_needs_its_arguments_alone() -> None:
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    layer = sp.auto_shard(
+        lambda x, w: jnp.dot(x, w, out_sharding=jax.P("data")), mesh=mesh, in_shardings=(jax.P("data", "model"), jax.P("model"))
+    )
+    plan = layer.plan(np.ones((8, 16), np.float32), np.ones((16, 16), np.float32))
+    code = plan.as_code("explicit")
+    assert not code.edits
+    assert "in_shardings = (jax.P('data', 'model'), jax.P('model'))" in code.setup
+    with pytest.raises(sp.ShardyError, match="says shardings in types"):
+        plan.as_code()
+
+
 def test_code_that_cannot_be_written() -> None:
     plan = decorated(example("mlp")).plan(*example("mlp").args)
     with pytest.raises(sp.ShardyError, match="there is no style 'lines'"):
