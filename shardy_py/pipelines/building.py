@@ -23,7 +23,7 @@ from shardy_py.pipelines.errors import PipelineError
 from shardy_py.pipelines.flatten import FlatStep, flatten
 from shardy_py.pipelines.jaxprs import dtype_of, is_extended_dtype, shape_of, struct_of
 from shardy_py.pipelines.markers import Marking, marker_of
-from shardy_py.pipelines.microbatching import BatchKind, SplitStep, split
+from shardy_py.pipelines.microbatching import SplitStep, split
 from shardy_py.pipelines.orders import Schedule, is_automatic
 from shardy_py.pipelines.placing import Places, plan_specs, submeshes, trace_mesh
 from shardy_py.pipelines.programs import (
@@ -37,7 +37,7 @@ from shardy_py.pipelines.programs import (
     stage_times,
     update_programs,
 )
-from shardy_py.pipelines.residuals import Handover, Layout, handovers, rematerialized
+from shardy_py.pipelines.residuals import Layout, handovers, rematerialized
 from shardy_py.pipelines.scheduling import schedule
 from shardy_py.pipelines.sends import reduce_sends
 from shardy_py.pipelines.single_example import on_one_example
@@ -233,7 +233,7 @@ def staged(
     cut = part_programs(split_step, parts, updates.owner, [v for program in programs.values() for v in program.inputs if v in parts])
     keys = _keys(split_step, micro, signature)
     recomputed: set[Var] = set()
-    for s, handover in enumerate(_handovers(split_step, assigned, programs)):
+    for s, handover in enumerate(handovers(split_step, assigned, programs)):
         recomputed |= rematerialized(handover, options.hardware, Layout(places.specs, dict(places.mesh(s).shape)))
     programs = stage_programs(split_step, assigned, splits, parts, recomputed)
     return StagedStep(
@@ -355,14 +355,6 @@ def _keys(split_step: SplitStep, micro: FlatStep, signature: CallSignature) -> t
     return tuple(v for v in candidates if is_extended_dtype(dtype_of(v)) or v in wrapped)
 
 
-def _handovers(split_step: SplitStep, assigned: Assignment, programs: dict[tuple[str, int], TaskProgram]) -> list[Handover]:
-    """The handover between the passes of every stage."""
-    free = {v for node, s in zip(split_step.micro.nodes, assigned.stage) if s is None for v in node.eqn.outvars}
-    moving = {v for program in programs.values() for v in program.outputs}
-    moving.update(v for v in split_step.micro.invars if split_step.kinds[v] is BatchKind.EXAMPLES)
-    return handovers(programs, free.__contains__, lambda v: v not in moving)
-
-
 def _shard(options: PipelineOptions, signature: CallSignature, split_step: SplitStep, places: Places) -> Any:
     """Propagates shardings through one microbatch and the update; fills `places.specs` for all values, so that any cut finds its own."""
     micro = split_step.micro
@@ -434,8 +426,3 @@ def _batch_numbers(options: PipelineOptions, last: int) -> tuple[int, ...]:
     if options.batch_argnums is not None:
         return options.batch_argnums
     return tuple(range(1, last + 1)) if last else ()
-
-
-def literal(v: Any) -> Any:
-    """The value of a literal result; None for a variable."""
-    return jax.numpy.asarray(v.val) if isinstance(v, Literal) else None

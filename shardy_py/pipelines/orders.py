@@ -158,7 +158,7 @@ def needs(task: Task, stages: int) -> tuple[Task, ...]:
 
 @dataclass(frozen=True)
 class Row:
-    """A schedule of the table."""
+    """A schedule of the table: the order of a mesh, by its number, that of all meshes, of microbatches, and of stages on each mesh."""
 
     order: Callable[[int, int, int, int], list[Task]]
     virtual: bool
@@ -173,22 +173,6 @@ def _alternating(mesh: int, microbatches: int, warmup: int) -> list[Task]:
         if warmup + m < microbatches:
             tasks.append(Task("F", mesh, warmup + m))
     return tasks
-
-
-def _gpipe(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
-    return _alternating(mesh, microbatches, microbatches)
-
-
-def _gpipe_but_last(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
-    return _alternating(mesh, microbatches, 1 if mesh == meshes - 1 else microbatches)
-
-
-def _one_f_one_b(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
-    return _alternating(mesh, microbatches, meshes - mesh)
-
-
-def _eager(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
-    return _alternating(mesh, microbatches, 2 * (meshes - mesh) - 1)
 
 
 def _with_weights(tasks: list[Task], mesh: int, microbatches: int, lag: int, after_forward: bool) -> list[Task]:
@@ -211,14 +195,6 @@ def _with_weights(tasks: list[Task], mesh: int, microbatches: int, lag: int, aft
     return out + [Task("W", mesh, m) for m in range(max(microbatches - lag, 0), microbatches)]
 
 
-def _zero_bubble_h1(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
-    return _with_weights(_one_f_one_b(mesh, meshes, microbatches, 1), mesh, microbatches, mesh, False)
-
-
-def _zero_bubble_h2(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
-    return _with_weights(_eager(mesh, meshes, microbatches, 1), mesh, microbatches, 2 * mesh, mesh < meshes - 1)
-
-
 def _rounds(mesh: int, meshes: int, microbatches: int, virtual: int, kind: str) -> Iterator[Task]:
     """Microbatches in groups of one per mesh; each group goes through all stages of the mesh before the next one comes."""
     chunks = [*range(virtual)] if kind == "F" else [*reversed(range(virtual))]
@@ -229,10 +205,6 @@ def _rounds(mesh: int, meshes: int, microbatches: int, virtual: int, kind: str) 
                 yield Task(kind, chunk * meshes + mesh, m)
 
 
-def _circular(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
-    return [*_rounds(mesh, meshes, microbatches, virtual, "F"), *_rounds(mesh, meshes, microbatches, virtual, "B")]
-
-
 def _circular_reversed(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
     backward = [Task("B", chunk * meshes + mesh, m) for chunk in reversed(range(virtual)) for m in range(microbatches)]
     return [*_rounds(mesh, meshes, microbatches, virtual, "F"), *backward]
@@ -240,7 +212,7 @@ def _circular_reversed(mesh: int, meshes: int, microbatches: int, virtual: int) 
 
 def _interleaved(mesh: int, meshes: int, microbatches: int, virtual: int) -> list[Task]:
     if virtual == 1:
-        return _one_f_one_b(mesh, meshes, microbatches, 1)
+        return _alternating(mesh, microbatches, meshes - mesh)
     forwards = [*_rounds(mesh, meshes, microbatches, virtual, "F")]
     backwards = [*_rounds(mesh, meshes, microbatches, virtual, "B")]
     warmup = min(2 * (meshes - mesh - 1) + (virtual - 1) * meshes, len(forwards))
@@ -251,15 +223,22 @@ def _interleaved(mesh: int, meshes: int, microbatches: int, virtual: int) -> lis
 
 
 SCHEDULES: dict[str, Row] = {
-    "gpipe": Row(_gpipe, False),  # all forwards, then all backwards
-    "gpipe-1f1b-last": Row(_gpipe_but_last, False),  # GPipe, but the last mesh alternates
-    "1f1b": Row(_one_f_one_b, False),  # as many forwards as there are stages behind, then one backward and one forward in turn
-    "eager-1f1b": Row(_eager, False),  # 1F1B with twice the forwards in front, which hides transfers
+    # All forwards, then all backwards.
+    "gpipe": Row(lambda d, n, m, v: _alternating(d, m, m), False),
+    # GPipe, but the last mesh alternates.
+    "gpipe-1f1b-last": Row(lambda d, n, m, v: _alternating(d, m, 1 if d == n - 1 else m), False),
+    # As many forwards as there are stages behind, then one backward and one forward in turn.
+    "1f1b": Row(lambda d, n, m, v: _alternating(d, m, n - d), False),
+    # 1F1B with twice the forwards in front, which hides transfers.
+    "eager-1f1b": Row(lambda d, n, m, v: _alternating(d, m, 2 * (n - d) - 1), False),
     "interleaved": Row(_interleaved, True),  # 1F1B over several stages per mesh
-    "circular": Row(_circular, True),  # groups of microbatches go round all stages forwards, then all backwards
+    # Groups of microbatches go round all stages forwards, then all backwards.
+    "circular": Row(lambda d, n, m, v: [*_rounds(d, n, m, v, "F"), *_rounds(d, n, m, v, "B")], True),
     "circular-reversed": Row(_circular_reversed, True),  # circular, with the backwards of one stage together
-    "zb-h1": Row(_zero_bubble_h1, False),  # 1F1B with gradients of parameters put off, in the memory of 1F1B
-    "zb-h2": Row(_zero_bubble_h2, False),  # the same behind twice the forwards, for twice the memory
+    # 1F1B with gradients of parameters put off, in the memory of 1F1B.
+    "zb-h1": Row(lambda d, n, m, v: _with_weights(_alternating(d, m, n - d), d, m, d, False), False),
+    # The same behind twice the forwards, for twice the memory.
+    "zb-h2": Row(lambda d, n, m, v: _with_weights(_alternating(d, m, 2 * (n - d) - 1), d, m, 2 * d, d < n - 1), False),
 }
 
 ALIASES: dict[str, str] = {

@@ -292,7 +292,7 @@ class Pipelined(Generic[P]):
         fun = jax.value_and_grad(inner._options.fun) if inner._latest().is_loss else inner._options.fun
         return compare(results, on_one_device(fun, args), rtol)
 
-    def _opened(self, args: tuple[Any, ...]) -> tuple[Pipelined, tuple[Any, ...], nnx_modules.Opened | None]:
+    def _opened(self, args: tuple[Any, ...]) -> tuple[Pipelined, tuple[Any, ...], nnx_modules.OpenedModules | None]:
         """The pipeline of the function on states, where there are NNX modules among the arguments, else this one."""
         if not nnx_modules.present(args, {}):
             return self, args, None
@@ -397,14 +397,15 @@ class Pipelined(Generic[P]):
         """Counts and times of the last call: activations in flight, time of dispatch."""
         if self._runner is None:
             raise PipelineError("nothing has run", where="Pipelined.statistics", fix="call the function first")
-        return self._runner.statistics
+        return self._runner.engine.statistics
 
     @property
     def programs_per_stage(self) -> list[int]:
         """Number of programs of every stage, updates left out."""
         if self._runner is None:
             raise PipelineError("nothing has run", where="Pipelined.programs_per_stage", fix="call the function first")
-        return self._runner.programs_per_stage
+        engine = self._runner.engine
+        return [sum(s == t for _, t in engine.programs) for s in range(engine.places.stages)]
 
     def report(self, *args: Any, hardware: str | Hardware | None = None, **kwargs: Any) -> PipelineReport:
         """Predicts the costs of the pipeline: a row per stage and the simulated schedule. Nothing runs or is compiled.

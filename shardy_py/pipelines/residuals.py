@@ -20,8 +20,10 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from jax.sharding import PartitionSpec
 
 from shardy_py.cost.hardware import Hardware
+from shardy_py.pipelines.assignment import Assignment
 from shardy_py.pipelines.flatten import FlatEquation
 from shardy_py.pipelines.jaxprs import bytes_of, dtype_of, named_dimensions, reads, shape_of
+from shardy_py.pipelines.microbatching import BatchKind, SplitStep
 from shardy_py.pipelines.minimum_cut import RecomputeChoice
 from shardy_py.pipelines.placing import axes_of
 from shardy_py.pipelines.programs import TaskProgram
@@ -235,10 +237,12 @@ WHOLE = Layout({}, {})
 """A stage of one device."""
 
 
-def handovers(
-    programs: Mapping[tuple[str, int], TaskProgram], is_free: Callable[[Var], bool], is_shared: Callable[[Var], bool]
-) -> list[Handover]:
-    """The handover between the passes of every stage; every program that needs an `is_free` value makes it for itself."""
+def handovers(split: SplitStep, assigned: Assignment, programs: Mapping[tuple[str, int], TaskProgram]) -> list[Handover]:
+    """The handover between the passes of every stage."""
+    # What every program that needs it makes for itself, and what is an activation and no parameter.
+    made_anywhere = {v for node, s in zip(split.micro.nodes, assigned.stage) if s is None for v in node.eqn.outvars}
+    moving = {v for program in programs.values() for v in program.outputs}
+    moving.update(v for v in split.micro.invars if split.kinds[v] is BatchKind.EXAMPLES)
     takers: dict[Var, list[int]] = {}
     for (_, s), program in programs.items():
         for v in program.inputs:
@@ -249,17 +253,17 @@ def handovers(
             continue
         late = [program for (other, t), program in programs.items() if t == s and other != "F"]
         results = {v for node in forward.nodes for v in node.eqn.outvars}
-        arriving = [v for v in forward.inputs if not is_shared(v)]
+        arriving = [v for v in forward.inputs if v in moving]
         available = {*results, *arriving}
         read = tuple(dict.fromkeys(v for program in late for v in program.inputs if v in available))
         needed, nodes = set(read), []
         for node in reversed(forward.nodes):
             if any(v in needed for v in node.eqn.outvars):
                 nodes.append(node)
-                if is_cheap(node.eqn) or is_free(node.eqn.outvars[0]):
+                if is_cheap(node.eqn) or node.eqn.outvars[0] in made_anywhere:
                     needed.update(reads(node.eqn))
         sent = frozenset(v for v in forward.outputs if v not in takers or any(t != s for t in takers[v]))
-        free = frozenset(v for v in results if is_free(v))
+        free = frozenset(results & made_anywhere)
         pairs = bound((*forward.nodes, *(node for program in late for node in program.nodes)))
         pairs = tuple(pair for pair in pairs if pair[1] in needed or pair[1] not in results)
         result.append(Handover(tuple(nodes[::-1]), free, tuple(v for v in arriving if v in needed), read, sent, pairs))

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import Literal, Var
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardy_py.pipelines.building import StagedStep, literal
+from shardy_py.pipelines.building import StagedStep
 from shardy_py.pipelines.compiling import compile_program, defer_sums, donatable
 from shardy_py.pipelines.jaxprs import dtype_of, is_extended_dtype, live, shape_of
 from shardy_py.pipelines.orders import Schedule, Task
@@ -260,23 +260,13 @@ class Runner:
         self.shared = self.engine.shared_inputs
         self.calls = [self._compile(i) for i in range(len(self.updates))]
         self.part_calls = [compile_program(program, self.places, ()) for program in built.parts]
-        self.literals = {i: literal(v) for i, v in enumerate(self.results) if isinstance(v, Literal)}
+        self.literals = {i: jax.numpy.asarray(v.val) for i, v in enumerate(self.results) if isinstance(v, Literal)}
         self.prologue = _prologue(built)
         self.fold = _fold(built)
         count = built.options.num_microbatches
         # One array per call: they may be committed to different devices.
         self.cut = jax.jit(lambda x: [x[i * (x.shape[0] // count) : (i + 1) * (x.shape[0] // count)] for i in range(count)])
         self.join = jax.jit(lambda xs, dim: jax.numpy.concatenate(xs, dim), static_argnums=1)
-
-    @property
-    def statistics(self) -> Statistics:
-        """Counts and times of the last step."""
-        return self.engine.statistics
-
-    @property
-    def programs_per_stage(self) -> list[int]:
-        """Number of programs of every stage, updates left out."""
-        return [sum(s == t for _, t in self.engine.programs) for s in range(self.places.stages)]
 
     def _compile(self, index: int) -> Any:
         program = self.updates[index]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
@@ -21,23 +21,8 @@ class DivisionError(ShardyError):
     """A partition of another function."""
 
 
-@runtime_checkable
-class Staged(Protocol):
-    """A graph with stage ids, as far as division reads one: `ProfileGraph` imports this module, for its method `marked`."""
-
-    @property
-    def nodes(self) -> Sequence[Any]:
-        """The nodes, each with its stage."""
-        ...
-
-    @property
-    def num_stages(self) -> int:
-        """Number of stages; 0 if no node has one."""
-        ...
-
-
 def divide(
-    function: Callable[..., Any], partition: Staged | markers.Marking, *args: Any, parameters: int | Sequence[int] = 0
+    function: Callable[..., Any], partition: markers.Marking, *args: Any, parameters: int | Sequence[int] = 0
 ) -> tuple[ClosedJaxpr, list[int]]:
     """The equations of a function, calls and loops over layers taken apart, and the stage of each by a partition of its profile.
 
@@ -66,12 +51,11 @@ def divide(
         >>> [(eqn.primitive.name, stage) for eqn, stage in zip(traced.jaxpr.eqns, stages)]
         [('dot_general', 0), ('tanh', 0), ('dot_general', 1), ('reduce_sum', 1), ('div', 1)]
     """
-    graph = getattr(partition, "graph", partition)
-    if not isinstance(graph, Staged):
+    if not isinstance(partition, markers.Marking):
         raise TypeError(f"divide takes what `partition` gives, or a graph with stage ids, not {type(partition).__name__}")
     traced = jax.make_jaxpr(function)(*args)
     line = line_of(traced, chosen_leaves(args, parameters))
-    stage_of = _stages(line, graph, getattr(function, "__name__", repr(function)))
+    stage_of = _stages(line, getattr(partition, "graph", partition), getattr(function, "__name__", repr(function)))
     readers: dict[Var, int] = {}
     for step, stage in zip(line.steps, stage_of):
         for v in step.eqn.invars:
@@ -90,7 +74,7 @@ def divide(
     return ClosedJaxpr(jaxpr, list(line.consts.values())), [stage for stage, _ in placed]
 
 
-def marked(function: Callable[..., Any], partition: Staged | markers.Marking, *, parameters: int | Sequence[int] = 0) -> Callable[..., Any]:
+def marked(function: Callable[..., Any], partition: markers.Marking, *, parameters: int | Sequence[int] = 0) -> Callable[..., Any]:
     """A function with the stages of a partition of its profile marked, as `sp.stage` marks them.
 
     Anywhere but in `sp.pipeline` it does what the function does, with calls and loops over layers taken apart.
@@ -133,7 +117,7 @@ def marked(function: Callable[..., Any], partition: Staged | markers.Marking, *,
     return run
 
 
-def _stages(line: EquationLine, graph: Staged, name: str) -> list[int]:
+def _stages(line: EquationLine, graph: Any, name: str) -> list[int]:
     """The stage of every step."""
     if not graph.num_stages:
         raise DivisionError("no node has a stage", where=f"a profile of {len(graph.nodes)} nodes", fix="partition it first")
