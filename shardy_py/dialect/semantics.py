@@ -18,6 +18,7 @@ CHANGES: Mapping[str, str] = {
     "results: main has shardings": "results of main without a sharding get that of the value returned",
     "reshards: reductions by kind": "all-reduces that `sdy-insert-explicit-reshards` inserts for a maximum or minimum say so",
     "export: unreduced axes are verified": "`sdy-verify-unreduced-axes` runs before reshards are inserted",
+    "text: single-device shardings": "a sharding on a mesh of one device is called single-device, not maximal, in errors",
     "export: meshes are inlined": "`sdy-export-pipeline` writes meshes into shardings",
 }
 """What changed between the versions that are followed: name -> what holds in the later one; tests/opt/test_semantics.py shows each."""

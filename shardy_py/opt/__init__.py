@@ -17,9 +17,12 @@ import warnings
 from collections.abc import Sequence
 from typing import TextIO
 
+from jaxlib.mlir import ir
+
 from shardy_py.dialect import INSTALLED, Semantics
 from shardy_py.dialect.format import printable
 from shardy_py.dialect.semantics import VERSIONS
+from shardy_py.errors import ShardyError
 from shardy_py.files import write_file
 from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import Program
@@ -68,12 +71,23 @@ def run_passes(
         }
         <BLANKLINE>
     """
-    module = parse_module(module_text)
+    module = _parsed(module_text, semantics)
     program = from_mlir(module, keep=True)
     program.semantics = semantics
     _warn_of_unknown_ops(program)
     run_pipeline(program, pipeline, verify_each=verify_each)
     return to_mlir(program, locations=locations, context=module.context)
+
+
+def _parsed(text: str, semantics: Semantics) -> ir.Module:
+    try:
+        return parse_module(text)
+    except ShardyError as error:
+        later = semantics.has("text: single-device shardings")
+        old, new = ("a maximal sharding can", "a single-device sharding can")[:: 1 if later else -1]
+        if old not in str(error):
+            raise
+        raise ShardyError(str(error).replace(old, new)) from None
 
 
 def _warn_of_unknown_ops(program: Program) -> None:
