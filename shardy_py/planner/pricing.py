@@ -20,12 +20,11 @@ from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import Alternative, Constraint, Price
 from shardy_py.planner.alternatives import alternatives
 from shardy_py.planner.assignment import solve
-from shardy_py.planner.constraint_prices import lines_of
 from shardy_py.planner.judge import Candidate, objective, peak_of
 from shardy_py.planner.pins import constraints_of
 from shardy_py.planner.problem import Problem, Solution, pinned
-from shardy_py.planner.proof import certificate_of
 from shardy_py.planner.propagated import Trial
+from shardy_py.planner.result import certificate_of, lines_of
 from shardy_py.planner.search import Searcher
 from shardy_py.planner.space import Annotations, stated, transferred
 

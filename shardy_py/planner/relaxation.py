@@ -1,8 +1,9 @@
-"""The tight local polytope of a problem: its linear program, the bound that its duals give, and what reduced costs rule out."""
+"""The tight local polytope of a problem: bounds by messages between tables that share classes, and branch and bound."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,9 @@ from .problem import Limit, Problem, Table, with_entries
 
 Array = Any
 
-UNIT = 1e3  # The programs handed to HiGHS have costs of about this size: its tolerances are absolute, 1e-7.
+
+UNIT = 1e3
+"""About the costs of a program that is handed to HiGHS, whose tolerances are absolute, 1e-7."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +36,6 @@ class Link:
     order: Array
     starts: Array
     unsupported: Array
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Costs of columns less the costs of rows: feasible duals, whose bound holds for every assignment."""
-
-    columns: Array
-    equal: Array
-    shares: Array
-    limits: Array
-    constant: float
-
-    def towards(self, other: Prices, part: float) -> Prices:
-        """A convex combination with other prices, which is feasible too."""
-        mine, theirs = ((p.columns, p.equal, p.shares, p.limits, p.constant) for p in (self, other))
-        return Prices(*(a + part * (b - a) for a, b in zip(mine, theirs)))
-
-    def bound(self, of: Program) -> float:
-        """The bound on costs with ties."""
-        choices = of.choices
-        least = float(np.minimum.reduceat(self.columns[:choices], of.starts[:-1]).sum()) if choices else 0.0
-        return self.constant + float(np.minimum(self.columns[choices:], 0.0).sum()) + least
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +58,6 @@ class Program:
     strategies: tuple[Array, ...]
     links: tuple[Link, ...]
 
-    def prices(self) -> Prices:
-        """The prices of the unmodified costs."""
-        equal, shares, limits = (np.zeros(rows.shape[0]) for rows in (self.equal, self.moves, self.limits))
-        return Prices(self.costs.copy(), equal, shares, limits, 0.0)
-
-    def take(self, columns: Array) -> Program:
-        """The program of some columns; whether each stays. Strategies of classes and moves all stay."""
-        sizes = np.add.reduceat(columns[: self.choices].astype(np.int64), self.starts[:-1])
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        matrices = (self.equal[:, columns], self.moves[:, columns], self.limits[:, columns])
-        costs, ties = self.costs[columns], self.ties[columns]
-        return Program(costs, ties, starts, *matrices, self.most, self.classes, self.strategies, ())
-
     def without_ties(self) -> Program:
         """The program of costs alone."""
         return replace(self, costs=self.costs - self.ties, ties=np.zeros_like(self.ties))
@@ -104,15 +72,6 @@ class Program:
         count = len(self.starts) - 1
         rows = np.repeat(np.arange(count), np.diff(self.starts))
         return scipy.sparse.csr_array((np.ones(self.choices), (rows, np.arange(self.choices))), shape=(count, len(self.costs)))
-
-
-@dataclass(frozen=True, slots=True)
-class Relaxed:
-    """The answer of a linear program: column values (None: out of time), duals of its rows, and whether it is feasible."""
-
-    values: Array
-    duals: tuple[Array, Array, Array]
-    feasible: bool = True
 
 
 def program(problem: Problem) -> Program:
@@ -175,7 +134,7 @@ def _consistency(
         order = np.argsort(places, kind="stable")
         counts = np.bincount(places, minlength=size)
         begins = np.minimum(np.cumsum(counts) - counts, len(places) - 1)
-        links.append(Link(above, below, slice(count - size, count), places, order, begins, counts == 0))
+        links.append(Link(above, below, slice(count - size, count), places, order, begins, counts == 0 if (counts == 0).any() else None))
 
     for number, table in enumerate(tables):
         own = set(table.classes)
@@ -254,44 +213,6 @@ def _matrix(values: Sequence[Array], rows: Sequence[Array], columns: Sequence[Ar
     return scipy.sparse.csr_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=(height, width))
 
 
-def relax(of: Program, scale: float, seconds: float) -> Relaxed:
-    """Solves a linear program."""
-    factor = UNIT / scale if scale > 0 else 1.0
-    inequalities = _stacked(of.moves, of.limits)
-    ones = of.one_of_each()
-    result = scipy.optimize.linprog(
-        of.costs * factor,
-        A_ub=inequalities if inequalities.shape[0] else None,
-        b_ub=np.concatenate([np.zeros(of.moves.shape[0]), of.most]) if inequalities.shape[0] else None,
-        A_eq=_stacked(of.equal, ones),
-        b_eq=np.concatenate([np.zeros(of.equal.shape[0]), np.ones(ones.shape[0])]),
-        bounds=(0, None),
-        method="highs-ds",
-        options={"time_limit": max(seconds, 0.01)},
-    )
-    nothing = (np.zeros(of.equal.shape[0]), np.zeros(of.moves.shape[0]), np.zeros(of.limits.shape[0]))
-    if result.status != 0:
-        return Relaxed(None, nothing, result.status != 2)
-    equal = result.eqlin.marginals[: of.equal.shape[0]] / factor
-    at_moves, at_limits = np.split(result.ineqlin.marginals / factor, [of.moves.shape[0]]) if inequalities.shape[0] else nothing[1:]
-    return Relaxed(result.x, (equal, np.minimum(at_moves, 0.0), np.minimum(at_limits, 0.0)))
-
-
-def priced(of: Program, duals: tuple[Array, Array, Array]) -> Prices:
-    """The prices of columns under duals of rows: a bound whatever the tolerances of what found them."""
-    equal, at_moves, at_limits = duals
-    columns = of.costs - of.equal.T @ equal - of.moves.T @ at_moves - of.limits.T @ at_limits
-    return Prices(columns, equal, -at_moves, at_limits, float(at_limits @ of.most))
-
-
-def slacks(of: Program, prices: Prices) -> tuple[float, Array]:
-    """The bound on costs without ties, and per choice by how much it rises for assignments that make it."""
-    columns = prices.columns[: of.choices] - of.ties[: of.choices]
-    least = np.minimum.reduceat(columns, of.starts[:-1]) if of.choices else np.zeros(0)
-    bound = prices.constant + float(np.minimum(prices.columns[of.choices :], 0.0).sum()) + float(least.sum())
-    return bound, columns - np.repeat(least, np.diff(of.starts))
-
-
 def rounded(of: Program, values: Array, start: Sequence[int]) -> tuple[int, ...]:
     """The assignment of the strategies that have the largest values; classes without columns keep theirs."""
     result = list(start)
@@ -299,31 +220,6 @@ def rounded(of: Program, values: Array, start: Sequence[int]) -> tuple[int, ...]
     for n, c in enumerate(of.classes):
         begin, end = of.starts[tables + n], of.starts[tables + n + 1]
         result[c] = int(of.strategies[n][np.argmax(values[begin:end])])
-    return tuple(result)
-
-
-def conditioned(of: Program, problem: Problem, prices: Prices, start: Sequence[int]) -> tuple[int, ...]:
-    """The assignment of the cheapest strategies, class by class, each under what the classes before it have."""
-    result = list(start)
-    readers: dict[int, list[int]] = {}
-    for number, table in enumerate(problem.tables):
-        for c in table.classes:
-            readers.setdefault(c, []).append(number)
-    costs = [prices.columns[a:b] for a, b in zip(of.starts[:-1], of.starts[1 : len(problem.tables) + 1])]
-    strategies = [table.strategies for table in problem.tables]
-    for n, c in enumerate(of.classes):
-        begin, end = of.starts[len(problem.tables) + n], of.starts[len(problem.tables) + n + 1]
-        total = prices.columns[begin:end].copy()
-        for number in readers[c]:
-            column = strategies[number][:, problem.tables[number].classes.index(c)]
-            least = np.full(problem.strategies[c], np.inf)
-            np.minimum.at(least, column, costs[number])
-            total += least[of.strategies[n]]
-        chosen = result[c] = int(of.strategies[n][np.argmin(total)])
-        for number in readers[c]:
-            consistent = strategies[number][:, problem.tables[number].classes.index(c)] == chosen
-            if consistent.any():  # Where no entry agrees, local moves have to mend it.
-                strategies[number], costs[number] = strategies[number][consistent], costs[number][consistent]
     return tuple(result)
 
 
@@ -352,6 +248,25 @@ class Searched:
     finished: bool
 
 
+def linear_duals(of: Program, scale: float) -> tuple[Array, Array, Array] | None:
+    """The duals of the linear program: of rows that are equal, of moves and of limits; None where it was not solved."""
+    factor = UNIT / scale if scale > 0 else 1.0
+    ones, rows = of.one_of_each(), scipy.sparse.vstack([of.moves, of.limits], format="csr")
+    result = scipy.optimize.linprog(
+        of.costs * factor,
+        A_ub=rows if rows.shape[0] else None,
+        b_ub=np.concatenate([np.zeros(of.moves.shape[0]), of.most]) if rows.shape[0] else None,
+        A_eq=scipy.sparse.vstack([of.equal, ones], format="csr"),
+        b_eq=np.concatenate([np.zeros(of.equal.shape[0]), np.ones(ones.shape[0])]),
+        method="highs-ds",
+    )
+    if result.status != 0:
+        return None
+    of_rows = np.maximum(-result.ineqlin.marginals / factor, 0.0) if rows.shape[0] else np.zeros(0)
+    of_moves, of_limits = np.split(of_rows, [of.moves.shape[0]])
+    return result.eqlin.marginals[: of.equal.shape[0]] / factor, of_moves, of_limits
+
+
 def search(of: Program, scale: float, *, gap: float, nodes: int, seconds: float, presolve: bool = True) -> Searched:
     """Branch and bound on strategies, until cost and bound are within `gap`, in parts of the cost."""
     factor = UNIT / scale if scale > 0 else 1.0
@@ -378,5 +293,211 @@ def search(of: Program, scale: float, *, gap: float, nodes: int, seconds: float,
     return Searched(result.x, bound, True, result.status == 0)
 
 
-def _stacked(upper: Any, lower: Any) -> Any:
-    return scipy.sparse.vstack([upper, lower], format="csr")
+SLOW = 0.01
+"""Of the way that is left, in a round: when messages end."""
+
+PASSES = 5
+"""Between two looks at the moves, which cost as much as several passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A class shared by tables, or a table contained in others."""
+
+    links: tuple[Link, ...]
+    later: tuple[bool, ...]
+    earlier: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """Moves no two of which concern the same table, with the tables that decide on them: those that need one, then those that make one.
+
+    A pair is a move and such a table.
+
+    Attributes:
+        needing: The number of pairs whose table needs the move; the others may have it at hand.
+        entries: The entries of tables, side by side, that need the move or have it at hand.
+    """
+
+    columns: Array
+    needing: int
+    rows: Array
+    moves: Array
+    firsts: Array
+    tables: tuple[slice, ...]
+    starts: Array
+    entries: Array
+    entry_starts: Array
+    entry_columns: Array
+    entry_pairs: Array
+
+
+class Ascent:
+    """Raises the bound of a program by shifting costs between tables; sequential reweighted message passing, and shares of moves.
+
+    Every step keeps the cost of each assignment, so the bound holds whenever it stops: costs of columns less those of rows are
+    feasible duals.
+    """
+
+    def __init__(self, of: Program, unsupported: float) -> None:
+        self.of = of
+        self.unsupported = unsupported
+        self.columns = of.costs.copy()
+        self.equal, self.shares = (np.zeros(rows.shape[0]) for rows in (of.equal, of.moves))
+        by_child: dict[int, list[Link]] = {}
+        for link in of.links:
+            by_child.setdefault(link.child.start, []).append(link)
+        order = sorted(by_child)
+        place = {child: n for n, child in enumerate(order)}
+        children: dict[int, list[int]] = {}
+        for link in of.links:
+            children.setdefault(link.parent.start, []).append(place[link.child.start])
+        self.shared = tuple(
+            _Shared(
+                tuple(by_child[child]),
+                tuple(max(children[link.parent.start]) > n for link in by_child[child]),
+                tuple(min(children[link.parent.start]) < n for link in by_child[child]),
+            )
+            for n, child in enumerate(order)
+        )
+        self.uses = _uses(of)
+
+    @property
+    def bound(self) -> float:
+        """The bound on costs with ties."""
+        choices = self.of.choices
+        least = float(np.minimum.reduceat(self.columns[:choices], self.of.starts[:-1]).sum()) if choices else 0.0
+        return float(np.minimum(self.columns[choices:], 0.0).sum()) + least
+
+    def slacks(self) -> tuple[float, Array]:
+        """The bound on costs without ties, and per choice by how much it rises for assignments that make it."""
+        of = self.of
+        columns = self.columns[: of.choices] - of.ties[: of.choices]
+        least = np.minimum.reduceat(columns, of.starts[:-1]) if of.choices else np.zeros(0)
+        bound = float(np.minimum(self.columns[of.choices :], 0.0).sum()) + float(least.sum())
+        return bound, columns - np.repeat(least, np.diff(of.starts))
+
+    def run(self, *, rounds: int, enough: float, end: float) -> None:
+        """Raises the bound until it hardly rises, is `enough`, or `end` (`time.monotonic()`) has passed."""
+        bound = self.bound
+        for _ in range(rounds):
+            for _ in range(PASSES):
+                self._sweep(self.shared, forward=True)
+                self._sweep(self.shared[::-1], forward=False)
+            for uses in self.uses:
+                self._share(uses)
+            before, bound = bound, self.bound
+            if time.monotonic() >= end or bound >= enough or bound - before <= SLOW * min(enough - before, abs(bound)):
+                break
+
+    def _marginals(self, link: Link) -> Array:
+        """The least price of a table's entries for each entry of what it shares."""
+        least = np.minimum.reduceat(self.columns[link.parent][link.order], link.starts)
+        if link.unsupported is not None:
+            least[link.unsupported] = self.unsupported
+        return least
+
+    def _sweep(self, nodes: Sequence[_Shared], *, forward: bool) -> None:
+        columns = self.columns
+        for node in nodes:
+            child = node.links[0].child
+            marginals = [self._marginals(link) for link in node.links]
+            total = columns[child] + sum(marginals)
+            targets, sources = (node.later, node.earlier) if forward else (node.earlier, node.later)
+            weight = 1.0 / max(sum(targets), sum(sources), 1)
+            share = weight * total
+            for link, marginal, target in zip(node.links, marginals, targets):
+                message = share - marginal if target else -marginal
+                columns[link.parent] += message[link.places]
+                self.equal[link.rows] -= message
+            columns[child] = total - sum(targets) * share
+
+    def _share(self, uses: _Uses) -> None:
+        """Divides the costs of moves, of which no two concern the same table, among the tables that need them, by what each gains."""
+        columns, costs, needing = self.columns, self.of.costs[uses.columns], uses.needing
+        move_of_need, move_of_make = uses.moves[:needing], uses.moves[needing:]
+        before = self.shares[uses.rows]
+        totals = np.add.reduceat(before, uses.firsts)
+        # How much less than the least of the others of its table the least of these entries costs, without a share that it bears.
+        side_by_side = np.concatenate([columns[table] for table in uses.tables])
+        least = np.minimum.reduceat(side_by_side[uses.entries], uses.entry_starts)
+        side_by_side[uses.entries] = np.inf
+        savings = np.minimum.reduceat(side_by_side, uses.starts) - least
+        # Where it is at hand nothing is saved, so that entries with it gain what the others pay: up to what they are above the least.
+        most = costs.copy()
+        np.minimum.at(most, move_of_make, np.maximum(0.0, totals[move_of_make] - savings[needing:]))
+        gains = np.clip(savings[:needing] + before, 0.0, costs[move_of_need])
+        demands = np.add.reduceat(gains, uses.firsts)
+        scales = np.divide(most, demands, out=np.ones_like(most), where=demands > most)
+        spare = 0.5 * np.maximum(most - demands, 0.0) / np.bincount(move_of_need, minlength=len(costs))
+        divided = gains * scales[move_of_need] + spare[move_of_need]
+        after = np.add.reduceat(divided, uses.firsts)
+        changes = np.concatenate([divided - before, (totals - after)[move_of_make]])
+        columns[uses.entry_columns] += changes[uses.entry_pairs]
+        self.shares[uses.rows] = divided
+        columns[uses.columns] = costs - after
+
+
+def _uses(of: Program) -> tuple[_Uses, ...]:
+    """The tables that decide on each move; in groups of moves that do not concern the same table, as few as come of the order of moves."""
+    matrix = of.moves.tocoo()
+    table_of = np.repeat(np.arange(len(of.starts) - 1), np.diff(of.starts))
+    is_move = matrix.col >= of.choices
+    move_of_row = np.zeros(of.moves.shape[0], np.int64)
+    move_of_row[matrix.row[is_move]] = matrix.col[is_move]
+    # An entry that needs a move has +1 in the row of its table, one that has it at hand -1 in every row of the move.
+    needing, making = ~is_move & (matrix.data > 0), ~is_move & (matrix.data < 0)
+    needs: dict[int, list[tuple[int, int, Array]]] = {}
+    for row, columns in _grouped(matrix.row[needing], matrix.col[needing]):
+        needs.setdefault(int(move_of_row[row]), []).append((row, int(table_of[columns[0]]), columns))
+    makes: dict[int, list[tuple[int, Array]]] = {}
+    for move, columns in _grouped(move_of_row[matrix.row[making]], matrix.col[making]):
+        makes[move] = _grouped(table_of[np.unique(columns)], np.unique(columns))
+    groups: list[list[int]] = []
+    groups_of_table: dict[int, set[int]] = {}
+    for move in sorted(needs):
+        tables = {table for _, table, _ in needs[move]} | {table for table, _ in makes.get(move, ())}
+        groups_of_tables = set[int]().union(*(groups_of_table.setdefault(table, set()) for table in tables))
+        group = next(n for n in range(len(groups) + 1) if n not in groups_of_tables)
+        if group == len(groups):
+            groups.append([])
+        groups[group].append(move)
+        for table in tables:
+            groups_of_table[table].add(group)
+    return tuple(_together(of, moves, needs, makes) for moves in groups)
+
+
+def _together(
+    of: Program, moves: Sequence[int], needs: Mapping[int, list[tuple[int, int, Array]]], makes: Mapping[int, list[tuple[int, Array]]]
+) -> _Uses:
+    """Moves that do not concern the same table, with their tables."""
+    need_pairs = [(place, table, columns, row) for place, move in enumerate(moves) for row, table, columns in needs[move]]
+    make_pairs = [(place, table, columns) for place, move in enumerate(moves) for table, columns in makes.get(move, ())]
+    pairs = [pair[:3] for pair in need_pairs] + make_pairs
+    tables = np.array([table for _, table, _ in pairs])
+    counts = np.array([len(columns) for _, _, columns in pairs])
+    sizes = of.starts[tables + 1] - of.starts[tables]
+    starts = np.cumsum(sizes) - sizes
+    columns = np.concatenate([columns for _, _, columns in pairs])
+    pair_of_entry = np.repeat(np.arange(len(pairs)), counts)
+    return _Uses(
+        np.array(moves),
+        len(need_pairs),
+        np.array([row for *_, row in need_pairs]),
+        np.array([place for place, _, _ in pairs]),
+        np.searchsorted([place for place, *_ in need_pairs], np.arange(len(moves))),
+        tuple(slice(int(of.starts[table]), int(of.starts[table + 1])) for table in tables),
+        starts,
+        columns - (of.starts[tables] - starts)[pair_of_entry],
+        np.cumsum(counts) - counts,
+        columns,
+        pair_of_entry,
+    )
+
+
+def _grouped(keys: Array, values: Array) -> list[tuple[int, Array]]:
+    """The values of each key, keys in order."""
+    order = np.argsort(keys, kind="stable")
+    distinct, begins = np.unique(keys[order], return_index=True)
+    return list(zip(distinct.tolist(), np.split(values[order], begins[1:]))) if len(distinct) else []

@@ -1,23 +1,36 @@
-"""The report of a search: `plan.search`, with the space that was searched in words."""
+"""The report of a search: `plan.search`, with the space that was searched in words, what constraints cost, and its certificate."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
+
+from shardy_py.ir import Op
+from shardy_py.ir.op_forms import UNCONSTRAINED
 from shardy_py.plan.checks.costs import OPAQUE
+from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.memory.analysis import ERROR
+from shardy_py.plan.progress import report
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.search import MODEL_BOUND, NOTHING, Search, Status
-from shardy_py.planner.assignment import ROUNDING
-from shardy_py.planner.constraint_prices import constraint_prices
+from shardy_py.plan.search import MODEL_BOUND, NOTHING, Price, Search, Status
+from shardy_py.plan.values import location_of
+from shardy_py.planner.assignment import ROUNDING, solve, stages_of
+from shardy_py.planner.certificate import Certificate, encode, proven
+from shardy_py.planner.descent import descend
+from shardy_py.planner.evaluation import Evaluation
 from shardy_py.planner.judge import Candidate, latency_of
-from shardy_py.planner.search import Searcher
-from shardy_py.planner.space import Resolution
+from shardy_py.planner.op_tables import TooLarge
+from shardy_py.planner.problem import cost, entries, restricted, weight
+from shardy_py.planner.search import LARGE, Searcher
+from shardy_py.planner.space import Resolution, resolutions, stated, transferred
+from shardy_py.rules.traits import is_constraint
 
 LISTED = 5
 """Inputs that lie whole, and ops without a rule, that are named."""
@@ -148,3 +161,84 @@ def _templates_left_out(searcher: Searcher) -> str:
 def _listed(items: Sequence[str]) -> str:
     more = f" and {len(items) - LISTED} more" if len(items) > LISTED else ""
     return f"{', '.join(items[:LISTED])}{more}"
+
+
+def certificate_of(searcher: Searcher, best: Candidate, bound: float) -> str:
+    """The certificate of a search, as text."""
+    planner, model = searcher.planner, searcher.model
+    problem = searcher.limited()
+    if any(weight(limit, entries(problem, best.assignment)) > limit.limit for limit in problem.limits):
+        problem = model.problem  # results lie as they follow by propagation
+    problem = replace(problem, tables=tuple(replace(table, ties=np.zeros(len(table.costs))) for table in problem.tables))
+    own = cost(problem, best.assignment)
+    stages = stages_of(problem, own)
+    links = planner.links or {}
+    is_listed = isinstance(planner.hardware, str) and all(isinstance(each, str) for each in links.values())
+    facts = {"objective": own + model.constant, "bound": proven(problem, own, stages) + model.constant, "constant": model.constant}
+    facts |= {"searched": bound, "overlap": planner.overlap, "listed": is_listed, "links": dict(links) if is_listed and links else None}
+    return encode(Certificate(problem, best.assignment, stages, facts))
+
+
+WORTH = 0.1
+"""The part of a step from which on the cost of constraints is worth a finding."""
+
+SHARE = 0.1
+"""The part of the time limit that the search without constraints may take."""
+
+GAP = 0.02
+"""How far from its bound the step without constraints may be."""
+
+LINES = 3
+"""Lines that are named."""
+
+
+def lines_of(searcher: Searcher) -> dict[str, list[Op]]:
+    """The user's constraints on values inside, by source line."""
+    lines: dict[str, list[Op]] = {}
+    for op in searcher.program.walk():
+        if is_constraint(op) and op.result.type.rank > len(op.attributes.get(UNCONSTRAINED, ())):
+            lines.setdefault(location_of(searcher.program, op), []).append(op)
+    return lines
+
+
+def constraint_prices(searcher: Searcher, best: Candidate) -> tuple[Price, ...]:
+    """What constraints cost by the model, where it is much: all of them together, and then the lines that cost most if no other held."""
+    lines = lines_of(searcher)
+    if not lines:
+        return ()
+    report("pricing constraints")
+    end = time.monotonic() + SHARE * searcher.planner.time_limit_s
+    free = searcher.freed(tuple(lines))
+    for resolution in (searcher.space.resolution, resolutions(searcher.base.mesh)[1]):
+        try:
+            free.prepare(resolution, max(LARGE, 4 * searcher.entries))
+            break
+        except TooLarge:
+            continue
+    else:
+        return ()
+    full = searcher.model.assignment(best.assignment)
+    assignment = transferred(full, (searcher.program, searcher.space), (free.program, free.space))
+    start, problem = [assignment[c] for c in free.model.variables], free.limited()
+    numbers = {c: i for i, c in enumerate(free.model.variables)}
+    solution = solve(problem, [start], gap=GAP, seconds=max(0.0, end - time.monotonic()))
+    seconds, of_start = free.model.seconds(solution.assignment), free.model.seconds(start)
+    if not math.isfinite(of_start) or not of_start - seconds >= WORTH * of_start:
+        return ()
+    total = best.seconds - seconds * (best.seconds / of_start if searcher.planner.overlap else 1.0)
+    if total < WORTH * best.seconds:
+        return ()
+    scale = total / (of_start - seconds)
+
+    def alone(ops: list[Op]) -> float:
+        pairs = [pair for op in ops for pair in zip(free.space.classes[op.result], searcher.space.classes[op.result])]
+        pins = {numbers[c]: (assignment[c],) for c, own in pairs if c in numbers and len(searcher.space.strategies[own]) == 1}
+        evaluation = Evaluation(restricted(problem, pins))
+        near = [pins.get(i, (strategy,))[0] for i, strategy in enumerate(solution.assignment)]
+        ends = (descend(evaluation, each).assignment.tolist() for each in (near, start))
+        return scale * (min(of_start, *map(free.model.seconds, ends)) - seconds)
+
+    specs = {place: ", ".join(dict.fromkeys(sharding_text(each) for op in ops if (each := stated(op)))) for place, ops in lines.items()}
+    costs = {place: total if len(lines) == 1 else alone(ops) for place, ops in lines.items()}
+    prices = [Price(place, specs[place], cost, None, 0.0) for place, cost in costs.items() if cost >= WORTH * total]
+    return (Price("all constraints", "", total, None, 0.0), *sorted(prices, key=lambda price: (-price.seconds, price.path))[:LINES])

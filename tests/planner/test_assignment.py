@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardy_py.planner.assignment import least, solve
+from shardy_py.planner.assignment import least, solve, stages_of
 from shardy_py.planner.certificate import Duals, proven
 from shardy_py.planner.elimination import reduced
-from shardy_py.planner.messages import Ascent
 from shardy_py.planner.problem import Limit, Problem, Table, cost, entries, pinned, weighed, weight
-from shardy_py.planner.proof import stages_of
-from shardy_py.planner.relaxation import conditioned, program
+from shardy_py.planner.relaxation import Ascent, program
 
 TIES = 1e-6  # More than all ties of a random problem.
 
@@ -84,9 +82,9 @@ def test_cost_and_bound_are_those_of_the_best_assignment(seed: int, ties: bool) 
 
 @pytest.mark.parametrize("seed", range(100))
 def test_large_problems_are_solved_in_parts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages first, then linear programs and branch and bound on few columns, then on more: as problems of a million entries."""
-    for name, size in {"FEW_COLUMNS": 0, "COLUMNS": 6, "BRANCHED": 12}.items():
-        monkeypatch.setattr(f"shardy_py.planner.assignment.{name}", size)
+    """Messages first, then branch and bound on few columns, then on more: as problems of a million entries."""
+    monkeypatch.setattr("shardy_py.planner.assignment.BRANCHES", ((6, 1), (12, 10), (math.inf, 10_000)))
+    monkeypatch.setattr("shardy_py.planner.assignment.MESSAGE_ROUNDS", 1)
     problem = random_problem(seed, ties=bool(seed % 2))
     solution, best = solve(problem), optimum(problem)
     assert solution.status == ("infeasible" if math.isinf(best) else "optimal")
@@ -102,29 +100,24 @@ def test_messages_raise_the_bound_and_never_above_the_optimum(seed: int) -> None
     if not stage.feasible or not stage.problem.tables:
         assert math.isinf(best) or cost(problem, stage.completed((0,) * len(problem.strategies))) >= best
         return
-    of = program(stage.problem)
-    ascent = Ascent(of, 1e3)
-    prices = [of.prices()]
+    ascent = Ascent(program(stage.problem), 1e3)
+    bounds = [ascent.bound + stage.cost]
     for _ in range(4):
-        prices.append(ascent.run(prices[-1], rounds=1, enough=math.inf, end=math.inf))
-    bounds = [p.bound(of) + stage.cost for p in prices]
+        ascent.run(rounds=1, enough=math.inf, end=math.inf)
+        bounds.append(ascent.bound + stage.cost)
     assert all(later >= earlier - 1e-9 for earlier, later in itertools.pairwise(bounds))
     assert bounds[-1] <= best + 1e-9
-    # Prices are another way to pay the same: mixed with others they still bound.
-    assert prices[0].towards(prices[-1], 0.5).bound(of) + stage.cost <= best + 1e-9
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_strategies_chosen_in_turn_by_prices_are_the_optimum_of_a_chain(seed: int) -> None:
-    """Messages are exact on trees: what they leave for a class to choose by is the least cost of all behind it."""
-    rng = np.random.default_rng(seed)
+def test_messages_are_exact_on_a_chain() -> None:
+    rng = np.random.default_rng(0)
     rows = np.array(list(itertools.product(range(4), repeat=2)))
     none = np.zeros((len(rows), 0), np.int64)
     tables = tuple(Table((c, c + 1), rows, rng.random(len(rows)), none, np.zeros(len(rows)), none) for c in range(8))
     problem = Problem((4,) * 9, tables, np.zeros(0))
-    of = program(problem)
-    prices = Ascent(of, 1e3).run(of.prices(), rounds=4, enough=math.inf, end=math.inf)
-    assert cost(problem, conditioned(of, problem, prices, (0,) * 9)) == pytest.approx(solve(problem).cost)
+    ascent = Ascent(program(problem), 1e3)
+    ascent.run(rounds=4, enough=math.inf, end=math.inf)
+    assert ascent.bound == pytest.approx(solve(problem).cost)
 
 
 @pytest.mark.parametrize("seed", range(20))

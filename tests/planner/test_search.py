@@ -370,7 +370,7 @@ def test_a_template_is_the_plan_where_there_is_no_time() -> None:
     [
         ((None, P("x", "x")), "mesh axis 'x' is used twice"),
         ((None, P("z")), "unknown mesh axis 'z'"),
-        (({"in": P("x")}, None), "no prefix"),
+        (({"in": P("x")}, None), "is not a prefix"),
         ((None, P(None, "y")), "this search has no such plan"),
         ((None, None, None), "one entry per positional argument"),
         ({"y": P()}, "names 'y', which is not an argument"),
