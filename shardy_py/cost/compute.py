@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from shardy_py.cost.hardware import Hardware
+from shardy_py.cost.liveness.placement import placed_in
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.ir import Op
@@ -49,12 +50,16 @@ POINTWISE = frozenset(name for name in ELEMENTWISE - TRANSCENDENTALS if not name
 
 
 class Work(NamedTuple):
-    """The operations of an op on one device, once; `matrix` is the element type of a matrix product, empty for vector units."""
+    """The operations of an op on one device, once; `matrix` is the element type of a matrix product, empty for vector units.
+
+    `host` is the bytes that it moves over the link to the host.
+    """
 
     flops: float = 0.0
     transcendentals: float = 0.0
     matrix: str = ""
     has_formula: bool = True
+    host: float = 0.0
 
 
 _NOTHING = Work()
@@ -79,6 +84,8 @@ def work(op: Operation, operands: Sequence[Shape], results: Sequence[Shape]) -> 
 
 def work_of(op: Op, sizes: LocalSizes) -> Work:
     """The operations of an op without regions whose values have their final shardings."""
+    if placed_in(op):
+        return Work(host=sizes.bytes(op.result))
     operands = [sizes.shape(v) for v in op.operands]
     if op.name in PRODUCTS and (sharding := op.operands[0].sharding) is not None:
         mesh = sharding.mesh_in(sizes.meshes)
@@ -124,7 +131,7 @@ def common_axes(lhs: Axes, rhs: Axes, used: Collection[str]) -> Axes:
 
 
 def roofline_seconds(work: Work, accessed: float, hardware: Hardware) -> float:
-    """The longer of computing and of moving bytes to and from memory.
+    """The longest of computing, of moving bytes to and from memory, and of moving them to or from the host.
 
     Example:
         >>> from shardy_py.cost.hardware_table import hardware
@@ -135,7 +142,8 @@ def roofline_seconds(work: Work, accessed: float, hardware: Hardware) -> float:
         computing = work.flops / hardware.matrix_flops(work.matrix)
     else:
         computing = (work.flops + hardware.transcendental_operations * work.transcendentals) / hardware.vector_flops
-    return larger(computing, accessed / hardware.hbm_bandwidth)
+    busy = larger(computing, accessed / hardware.hbm_bandwidth)
+    return larger(busy, work.host / (hardware.host_bandwidth or math.inf)) if work.host else busy
 
 
 def larger(a: N, b: N) -> N:

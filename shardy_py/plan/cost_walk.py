@@ -87,7 +87,7 @@ class _Walker:
     def single(self, op: Op, trips: int) -> None:
         accessed = self.traffic.bytes_of(op)
         work = work_of(op, self.sizes)
-        if accessed or work.flops or work.transcendentals:
+        if accessed or work.flops or work.transcendentals or work.host:
             self.costs.runs.append(Run(op, work, accessed, trips))
         if not work.has_formula:
             self.costs.unknown[op.primitive or op.name] = None

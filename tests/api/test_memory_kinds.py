@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
+from shardy_py.cost.hardware_table import hardware
 
 Space = jax.memory.Space
 MESH = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
@@ -102,6 +103,14 @@ def test_moments_on_the_host_take_no_memory_of_devices(lowering: str) -> None:
     on_host = memory.host_argument_size_in_bytes, memory.host_output_size_in_bytes, memory.host_alias_size_in_bytes
     assert [size >> 20 for size in on_host] == [2, 2, 2]
     assert memory.host_temp_size_in_bytes == 0
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_what_moves_between_host_and_device_takes_the_time_of_their_link(lowering: str) -> None:
+    cost, rate = planned(lowering).cost_analysis("v5e"), hardware("v5e").host_bandwidth
+    assert rate is not None
+    moves = [op for op in cost.ops if op.primitive == "device_put"]
+    assert sum(op.seconds or 0 for op in moves) == pytest.approx(4 * 2**20 / rate)  # two moments, there and back
 
 
 def test_a_plan_says_what_is_on_the_host() -> None:
