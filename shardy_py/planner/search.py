@@ -38,7 +38,7 @@ from shardy_py.planner.problem import Limit, Problem, Solution, entries, restric
 from shardy_py.planner.propagated import Outcome, Trial, Trials
 from shardy_py.planner.seeds import Seeds
 from shardy_py.planner.space import Annotations, Resolution, Space, assign, groups_of, resolutions, shardings_of, spaces_of, transferred
-from shardy_py.planner.templates import Template, UserTemplate, in_space, templates
+from shardy_py.planner.templates import Template, UserTemplate, batch_of, in_space, templates
 
 ROUNDS = 6
 """Searches under a budget, each with the limits of the fullest steps of all plans before."""
@@ -230,7 +230,7 @@ class Searcher:
         """The space of a resolution, without a model."""
         self.program, self.ops, self.copies, op_tables, spaces = self._parts
         self.space: Space = spaces(resolution)
-        for of_space in ("templates", "own_templates", "neighbours", "fixed", "entries", "_assignments"):
+        for of_space in ("templates", "own_templates", "neighbours", "fixed", "entries", "batch", "_assignments"):
             self.__dict__.pop(of_space, None)
         return op_tables
 
@@ -339,7 +339,7 @@ class Searcher:
     @functools.cached_property
     def templates(self) -> tuple[Template, ...]:
         """The built-in templates, and behind them those of the user's."""
-        return (*templates(self.program, self.space, self.annotations, self.neighbours), *self.own_templates)
+        return (*templates(self.program, self.space, self.annotations, self.neighbours, self.batch), *self.own_templates)
 
     @functools.cached_property
     def _assignments(self) -> dict[object, tuple[int, ...]]:
@@ -383,7 +383,7 @@ class Searcher:
         if (cached := self._assignments.get(id(template))) is not None:
             return cached
         arguments = self.program.main.arguments
-        fed = self.data
+        fed = self.batch
         data, every = ([c for argument in some for c in self.space.classes[argument]] for some in (fed, arguments))
         copies = () if template.carried is None else copies_of([a for a in arguments if a not in fed], self.space)
         order = [*data, *(template.carried or ())]
@@ -587,11 +587,10 @@ class Searcher:
         best, self.model = min(models, key=lambda each: math.inf if math.isinf(each[0].cost) else self.model.seconds(each[0].assignment))
         return best, bound
 
-    @property
-    def data(self) -> dict[Value, None]:
-        """The arguments that no step hands to the next."""
-        handed_on = {argument for argument, _ in self.annotations.alike}
-        return {argument: None for number, argument in enumerate(self.program.main.arguments) if number not in handed_on}
+    @functools.cached_property
+    def batch(self) -> tuple[Value, ...]:
+        """The arguments that are a step's data."""
+        return batch_of(self.program, self.space, self.annotations, self.neighbours, self.base.feeding)
 
     def starts(self) -> list[Sequence[int]]:
         """Assignments to start from: templates of the user's as they are completed, and the cheapest of the others as they follow."""

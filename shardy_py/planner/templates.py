@@ -17,6 +17,7 @@ from shardy_py.errors import UserError
 from shardy_py.ir import Program, Value
 from shardy_py.partition.layouts import layout_of, parts
 from shardy_py.plan.checks.specs import sharding_text
+from shardy_py.plan.feeding import Feeding
 from shardy_py.planner.following import Neighbours, computes, copies_of
 from shardy_py.planner.space import Annotations, Space
 
@@ -84,18 +85,25 @@ def in_space(template: UserTemplate, program: Program, space: Space, paths: Sequ
 
 @dataclass(frozen=True)
 class _Roles:
-    """Arguments by role: of a step's data, of parameters handed to the next step, and of state that it only updates, such as moments."""
+    """Arguments by role: of a step's data, of parameters, and of state that it only updates, such as moments.
+
+    Attributes:
+        whole: Features of the data that no template cuts; a cache may well be cut by its heads.
+    """
 
     batch: tuple[Value, ...]
+    whole: frozenset[int]
     parameters: tuple[Value, ...]
     state: tuple[Value, ...]
 
 
-def templates(program: Program, space: Space, annotations: Annotations, neighbours: Neighbours) -> tuple[Template, ...]:
+def templates(
+    program: Program, space: Space, annotations: Annotations, neighbours: Neighbours, batch: Sequence[Value]
+) -> tuple[Template, ...]:
     """The built-in templates, each once."""
-    roles = _roles(program, annotations)
-    distinct: dict[tuple[tuple[int, int], ...], Template] = {}
     feature = _connected(neighbours)
+    roles = _roles(program, space, annotations, feature, batch)
+    distinct: dict[tuple[tuple[int, int], ...], Template] = {}
     features = _features(space, roles, feature)
     experts = _experts(program, space, roles, feature)
     other = _features(space, roles, feature, frozenset(feature[c] for c in experts)) if experts else ()
@@ -164,7 +172,7 @@ def _experts(program: Program, space: Space, roles: _Roles, feature: Sequence[in
                 for value, dim in zip(sides, (*pair, place)):
                     batched[space.classes[value][dim]] = batched.get(space.classes[value][dim], False) or is_of_weights
     experts = {feature[c] for c, is_of_weights in batched.items() if is_of_weights}
-    experts -= {feature[c] for value in roles.batch for c in space.classes[value]}
+    experts -= roles.whole
     own = [c for value in arguments for c in space.classes[value] if feature[c] in experts]
     return tuple(c for c in dict.fromkeys([*own, *batched]) if feature[c] in experts and len(space.strategies[c]) > 1)
 
@@ -178,13 +186,37 @@ def _axes(names: Sequence[str], space: Space) -> Axes:
     return tuple(part for name in names for part in parts(AxisRef(name), space.mesh))
 
 
-def _roles(program: Program, annotations: Annotations) -> _Roles:
+def batch_of(program: Program, space: Space, annotations: Annotations, neighbours: Neighbours, feeding: Feeding) -> tuple[Value, ...]:
+    """The arguments that are a step's data: those that are fed.
+
+    Where nothing is, arguments are on the devices already, as in inference: data are those with the first dimension of a result that
+    replaces no argument, such as tokens and a cache beside logits. Where there is none, all that no step hands to the next.
+    """
+    arguments = program.main.arguments
+    if feeding.arguments:
+        return tuple(arguments[n] for n in feeding.arguments)
+    feature = _connected(neighbours)
+    leading = _leading(program, space, annotations, feature)
+    handed_on = {argument for argument, _ in annotations.alike}
+    batch = tuple(a for a in arguments if any(feature[c] in leading for c in space.classes[a]))
+    return batch or tuple(a for i, a in enumerate(arguments) if i not in handed_on)
+
+
+def _leading(program: Program, space: Space, annotations: Annotations, feature: Sequence[int]) -> set[int]:
+    """The features of the first dimensions of results that replace no argument."""
+    replacing = {result for _, result in annotations.alike}
+    results = (space.classes[n] for n in range(len(program.main.result_types)) if n not in replacing)
+    return {feature[classes[0]] for classes in results if classes and len(space.strategies[classes[0]]) > 1}
+
+
+def _roles(program: Program, space: Space, annotations: Annotations, feature: Sequence[int], batch: Sequence[Value]) -> _Roles:
     handed_on = {argument for argument, _ in annotations.alike}
     arguments = program.main.arguments
-    carried = [a for i, a in enumerate(arguments) if i in handed_on]
-    state = tuple(a for a in carried if a.uses and not computes(a))
-    batch = tuple(a for i, a in enumerate(arguments) if i not in handed_on)
-    return _Roles(batch, tuple(a for a in carried if a not in state), state)
+    data = set(batch)
+    state = tuple(a for i, a in enumerate(arguments) if i in handed_on and a not in data and a.uses and not computes(a))
+    parameters = tuple(a for a in arguments if a not in data and a not in state)
+    whole = {feature[c] for i, a in enumerate(arguments) if a in data and i not in handed_on for c in space.classes[a]}
+    return _Roles(tuple(batch), frozenset(whole | _leading(program, space, annotations, feature)), parameters, state)
 
 
 def _features(space: Space, roles: _Roles, feature: Sequence[int], experts: frozenset[int] = frozenset()) -> tuple[int, ...]:
@@ -198,7 +230,7 @@ def _features(space: Space, roles: _Roles, feature: Sequence[int], experts: froz
         for each in {feature[c] for c in space.classes[value]}:
             owners[each] = owners.get(each, 0) + 1
     most = max(owners.values(), default=0)
-    whole = {feature[c] for value in roles.batch for c in space.classes[value]} | experts
+    whole = set(roles.whole | experts)
     whole |= {each for each, count in owners.items() if count == most and count > max(2, len(roles.parameters) / 2)}
     cut: set[int] = set()
     for value in roles.parameters:
@@ -207,7 +239,7 @@ def _features(space: Space, roles: _Roles, feature: Sequence[int], experts: froz
             cut.update(free[:1])
         whole.update(feature[c] for c in space.classes[value] if feature[c] not in cut)
     classes: dict[int, None] = {}
-    for value in (*roles.parameters, *roles.state):
+    for value in (*roles.parameters, *roles.state, *roles.batch):
         classes.update(dict.fromkeys([c for c in space.classes[value] if feature[c] in cut and len(space.strategies[c]) > 1][:1]))
     return tuple(classes)
 

@@ -301,6 +301,24 @@ def test_templates_cut_features_over_some_axes_and_parameters_over_the_others() 
     }  # fmt: skip
 
 
+def test_templates_of_inference_cut_the_cache_and_tensors_of_parameters() -> None:
+    def decoded(w: Any, cache: jax.Array, x: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+        cache = jax.lax.dynamic_update_slice(cache, (x @ w["key"]).reshape(16, 1, 8, 32), (0, at, 0, 0))
+        scores = jnp.einsum("bhk,bshk->bhs", (x @ w["query"]).reshape(16, 8, 32), cache)
+        x = x + jnp.einsum("bhs,bshk->bhk", scores, cache).reshape(16, 256) @ w["out"]
+        return x + jax.nn.relu(x @ w["up"]) @ w["down"], cache
+
+    w = {"key": f32(64, 256), "query": f32(64, 256), "out": f32(256, 64), "up": f32(64, 256), "down": f32(256, 64)}
+    arguments = w, f32(16, 128, 8, 32), f32(16, 64), jax.ShapeDtypeStruct((), jnp.int32)
+    plan = sp.auto_shard(decoded, mesh=SMALL, planner=planner(), donate_argnums=1).plan(*arguments)
+    assert plan.search is not None
+    inputs = {alternative.name: alternative.inputs for alternative in plan.search.alternatives}
+    assert inputs["data parallel over x, tensor parallel over y"] == {
+        "w['down']": "P('y')", "w['key']": "P(None, 'y')", "w['out']": "P('y')", "w['query']": "P(None, 'y')", "w['up']": "P(None, 'y')",
+        "cache": "P('x', None, 'y')", "x": "P('x')", "at": "P()",
+    }  # fmt: skip
+
+
 def expert_step(w: Any, x: jax.Array) -> Any:
     def loss(w: Any) -> jax.Array:
         chosen = jax.nn.one_hot(jnp.argmax(x @ w["router"], -1), 4)
