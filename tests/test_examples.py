@@ -96,7 +96,7 @@ def test_llama_benchmark() -> None:
 
 
 def test_stages_benchmark() -> None:
-    printed = run(ROOT / "benchmarks" / "stages.py", "--noprofiles", "--large=inception", "--machines=2")
+    printed = run(ROOT / "benchmarks" / "pipedream.py", "--noprofiles", "--large=inception", "--machines=2")
     assert "inception: 326 nodes" in printed
     assert printed.count("gap") == 6
 
