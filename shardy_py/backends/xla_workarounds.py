@@ -32,8 +32,8 @@ from jax import numpy as jnp
 from jax.extend.core import JaxprEqn, Literal
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardy_py.backends.local.fft import row_major
 from shardy_py.backends.local.in_bounds import clamped_start
+from shardy_py.backends.local.linear_algebra import row_major
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.ordered import as_ordered, from_ordered
 from shardy_py.backends.partitioned_call import Partitioner

@@ -1,4 +1,4 @@
-"""Rules of cholesky and triangular_solve."""
+"""Rules of cholesky, triangular_solve and fft."""
 
 from __future__ import annotations
 
@@ -36,7 +36,24 @@ def triangular_solve(signature: Signature) -> OpShardingRule:
     return builder.build()
 
 
+def fft(signature: Signature) -> OpShardingRule:
+    """Batch dimensions pass through; transformed ones need replication.
+
+    The last dimension does not propagate where its size changes (RFFT, IRFFT).
+    """
+    (operand,), (result,) = signature.operands, signature.results
+    first = len(operand) - len(signature.attributes["fft_length"])
+    builder = FactorBuilder((operand,), (result,))
+    for dim, size in enumerate(operand):
+        if dim < first:
+            builder.add((dim,), (dim,), size)
+        else:
+            builder.add((dim,), (dim,), size, FactorType.NEED_REPLICATION, blocked=size != result[dim])
+    return builder.build()
+
+
 RULES: dict[str, Builder] = {
     "stablehlo.cholesky": cholesky,
     "stablehlo.triangular_solve": triangular_solve,
+    "stablehlo.fft": fft,
 }

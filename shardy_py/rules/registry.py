@@ -15,14 +15,12 @@ from shardy_py.rules import (
     convolution,
     custom_call,
     elementwise,
-    fft,
     gather_scatter,
     linear_algebra,
     random,
     reductions,
     shape_ops,
     slicing,
-    sorting,
 )
 from shardy_py.rules.builder import Builder, Signature
 
@@ -39,9 +37,7 @@ RULES: dict[str, Builder] = merge_tables(
         convolution.RULES,
         gather_scatter.RULES,
         reductions.RULES,
-        sorting.RULES,
         linear_algebra.RULES,
-        fft.RULES,
         random.RULES,
         custom_call.RULES,
         collectives.RULES,

@@ -1,4 +1,4 @@
-"""Rules of ops that rearrange a whole tensor: broadcast_in_dim, reshape, transpose, bitcast_convert, reverse."""
+"""Rules of ops that rearrange a whole tensor: broadcast_in_dim, reshape, transpose, bitcast_convert, reverse, sort."""
 
 from __future__ import annotations
 
@@ -123,10 +123,28 @@ def reverse(signature: Signature) -> OpShardingRule:
     return builder.build()
 
 
+def sort(signature: Signature) -> OpShardingRule:
+    """The sorted dimension needs replication, and does not propagate where it is the only one of size above 1."""
+    shape = signature.operands[0]
+    rank = len(shape)
+    sorted_dim = signature.attributes.get("dimension", -1)
+    if sorted_dim < 0:
+        sorted_dim += rank
+    alone = all(size == 1 for dim, size in enumerate(shape) if dim != sorted_dim)
+    builder = FactorBuilder(signature.operands, signature.results)
+    for dim, size in enumerate(shape):
+        if dim == sorted_dim:
+            builder.add_to_all(dim, size, FactorType.NEED_REPLICATION, blocked=alone)
+        else:
+            builder.add_to_all(dim, size)
+    return builder.build()
+
+
 RULES: dict[str, Builder] = {
     "stablehlo.bitcast_convert": bitcast_convert,
     "stablehlo.broadcast_in_dim": broadcast_in_dim,
     "stablehlo.reshape": reshape,
     "stablehlo.reverse": reverse,
     "stablehlo.transpose": transpose,
+    "stablehlo.sort": sort,
 }

@@ -1,4 +1,4 @@
-"""Matrix decompositions and solvers, on batches of matrices."""
+"""Matrix decompositions and solvers, on batches of matrices, and Fourier transforms."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from shardy_py.backends.local.local_rule import (
     Array,
@@ -202,5 +203,41 @@ def _rotated(x: Array, dim: int, begin: Array) -> Array:
     return lax.dynamic_slice(lax.concatenate([x, x], dim), starts, x.shape, allow_negative_indices=False)
 
 
-LOCAL_RULES: dict[str, Builder] = {**dict.fromkeys(_MATRICES, batched), "ragged_dot_general": ragged_dot_general}
+def fft(equation: Equation) -> LocalRule | None:
+    """Dimensions that are not transformed pass through; transformed ones are whole."""
+    (shape,), (out,) = equation.shapes, equation.result_shapes
+    count = len(shape) - len(equation.params["fft_lengths"])
+    rank = range(count)
+    transformed = range(count, len(shape))
+    sizes = [*shape, *out[count:]]
+    results = [*rank, *range(len(shape), len(sizes))]
+    rule = make_rule(sizes, [range(len(shape))], [results], whole=range(count, len(sizes)))
+    length = math.prod(shape[d] for d in transformed)
+    weight = 0.02 * length * max(1, length.bit_length()) / max(1, math.prod(sizes[count:]))
+    return LocalRule(rule, _run, uneven=frozenset(rank), linear=((0,),), weight=weight)
+
+
+def _run(local: LocalContext, arrays: list) -> list:
+    """The transform; on CPU, of an array in row-major order.
+
+    XLA on CPU transforms no other order, and yet puts arrays in another one where a later dimension is gathered before or behind. Other
+    compilers choose layouts that they can transform, and that for TPU takes no such wish of complex numbers.
+    """
+    if local.platform != "cpu":
+        return local.bind(*arrays)
+    (x,) = arrays
+    (y,) = local.bind(row_major(x))
+    return [row_major(y)]
+
+
+def row_major(x: Array) -> Array:
+    """The array, constrained to row-major order in memory."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if x.ndim > 1 else x
+
+
+LOCAL_RULES: dict[str, Builder] = {
+    **dict.fromkeys(_MATRICES, batched),
+    "ragged_dot_general": ragged_dot_general,
+    "fft": fft,
+}
 """Primitive -> builder of its local rule."""

@@ -1,8 +1,18 @@
-"""Local rules of reductions over dimensions."""
+"""Local rules of reductions over dimensions, argmax and argmin among them."""
 
 from __future__ import annotations
 
-from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, identity_fill, make_rule
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, affine, identity_fill, make_rule, positions
+from shardy_py.backends.local.reshard import all_gather_bits
+from shardy_py.partition.region.reshard_steps import gather_costs
 
 COMBINES = {
     "reduce_and": "and",
@@ -33,5 +43,64 @@ def reduction(equation: Equation) -> LocalRule | None:
     return LocalRule(rule, run, combine, uneven=frozenset(rank), linear=((0,),) if combine == "add" else ())
 
 
-LOCAL_RULES: dict[str, Builder] = dict.fromkeys(COMBINES, reduction)
+Pair = tuple[Any, Any]
+"""A value and its position."""
+
+
+def argminmax(equation: Equation) -> LocalRule | None:
+    """Each shard sends its own extreme element and its position; the first shard with the global extreme wins.
+
+    NaN is taken for the extreme, as on one device: the first NaN of a shard, of the first shard with one.
+    """
+    (shape,) = equation.shapes
+    (axis,) = equation.params["axes"]
+    dtype, index = equation.dtypes[0], equation.result_dtypes[0]
+    rank = range(len(shape))
+    kept = [d for d in rank if d != axis]
+    rule = make_rule(shape, [rank], [kept], permutation=[axis])
+    better = _larger if equation.name == "argmax" else _smaller
+    worst = _worst("max" if equation.name == "argmax" else "min", dtype)
+
+    def bytes_inside(num_shards: Sequence[int]) -> int:
+        kept_here = math.prod(-(-shape[d] // num_shards[d]) for d in kept)
+        return gather_costs(num_shards[axis], kept_here * dtype.itemsize, kept_here * index.itemsize)
+
+    def run(local: LocalContext, arrays: list) -> list:
+        (x,) = arrays
+        names = local.names(axis)
+        if not names:
+            return local.bind(x)
+        x = local.mask(x, axis, axis, worst)
+        place = positions(x.shape, axis, affine(local.index(axis), local.block(axis)), index)
+        start = np.array(worst, dtype), np.array(0, index)
+        best = lax.reduce((x, place), start, better, (axis,))
+        best = tuple([all_gather_bits(lax.expand_dims(part, (0,)), names, 0, local.platform) for part in best])
+        return [lax.reduce(best, start, better, (0,))[1]]
+
+    return LocalRule(rule, run, uneven=frozenset(rank), bytes_inside=bytes_inside)
+
+
+def _worst(combine: str, dtype: Any) -> Any:
+    """The value that no element is worse than."""
+    infinite = not jnp.issubdtype(dtype, jnp.floating) or not np.isnan(np.array(np.inf, dtype))
+    return identity_fill(combine, dtype) if infinite else getattr(jnp.finfo(dtype), "min" if combine == "max" else "max")
+
+
+def _better(precedes: Callable[[Any, Any], Any]) -> Callable[[Pair, Pair], Pair]:
+    def better(a: Pair, b: Pair) -> Pair:
+        wins = lax.bitwise_or(precedes(a[0], b[0]), lax.ne(a[0], a[0]))
+        first = lax.bitwise_and(lax.eq(a[0], b[0]), lax.lt(a[1], b[1]))
+        return lax.select(wins, a[0], b[0]), lax.select(lax.bitwise_or(wins, first), a[1], b[1])
+
+    return better
+
+
+_larger, _smaller = _better(lax.gt), _better(lax.lt)
+"""The better of two, as JAX has it: NaN before anything else, and the one that stands first of equals."""
+
+LOCAL_RULES: dict[str, Builder] = {
+    **dict.fromkeys(COMBINES, reduction),
+    "argmax": argminmax,
+    "argmin": argminmax,
+}
 """Primitive -> builder of its local rule."""

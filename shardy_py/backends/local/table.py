@@ -6,14 +6,12 @@ from collections.abc import Mapping
 
 from shardy_py.backends.local import (
     annotations,
-    argminmax,
     calls,
     convolution,
     cumulative,
     dynamic_slicing,
     effects,
     elementwise,
-    fft,
     indexing,
     iota,
     linear_algebra,
@@ -34,12 +32,10 @@ from shardy_py.ir.tables import merge_tables
 
 LOCAL_RULES = merge_tables(
     (
-        argminmax.LOCAL_RULES,
         convolution.LOCAL_RULES,
         cumulative.LOCAL_RULES,
         dynamic_slicing.LOCAL_RULES,
         elementwise.LOCAL_RULES,
-        fft.LOCAL_RULES,
         indexing.LOCAL_RULES,
         iota.LOCAL_RULES,
         linear_algebra.LOCAL_RULES,

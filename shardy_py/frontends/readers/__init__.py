@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shardy_py.frontends.readers import calls, constraints, control_flow, manual, opaque, scans, user_annotations
+from shardy_py.frontends.readers import calls, constraints, control_flow, manual, opaque
 from shardy_py.frontends.readers.common import ReaderTable
 from shardy_py.ir.tables import merge_tables
 
-TABLES = (calls.READERS, constraints.READERS, control_flow.READERS, manual.READERS, opaque.READERS, scans.READERS, user_annotations.READERS)
+TABLES = (calls.READERS, control_flow.READERS, manual.READERS, opaque.READERS, constraints.READERS)
 
 READERS: ReaderTable = merge_tables(TABLES)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
 from shardy_py.dialect.devices import device_groups
 from shardy_py.dialect.projection import FactorSharding, TensorFactors, project, unproject
 from shardy_py.ir import Block, Op, Program, TensorType, Value
 from shardy_py.opt.partitioner import local_ops
-from shardy_py.opt.partitioner.permutation.meshes import MeshNames, reversed_mesh
 from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION, get_sharding, set_sharding, without_manual_axes
 from shardy_py.passes.export.explicit_reshards.decision import Decision, matching_meshes
 from shardy_py.passes.export.explicit_reshards.edits import Edits
 from shardy_py.passes.propagation.log import Log
+from shardy_py.passes.symbols import SymbolNames
 from shardy_py.rules import rule_of
 
 _DIALECT = "stablehlo."
@@ -295,3 +297,37 @@ def _without(tensor: TensorFactors, factors: Collection[int]) -> TensorFactors:
         },
         tensor.blocked_axes,
     )
+
+
+def reversed_mesh(mesh: Mesh, axes: Iterable[AxisRef]) -> Mesh:
+    """The mesh with its devices in reverse order along axes, or parts of axes.
+
+    Example:
+        >>> reversed_mesh(Mesh([("x", 4)]), [AxisRef("x", 1, 2)])
+        #sdy.mesh<["x"=4], device_ids=[2, 3, 0, 1]>
+    """
+    shape = [axis.size for axis in mesh.axes]
+    ids = np.asarray(mesh.device_ids or range(mesh.size)).reshape(shape)
+    for axis in axes:
+        at = mesh.axis_index(axis.name)
+        before, size = axis.pre_size or 1, axis.size_in(mesh)
+        split = [*shape[:at], before, size, shape[at] // (before * size), *shape[at + 1 :]]
+        ids = np.flip(ids.reshape(split), at + 1).reshape(shape)
+    return Mesh(mesh.axes, map(int, ids.ravel()))
+
+
+class MeshNames:
+    """Names of meshes that a pass adds in front of those of a program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.symbols = SymbolNames(program)
+
+    def name(self, mesh: Mesh, wish: str) -> str:
+        """The name of the last equal mesh of the program; where there is none, the mesh is added."""
+        for name, other in reversed(self.program.meshes.items()):
+            if other is mesh:
+                return name
+        name = self.symbols.take(wish)
+        self.program.meshes = {name: mesh, **self.program.meshes}
+        return name

@@ -1,4 +1,4 @@
-"""Constants and iotas: each device makes its own part."""
+"""Constants and iotas, of which each device makes its own part, and named computations."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from shardy_py.ir.attribute_text import AttributeText
 from shardy_py.ir.type_text import type_text
 from shardy_py.opt.partitioner.convert_global_to_local.devices import emit_offset, emit_part
 from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter
+from shardy_py.passes.dataflow import MANUAL_COMPUTATION
 
 _SPLAT = re.compile(r"dense<(?![\[\"]|>)")
 
@@ -42,5 +43,31 @@ def iota(op: Op, out: Emitter) -> Sequence[Value]:
     return (out.value("add", (value, offset), TensorType(result.local.shape, result.type.dtype)),)
 
 
-ALWAYS: dict[str, Conversion] = {"sdy.constant": constant}
-CONVERSIONS: dict[str, Conversion] = {"stablehlo.constant": constant, "stablehlo.iota": iota}
+def manual_computation(op: Op, out: Emitter) -> Sequence[Value]:
+    """The ops of the body, over the operands themselves: their parts are what the body has as arguments."""
+    (body,) = op.regions
+    for argument, operand in zip(body.arguments, op.operands, strict=True):
+        argument.replace_uses(operand)
+    returned = list(body.terminator.operands)
+    body.terminator.drop_uses()
+    out.ops += body.ops[:-1]
+    body.ops = []
+    return returned
+
+
+def call(op: Op, out: Emitter) -> Sequence[Value]:
+    """A call of the function over parts, without other attributes."""
+    types = [tensor.local for tensor in out.facts.results]
+    return out.make(op.name, op.operands, types, {"callee": op.attributes["callee"]}).results
+
+
+CONVERSIONS: dict[str, Conversion] = {
+    "stablehlo.constant": constant,
+    "stablehlo.iota": iota,
+}
+
+ALWAYS: dict[str, Conversion] = {
+    "sdy.constant": constant,
+    MANUAL_COMPUTATION: manual_computation,
+    "func.call": call,
+}

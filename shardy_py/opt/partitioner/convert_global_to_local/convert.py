@@ -10,7 +10,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.opt.partitioner.convert_global_to_local.emitter import Emitter
 from shardy_py.opt.partitioner.convert_global_to_local.facts import ConversionOptions, World, illegal
-from shardy_py.opt.partitioner.convert_global_to_local.sums import FULL_RESHARDS
+from shardy_py.opt.partitioner.convert_global_to_local.products import FULL_RESHARDS
 from shardy_py.opt.partitioner.convert_global_to_local.table import ALWAYS, KEPT_SDY, WHERE_CUT
 from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import get_sharding

@@ -10,7 +10,7 @@ from shardy_py.opt.partitioner.attributes import with_arrays
 from shardy_py.opt.partitioner.convert_global_to_local.devices import emit_device, emit_lookup, shard_table
 from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter
 from shardy_py.opt.partitioner.convert_global_to_local.facts import LocalTensor
-from shardy_py.opt.partitioner.convert_global_to_local.sums import FULL_RESHARDS
+from shardy_py.opt.partitioner.convert_global_to_local.products import FULL_RESHARDS
 
 _FIX = "run sdy-resolve-permutation-factors before sdy-convert-global-to-local"
 

@@ -10,10 +10,9 @@ from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.axis import bounds, num_shards
 from shardy_py.dialect.devices import device_ids
 from shardy_py.ir import Op, TensorType, Value
-from shardy_py.opt.partitioner.convert_global_to_local.collectives import result_sharding
+from shardy_py.opt.partitioner.convert_global_to_local.collectives import channel, collective_attributes, flat, matrix, result_sharding
 from shardy_py.opt.partitioner.convert_global_to_local.devices import part_of
 from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter
-from shardy_py.opt.partitioner.convert_global_to_local.groups import channel, collective_attributes, flat, matrix
 
 
 def all_to_all(op: Op, out: Emitter) -> Sequence[Value]:

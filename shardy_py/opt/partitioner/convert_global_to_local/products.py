@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardy_py.dialect import AxisRef
+from shardy_py.dialect import AxisRef, TensorSharding
+from shardy_py.dialect.axis import sort_and_merge
 from shardy_py.ir import Op, Value
 from shardy_py.ir.attribute_text import MLIR_TEXT_KEY
 from shardy_py.opt.partitioner.attributes import with_kept
+from shardy_py.opt.partitioner.convert_global_to_local.collectives import flat
 from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter
 from shardy_py.opt.partitioner.convert_global_to_local.facts import LocalTensor
-from shardy_py.opt.partitioner.convert_global_to_local.sums import FULL_RESHARDS, check_summed
 
 
 def dot(op: Op, out: Emitter) -> None:
@@ -75,6 +76,37 @@ def _same_axes(out: Emitter, pairs: Sequence[tuple[int, int]], lhs: LocalTensor,
 def _check_summed(out: Emitter, kind: str, axes: Sequence[AxisRef]) -> None:
     sharding = next((tensor.sharding for tensor in out.facts.operands if tensor.is_cut), None)
     check_summed(out, axes, sharding, f"sharded contracting {kind}", f"sharded contracting dimensions of the {kind}")
+
+
+_ALL_REDUCE = "sdy.all_reduce"
+_REDUCE_SCATTER = "sdy.reduce_scatter"
+
+FULL_RESHARDS = "run sdy-insert-explicit-reshards{enable-full-version=true} before sdy-convert-global-to-local"
+"""The advice for a program whose ops do not fit their operands."""
+
+
+def check_summed(out: Emitter, axes: Sequence[AxisRef], sharding: TensorSharding | None, subject: str, dims: str) -> None:
+    """Raises ShardyError unless every use of the op's result is an all-reduce or reduce-scatter over the axes that cut what it sums."""
+    if not axes or sharding is None:
+        return
+    users = [user for user, _ in out.op.results[0].uses]
+    if not users or any(user.name not in (_ALL_REDUCE, _REDUCE_SCATTER) for user in users):
+        raise out.error(f"Expected {subject} to have one user and the user is an {_ALL_REDUCE}.", fix=FULL_RESHARDS)
+    mesh = out.world.mesh(sharding)
+    for user in users:
+        reduced = _reduced_axes(user)
+        if sort_and_merge(axes, mesh) != sort_and_merge(reduced, mesh):
+            raise out.error(
+                f"The axes of the {user.name} should match the {dims}.",
+                why=f"they are {list(reduced)}, and the dimensions are cut along {list(axes)}",
+                fix=FULL_RESHARDS,
+            )
+
+
+def _reduced_axes(op: Op) -> Sequence[AxisRef]:
+    if op.name == _ALL_REDUCE:
+        return op.attributes["reduction_axes"].axes
+    return flat([listed.axes for listed in op.attributes["reduce_scatter_axes"].lists])
 
 
 CONVERSIONS: dict[str, Conversion] = {

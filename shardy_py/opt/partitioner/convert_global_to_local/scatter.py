@@ -12,11 +12,10 @@ from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import Op, TensorType, Value, element_bits
 from shardy_py.ir.attribute_text import MLIR_TEXT_KEY
 from shardy_py.opt.partitioner.attributes import with_kept
+from shardy_py.opt.partitioner.convert_global_to_local.collectives import flat
 from shardy_py.opt.partitioner.convert_global_to_local.devices import emit_device, emit_lookup, shard_table
 from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter
-from shardy_py.opt.partitioner.convert_global_to_local.gather import zero_text
-from shardy_py.opt.partitioner.convert_global_to_local.groups import flat
-from shardy_py.opt.partitioner.convert_global_to_local.offsets import part_offset, spread
+from shardy_py.opt.partitioner.convert_global_to_local.gather import part_offset, spread, zero_text
 
 
 def scatter(op: Op, out: Emitter) -> Sequence[Value] | None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from shardy_py.ir.tables import merge_tables
 from shardy_py.opt.partitioner.convert_global_to_local import (
     collectives,
-    computations,
     constants,
     edges,
     exchanges,
@@ -17,7 +16,7 @@ from shardy_py.opt.partitioner.convert_global_to_local import (
 )
 from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion
 
-ALWAYS: Mapping[str, Conversion] = merge_tables((collectives.CONVERSIONS, exchanges.CONVERSIONS, computations.ALWAYS, constants.ALWAYS))
+ALWAYS: Mapping[str, Conversion] = merge_tables((collectives.CONVERSIONS, exchanges.CONVERSIONS, constants.ALWAYS))
 """Ops that no local program has."""
 
 WHERE_CUT: Mapping[str, Conversion] = merge_tables(
