@@ -572,12 +572,6 @@ def all_reduce_primitive(name: str, computation: Primitive) -> Primitive | None:
     return primitive
 
 
-def frames_of(source_info: Any) -> list[tuple[str, int]]:
-    """File and line of the user's frames of a `source_info`, innermost first."""
-    frames = _source_info_util.user_frames(getattr(source_info, "traceback", None))
-    return [(frame.file_name, frame.start_line) for frame in frames]
-
-
 def spans_of(source_info: Any) -> list[tuple[str, int, int, int, int]]:
     """File, first line and column, last line and column of the calls in the user's frames, innermost first; columns in bytes."""
     frames = _source_info_util.user_frames(getattr(source_info, "traceback", None))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.source_info_util import summarize
 
-from shardy_py.frontends._jax import frames_of, spans_of
+from shardy_py.frontends._jax import spans_of
 from shardy_py.frontends.cells import cell_name
 from shardy_py.ir import Location
 
@@ -62,7 +62,7 @@ def _summarized(source: _Source) -> Location | None:
     """The place of a `source_info`."""
     text = summarize(source)  # pyright: ignore[reportArgumentType]
     if text and is_installed(text):
-        text = next((f"{file}:{line}" for file, line in frames_of(source) if not is_installed(file)), text)
+        text = next((f"{file}:{line}" for file, line, *_ in spans(source)), text)
     return _parsed(text, "" if source.name_stack is None else str(source.name_stack)) if text else None
 
 
@@ -77,7 +77,7 @@ def calls(location: object) -> tuple[str, ...]:
         return ()
     if isinstance(location, Within):
         return (*calls(location.inner), *calls(location.outer))
-    return tuple(f"{cell_name(file)}:{line}" for file, line in frames_of(location))
+    return tuple(f"{cell_name(file)}:{line}" for file, line, *_ in spans_of(location))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -139,23 +139,22 @@ Change = Callable[[ast.expr], ast.expr]
 
 def edits_of(changes: Mapping[Span, Change]) -> tuple[Edit, ...]:
     """The lines of the source with other expressions; of these the outermost are written anew."""
-    edits: list[Edit] = []
-    written: dict[str, list[Span]] = {}
+    blocks: list[list[Span]] = []
     for span in sorted(changes, key=lambda span: (span.file, span.line, span.column, -span.end_line, -span.end_column)):
-        ends = [(other.end_line, other.end_column) for other in written.setdefault(span.file, [])[-1:]]
-        if not ends or (span.line, span.column) >= ends[0]:
-            written[span.file].append(span)
-    for file, spans in written.items():
-        lines = [line.encode() for line in linecache.getlines(file)]
-        for _, block in itertools.groupby(spans, lambda span: span.line):  # expressions of one line, of which the last may go on
-            own = list(block)
-            first, last = own[0].line, own[-1].end_line
-            ends = lines[last - 1][own[-1].end_column :]
-            text, column = b"", 0
-            for span in own:
-                text += lines[first - 1][column : span.column] + ast.unparse(_Changing(changes).written(span)).encode()
-                column = span.end_column
-            edits.append(Edit(file, first, last, (text + ends).decode().rstrip("\n")))
+        last = blocks[-1][-1] if blocks and blocks[-1][-1].file == span.file else None
+        if last is None or span.line > last.end_line:
+            blocks.append([span])
+        elif (span.line, span.column) >= (last.end_line, last.end_column):
+            blocks[-1].append(span)
+    edits: list[Edit] = []
+    for block in blocks:
+        file, first, last_line = block[0].file, block[0].line, block[-1].end_line
+        lines = [line.encode() for line in linecache.getlines(file)[first - 1 : last_line]]
+        starts, text = list(itertools.accumulate(map(len, lines), initial=0)), b"".join(lines)
+        for span in reversed(block):
+            start, end = starts[span.line - first] + span.column, starts[span.end_line - first] + span.end_column
+            text = text[:start] + ast.unparse(_Changing(changes).written(span)).encode() + text[end:]
+        edits.append(Edit(file, first, last_line, text.decode().rstrip("\n")))
     return tuple(edits)
 
 

@@ -182,6 +182,21 @@ def test_a_function_that_says_shardings_in_types_needs_its_arguments_alone() -> 
         plan.as_code()
 
 
+def test_expressions_of_several_lines() -> None:
+    def product(x: Any, w: Any, v: Any) -> Any:
+        return jnp.dot(
+            x,  # by columns
+            w,
+        ) + jnp.dot(x, v)
+
+    args = (np.ones((8, 8), np.float32),) * 3
+    plan = sp.auto_shard(product, mesh=MESH, in_shardings=(jax.P(None, "model"), jax.P("model"), jax.P("model"))).plan(*args)
+    (edit,) = plan.as_code("explicit").edits
+    assert edit.text.strip() == "return jnp.dot(x, w, out_sharding=jax.P()) + jnp.dot(x, v, out_sharding=jax.P())"
+    assert edit.last - edit.first == 3
+    assert f"# {__file__}:{edit.first}-{edit.last}\n" in str(edit)
+
+
 def test_code_that_cannot_be_written() -> None:
     plan = decorated(example("mlp")).plan(*example("mlp").args)
     with pytest.raises(sp.ShardyError, match="there is no style 'lines'"):
