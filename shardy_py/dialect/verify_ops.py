@@ -268,7 +268,7 @@ def _verify_unreduced(moved: Sequence[AxisRef], operand: TensorSharding, result:
 Check = Callable[[Any, TensorSharding, TensorSharding, Mesh], None]
 
 
-class Collective(NamedTuple):
+class CollectiveRule(NamedTuple):
     """The check of a collective."""
 
     check: Check | None
@@ -277,14 +277,14 @@ class Collective(NamedTuple):
     """Whether an operand without a sharding counts as replicated."""
 
 
-COLLECTIVES: Mapping[str, Collective] = {
-    "sdy.all_gather": Collective(_verify_gather),
-    "sdy.all_reduce": Collective(_verify_all_reduce, may_lack_sharding=True),
-    "sdy.all_slice": Collective(_verify_slice, may_lack_sharding=True),
-    "sdy.all_to_all": Collective(_verify_all_to_all),
-    "sdy.collective_permute": Collective(None),
-    "sdy.reduce_scatter": Collective(_verify_slice, may_lack_sharding=True),
-    "sdy.replicated_to_unreduced": Collective(_verify_replicated_to_unreduced),
-    "sdy.sharded_to_unreduced": Collective(_verify_sharded_to_unreduced),
+COLLECTIVES: Mapping[str, CollectiveRule] = {
+    "sdy.all_gather": CollectiveRule(_verify_gather),
+    "sdy.all_reduce": CollectiveRule(_verify_all_reduce, may_lack_sharding=True),
+    "sdy.all_slice": CollectiveRule(_verify_slice, may_lack_sharding=True),
+    "sdy.all_to_all": CollectiveRule(_verify_all_to_all),
+    "sdy.collective_permute": CollectiveRule(None),
+    "sdy.reduce_scatter": CollectiveRule(_verify_slice, may_lack_sharding=True),
+    "sdy.replicated_to_unreduced": CollectiveRule(_verify_replicated_to_unreduced),
+    "sdy.sharded_to_unreduced": CollectiveRule(_verify_sharded_to_unreduced),
 }
 """Name of a collective -> its check."""

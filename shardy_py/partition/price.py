@@ -98,7 +98,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class MovementPrice:
     """The cost of one op under a joint layout, once.
 
     Attributes:
@@ -116,7 +116,7 @@ class Price:
     moves: tuple[Communication, ...]
 
 
-def price(op: OpSpec, layouts: Sequence[Layout], machine: Machine, memory: Sequence[Access]) -> Price:
+def price(op: OpSpec, layouts: Sequence[Layout], machine: Machine, memory: Sequence[Access]) -> MovementPrice:
     """The cost of one op under a joint layout."""
     mesh, count, types = machine.mesh, len(op.operands), op.types
     run = strategy_of(op, layouts, mesh)
@@ -136,7 +136,7 @@ def price(op: OpSpec, layouts: Sequence[Layout], machine: Machine, memory: Seque
     computed = work(op, operands, pieces[count:])
     accessed = traffic(memory, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
     seconds = roofline_seconds(computed, accessed, machine.hardware) + after.seconds
-    return Price(seconds, computed, accessed, after.received, run.reads, run.makes, operand_moves)
+    return MovementPrice(seconds, computed, accessed, after.received, run.reads, run.makes, operand_moves)
 
 
 def piece_bytes(type_: Type, elements: int) -> int:

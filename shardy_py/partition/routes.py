@@ -13,7 +13,7 @@ from shardy_py.partition.xla_moves import replicates
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RouteStep:
     """One collective of a route between layouts, of a value of any shape; a `collective_permute` is over all axes and names none."""
 
     kind: str
@@ -51,7 +51,7 @@ def settled(shape: tuple[int, ...], source: Layout, target: Layout, summed: Axes
 
 
 @functools.lru_cache(1 << 16)
-def route(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
+def route(source: Layout, target: Layout, mesh: Mesh) -> tuple[RouteStep, ...]:
     """The collectives from one layout to another; slicing sends nothing.
 
     Where every dimension is cut into at least as many pieces before as afterwards, pieces are brought into order and gathered; where into
@@ -69,19 +69,19 @@ def route(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
 
     before, after = [num_shards(dim, mesh) for dim in source], [num_shards(dim, mesh) for dim in target]
     if before == after:
-        return (Step("collective_permute", (), source),)
+        return (RouteStep("collective_permute", (), source),)
     if all(s % d == 0 for s, d in zip(before, after)):
         gathered = tuple(axis for dim, after_dim in zip(source, target) for axis in _behind(dim, num_shards(after_dim, mesh), mesh))
-        gather = Step("all_gather", gathered, source)
+        gather = RouteStep("all_gather", gathered, source)
         if all(dim[: len(after_dim)] == after_dim for dim, after_dim in zip(source, target)):
             return (gather,)
-        return (Step("collective_permute", (), source), gather)
+        return (RouteStep("collective_permute", (), source), gather)
     if all(d % s == 0 for s, d in zip(before, after)):
         if all(after_dim[: len(dim)] == dim for dim, after_dim in zip(source, target)):
             return ()
-        return (Step("collective_permute", (), target),)
+        return (RouteStep("collective_permute", (), target),)
     across = () if replicates(tuple(before), tuple(after), mesh.size) else _across(source, target, mesh)
-    return across or (Step("all_gather", all_axes(source), source),)
+    return across or (RouteStep("all_gather", all_axes(source), source),)
 
 
 def _behind(dim: Axes, pieces: int, mesh: Mesh) -> Axes:
@@ -93,7 +93,7 @@ def _behind(dim: Axes, pieces: int, mesh: Mesh) -> Axes:
     return dim[i:]
 
 
-def _across(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
+def _across(source: Layout, target: Layout, mesh: Mesh) -> tuple[RouteStep, ...]:
     """A route with all-to-alls; empty where only gathering the whole value does."""
     source_dim = {axis: d for d, dim in enumerate(source) for axis in dim}
     target_dim = {axis: d for d, dim in enumerate(target) for axis in dim}
@@ -105,16 +105,16 @@ def _across(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
             return ()
         d = changed[0]
         if num_shards(source[d], mesh) < num_shards(target[d], mesh):
-            return (Step("collective_permute", (), target),)
-        return (Step("collective_permute", (), source), Step("all_gather", tuple(gathered), source))
+            return (RouteStep("collective_permute", (), target),)
+        return (RouteStep("collective_permute", (), source), RouteStep("all_gather", tuple(gathered), source))
     if {source_dim[axis] for axis in gathered} & {source_dim[axis] for axis in moved}:
         return ()
     current: list[list[AxisRef]] = [list(dim) for dim in source]
-    steps: list[Step] = []
+    steps: list[RouteStep] = []
     for axis in reversed(gathered):
         if current[source_dim[axis]][-1] != axis:
             return ()
-        steps.append(Step("all_gather", (axis,), tuple(map(tuple, current))))
+        steps.append(RouteStep("all_gather", (axis,), tuple(map(tuple, current))))
         current[source_dim[axis]].pop()
     for axis, d in target_dim.items():
         if axis not in source_dim:
@@ -123,9 +123,9 @@ def _across(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
     for axis in moved:
         pairs.setdefault((source_dim[axis], target_dim[axis]), []).append(axis)
     for (d, e), axes in pairs.items():
-        steps.append(Step("all_to_all", tuple(axes), tuple(map(tuple, current))))
+        steps.append(RouteStep("all_to_all", tuple(axes), tuple(map(tuple, current))))
         current[d] = [axis for axis in current[d] if axis not in axes]
         current[e] += axes
     if tuple(map(tuple, current)) != target:
-        steps.append(Step("collective_permute", (), tuple(map(tuple, current))))
+        steps.append(RouteStep("collective_permute", (), tuple(map(tuple, current))))
     return tuple(steps)

@@ -126,7 +126,7 @@ class Fact(NamedTuple):
     axes: Axes
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """The step that established a fact, -1 for an annotation, with the positions in the derivation of the links that it needs."""
 
     fact: Fact
@@ -187,16 +187,16 @@ def _is_manual(owner: Value) -> bool:
     return isinstance(op, Op) and op.name == dataflow.MANUAL_COMPUTATION
 
 
-def derive(fact: Fact, history: History, meshes: Mapping[str, Mesh], time: int | None = None) -> list[Link]:
+def derive(fact: Fact, history: History, meshes: Mapping[str, Mesh], time: int | None = None) -> list[ChainLink]:
     """The links of a fact, each before those it depends on; the first is the link of the fact itself."""
     return derive_all([fact], history, meshes, time)[0]
 
 
 def derive_all(
     facts: Iterable[Fact], history: History, meshes: Mapping[str, Mesh], time: int | None = None
-) -> tuple[list[Link], list[int]]:
+) -> tuple[list[ChainLink], list[int]]:
     """The links of facts that hold before step `time`, shared links once, and for each fact the position of its link among them."""
-    links: list[Link] = []
+    links: list[ChainLink] = []
     positions: dict[tuple[Fact, int], int] = {}
     waiting: list[tuple[Fact, int]] = []
 
@@ -214,12 +214,12 @@ def derive_all(
     while len(links) < len(waiting):
         fact, number = waiting[len(links)]
         if number < 0:
-            links.append(Link(fact, -1, None, (), ()))
+            links.append(ChainLink(fact, -1, None, (), ()))
             continue
         step = history.log[number]
         needs, factors = _needs(fact, step, number, history, meshes)
         sources = tuple(need.holder for need, _ in needs)
-        links.append(Link(fact, number, step, factors, tuple(position(*need) for need in needs), sources))
+        links.append(ChainLink(fact, number, step, factors, tuple(position(*need) for need in needs), sources))
     return links, first
 
 

@@ -19,7 +19,7 @@ from shardy_py.plan.checks.wording import NOTABLE
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.in_place import origins
-from shardy_py.plan.pairing import Buffer, fits, pairs, same_end
+from shardy_py.plan.pairing import DonatedBuffer, fits, pairs, same_end
 from shardy_py.plan.paths import names_of
 from shardy_py.plan.values import PlannedValue, typed
 
@@ -151,7 +151,7 @@ def handed_on(
 
 def _undonated(
     program: Program, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], donated: Sequence[Donated]
-) -> list[tuple[Buffer, Buffer]]:
+) -> list[tuple[DonatedBuffer, DonatedBuffer]]:
     """Undonated inputs, each with a result that could reuse its memory."""
     main = program.main
     results = main.body.terminator.operands
@@ -163,19 +163,19 @@ def _undonated(
     return [(ins[pair.input], outs[pair.output]) for pair in fitting]
 
 
-def _buffers(values: Sequence[PlannedValue], program_values: Sequence[Value], program: Program) -> list[Buffer]:
+def _buffers(values: Sequence[PlannedValue], program_values: Sequence[Value], program: Program) -> list[DonatedBuffer]:
     buffers = []
     for number, (value, holder) in enumerate(zip(values, program_values)):
         shape = local_shape(value.type, value.sharding, program.meshes)
         # A PRNG key is stored as several numbers.
         kind = holder.type if isinstance(holder.type, TensorType) and holder.type.rank >= len(shape) else value.type
         size = TensorType((*shape, *kind.shape[len(shape) :]), kind.dtype).bytes
-        buffers.append(Buffer(number, names_of(value.path), shape, value.dtype, size, value.memory_kind))
+        buffers.append(DonatedBuffer(number, names_of(value.path), shape, value.dtype, size, value.memory_kind))
     return buffers
 
 
 def _refusal(
-    buffer: Buffer, value: PlannedValue, outs: Sequence[Buffer], outputs: Sequence[PlannedValue], takers: Mapping[int, str]
+    buffer: DonatedBuffer, value: PlannedValue, outs: Sequence[DonatedBuffer], outputs: Sequence[PlannedValue], takers: Mapping[int, str]
 ) -> tuple[Kind, str, str]:
     """Kind, reason, and advice for an input that no output takes."""
     drop = f"do not donate {value.path}"
@@ -251,27 +251,27 @@ def arrangement(donated: Sequence[Donated], program: Program, outputs: Sequence[
     return Arrangement(slots, None if order == tuple(range(len(outs))) else order, leaves)
 
 
-def _donor(d: Donated) -> Buffer:
-    return Buffer(d.input, (), d.local_shape, d.type.dtype, d.bytes_per_device)
+def _donor(d: Donated) -> DonatedBuffer:
+    return DonatedBuffer(d.input, (), d.local_shape, d.type.dtype, d.bytes_per_device)
 
 
-def _is_exact(d: Donated, out: Buffer) -> bool:
+def _is_exact(d: Donated, out: DonatedBuffer) -> bool:
     return (d.local_shape, d.type.dtype) == (out.shape, out.dtype)
 
 
-def _order(first: Sequence[int], outs: Sequence[Buffer]) -> tuple[int, ...]:
+def _order(first: Sequence[int], outs: Sequence[DonatedBuffer]) -> tuple[int, ...]:
     """Paired outputs in the order of their inputs, then the others."""
     paired = set(first)
     return (*first, *(out.index for out in outs if out.index not in paired))
 
 
-def first_fit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> dict[int, int]:
+def first_fit(inputs: Sequence[DonatedBuffer], outputs: Sequence[DonatedBuffer]) -> dict[int, int]:
     """Models the pairs that JAX and XLA form of donated inputs and outputs in their order.
 
     JAX pairs equal shapes and types of the devices' pieces, and lets XLA have what matches in its number of elements; XLA pairs those by
     bytes (`OptimizeInputOutputBufferAlias`).
     """
-    waiting: dict[object, deque[Buffer]] = defaultdict(deque)
+    waiting: dict[object, deque[DonatedBuffer]] = defaultdict(deque)
     for buffer in inputs:
         waiting[buffer.shape, buffer.dtype].append(buffer)
     paired: dict[int, int] = {}
@@ -290,7 +290,7 @@ def first_fit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> dict[int, 
         if buffer.index not in paired and unmatched[buffer.elements]:
             unmatched[buffer.elements] -= 1
             donors.append(buffer)
-    by_bytes: dict[int, deque[Buffer]] = defaultdict(deque)
+    by_bytes: dict[int, deque[DonatedBuffer]] = defaultdict(deque)
     for out in unpaired:
         by_bytes[out.bytes].append(out)
     for buffer in donors:

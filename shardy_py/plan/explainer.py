@@ -20,9 +20,9 @@ from shardy_py.plan.derivation import (
     IDENTITIES,
     PRIORITY,
     PROPAGATE,
+    ChainLink,
     Fact,
     History,
-    Link,
     RuleView,
     begins_with,
     derive,
@@ -133,11 +133,11 @@ class Explainer:
         words = {"edge": f"the border of {name}", "group": "the sharding group", "barrier": "the propagation barrier"}
         return words.get(neighbours.kind, name), self.locate(op)
 
-    def derivation(self, holder: Holder, dim: int, axes: Axes, time: int | None = None) -> list[Link]:
+    def derivation(self, holder: Holder, dim: int, axes: Axes, time: int | None = None) -> list[ChainLink]:
         """The derivation of the leading axes of a dimension."""
         return derive(Fact(holder, dim, axes), self.history, self.meshes, time)
 
-    def reasons(self, links: Iterable[Link]) -> tuple[Reason, ...]:
+    def reasons(self, links: Iterable[ChainLink]) -> tuple[Reason, ...]:
         """Orders a derivation as a chain: each reason right before the reasons it depends on."""
         links = list(links)
         order: list[int] = []
@@ -151,7 +151,7 @@ class Explainer:
                 stack.extend(reversed(links[number].needs))
         return tuple(self.reason(links[number], tuple(position_of[need] for need in links[number].needs)) for number in order)
 
-    def _border(self, link: Link, owner: Value) -> str:
+    def _border(self, link: ChainLink, owner: Value) -> str:
         """The border of a loop, branch or computation that an axis crossed, in either direction."""
         if isinstance(owner.owner, Block):
             return "entry"
@@ -160,7 +160,7 @@ class Explainer:
             return "entry"
         return "carry" if owner.owner.name == dataflow.WHILE else "exit"
 
-    def _beginning(self, link: Link) -> tuple[str, str]:
+    def _beginning(self, link: ChainLink) -> tuple[str, str]:
         """The name of the annotation with which a derivation begins, and its `file:line`."""
         step = link.step
         if step is not None and step.reason in CONSTRAINING:
@@ -169,7 +169,7 @@ class Explainer:
             return self.annotation(step.op.operands[0])
         return self.annotation(link.fact.holder)
 
-    def reason(self, link: Link, needs: tuple[int, ...]) -> Reason:
+    def reason(self, link: ChainLink, needs: tuple[int, ...]) -> Reason:
         """Renders a link as a reason."""
         fact, step = link.fact, link.step
         axes = tuple(map(format_axis, fact.axes))
@@ -211,7 +211,7 @@ class Explainer:
         """Why a dimension begins with some axes."""
         return self.reasons(self.derivation(holder, dim, axes, time))
 
-    def other_sources(self, holder: Holder, dim: int, axis: AxisRef, links: Iterable[Link]) -> tuple[list[Source], list[Source]]:
+    def other_sources(self, holder: Holder, dim: int, axis: AxisRef, links: Iterable[ChainLink]) -> tuple[list[Source], list[Source]]:
         """Annotations with an axis besides those of a derivation: connected by values that have it, and connected by rules only."""
         used = {(link.fact.holder, link.fact.dim, *self._beginning(link)) for link in links if not link.needs}
         sharing = self.neighbourhood.sharing(axis.name)

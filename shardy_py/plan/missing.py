@@ -176,10 +176,10 @@ class Stop(NamedTuple):
 
 def missing(explainer: Explainer, holder: Holder, dim: int, axis: str, planned: PlannedValue) -> Missing:
     """The reason why a dimension lacks an axis."""
-    return _Search(explainer, holder, dim, axis, planned).answer()
+    return _ObstacleSearch(explainer, holder, dim, axis, planned).answer()
 
 
-class _Search:
+class _ObstacleSearch:
     def __init__(self, explainer: Explainer, holder: Holder, dim: int, axis: str, planned: PlannedValue) -> None:
         self.explainer = explainer
         self.history = explainer.history

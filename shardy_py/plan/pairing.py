@@ -11,7 +11,7 @@ from shardy_py.dialect.grouping import grouped
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class DonatedBuffer:
     """A leaf of the arguments or of the result, as a device sees it."""
 
     index: int
@@ -46,7 +46,7 @@ IS_RETURNED, UPDATED, SAME_NAME, SAME_PLACE, SAME_SIZE = (
 """Grounds for a pair, the best first."""
 
 
-def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:
+def pairs(inputs: Sequence[DonatedBuffer], outputs: Sequence[DonatedBuffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:
     """Pairs as many inputs and outputs as sizes allow, in order of inputs.
 
     Pieces of the same shape and element type are paired first, then those of as many elements and bytes. Among candidates an input
@@ -64,15 +64,15 @@ def pairs(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable
     return sorted(paired, key=lambda pair: pair.input)
 
 
-def _exact(buffer: Buffer) -> Hashable:
+def _exact(buffer: DonatedBuffer) -> Hashable:
     return (buffer.shape, buffer.dtype, buffer.memory_kind)
 
 
-def _roughly(buffer: Buffer) -> Hashable:
+def _roughly(buffer: DonatedBuffer) -> Hashable:
     return (buffer.elements, buffer.bytes, buffer.memory_kind)
 
 
-def fits(a: Buffer, b: Buffer) -> bool:
+def fits(a: DonatedBuffer, b: DonatedBuffer) -> bool:
     """Whether one buffer could reuse the memory of the other."""
     return _roughly(a) == _roughly(b)
 
@@ -80,7 +80,7 @@ def fits(a: Buffer, b: Buffer) -> bool:
 class _Matching:
     """The unpaired inputs and outputs of one size."""
 
-    def __init__(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
+    def __init__(self, inputs: Sequence[DonatedBuffer], outputs: Sequence[DonatedBuffer]) -> None:
         self.inputs = {b.index: b for b in inputs}
         self.outputs = {b.index: b for b in outputs}
         self.pairs: list[Pair] = []
@@ -92,7 +92,7 @@ class _Matching:
             self.pairs.append(Pair(input, output, reason))
 
 
-def _matched(inputs: Sequence[Buffer], outputs: Sequence[Buffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:
+def _matched(inputs: Sequence[DonatedBuffer], outputs: Sequence[DonatedBuffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:
     free = _Matching(inputs, outputs)
     candidates: list[tuple[tuple[int, ...], int, int]] = []
     for output in outputs:

@@ -38,7 +38,7 @@ from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WH
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.explicit import RESULTS, Explicit, Lineage, Origin, Transfer
 from shardy_py.plan.prediction.dead_ops import dead_ops
-from shardy_py.plan.trips import Scope, trip_count
+from shardy_py.plan.trips import Trips, trip_count
 from shardy_py.plan.values import in_backward_pass, location_of, module_of
 from shardy_py.rules.traits import CONSTRAINTS
 
@@ -79,7 +79,7 @@ def partition(program: Program, name: Callable[[Value], str], lineage: Lineage |
     return _Partitioner(program, name, lineage or Lineage(program)).explicit()
 
 
-class _Scope(Scope):
+class _Scope(Trips):
     """A block of the explicit program that is being written."""
 
     def __init__(self, block: Block, trips: int | None, changing: set[Value] | None, around: Self | None = None) -> None:

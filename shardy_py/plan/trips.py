@@ -56,7 +56,7 @@ def _constant(value: Value, loop: Op) -> int | None:
         return None
 
 
-class Scope:
+class Trips:
     """A block, or the body of a call, which belongs to the block around it."""
 
     def __init__(self, trips: int | None, changing: set[Value] | None, around: Self | None = None) -> None:

@@ -24,7 +24,7 @@ from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATIO
 from shardy_py.plan.cost_analysis import EXPOSED
 from shardy_py.plan.feeding import NOTHING, Feeding
 from shardy_py.plan.progress import report
-from shardy_py.plan.trips import Scope, trip_count
+from shardy_py.plan.trips import Trips, trip_count
 from shardy_py.planner.op_tables import Joint, OpTables, Reads, Results, TooLarge, costly, reduced_shares, results_of
 from shardy_py.planner.problem import Limit, Problem, Table, cost, entries, weight
 from shardy_py.planner.space import HANDING_ON, Space
@@ -49,7 +49,7 @@ PLACE_TIE = 0.05
 """The part of `TIE` for each value that an op reads or makes otherwise than it lies."""
 
 
-class CountedScope(Scope):
+class CountedScope(Trips):
     """A scope of `plan/trips` in a program that has not been partitioned, with the executions that work is counted with."""
 
     def __init__(self, trips: int | None, runs: int, changing: set[Value] | None, around: Self | None = None) -> None:

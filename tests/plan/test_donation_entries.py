@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.plan import PlanError
 from shardy_py.plan.donation import arrangement, first_fit
-from shardy_py.plan.pairing import Buffer, pairs
+from shardy_py.plan.pairing import DonatedBuffer, pairs
 from shardy_py.plan.paths import names_of
 
 MESH = {"x": 2, "y": 4}
@@ -188,7 +188,7 @@ def test_only_what_first_fit_gets_wrong_is_rearranged(fun, args, donate, expecte
 
 
 def buffer(index, *names, shape=(4,), dtype="float32", size=16):
-    return Buffer(index, names, shape, dtype, size)
+    return DonatedBuffer(index, names, shape, dtype, size)
 
 
 def test_first_fit_is_that_of_jax():

@@ -12,10 +12,10 @@ from functools import partial
 
 from shardy_py.passes.export.collective_parts import Part, distribute, size_of, split_in, split_to_fit
 
-Emit = Callable[["Search", str, Sequence[Sequence[Part]], tuple[int, int] | None], None]
+Emit = Callable[["CollectiveSearch", str, Sequence[Sequence[Part]], tuple[int, int] | None], None]
 
 
-class Search:
+class CollectiveSearch:
     """The reshard that is left to do.
 
     Args:

@@ -22,7 +22,7 @@ from shardy_py.passes.export.collective_parts import (
     split_to_fit,
     without_common_prefix,
 )
-from shardy_py.passes.export.collective_search import Emit, Search
+from shardy_py.passes.export.collective_search import CollectiveSearch, Emit
 
 Kind = Literal["all_slice", "all_gather", "all_to_all", "collective_permute"]
 
@@ -106,7 +106,7 @@ def _collectives_for(
     steps: list[CollectiveStep] = []
     before = target.mesh if mesh is to_mesh else source.mesh
 
-    def emit(search: Search, kind: str, per_dim: Sequence[Sequence[Part]], move: tuple[int, int] | None) -> None:
+    def emit(search: CollectiveSearch, kind: str, per_dim: Sequence[Sequence[Part]], move: tuple[int, int] | None) -> None:
         over = before if search.other_mesh else target.mesh
         result = TensorSharding(over, tuple(axes_of(parts, mesh) for parts in search.current), (), target.unreduced)
         axes = tuple(axes_of(parts, mesh) for parts in per_dim)
@@ -137,7 +137,7 @@ def _collectives_for(
 
 def _start(
     source: TensorSharding, target: TensorSharding, shape: Sequence[int], mesh: Mesh, other_mesh: bool, emit: Emit
-) -> tuple[Search, bool]:
+) -> tuple[CollectiveSearch, bool]:
     """A search from `source` to `target`, and whether all their axes could be cut into parts that are equal or do not overlap."""
     old = [parts_of(dim.axes, mesh) for dim in source.dims]
     new = [parts_of(dim.axes, mesh) for dim in target.dims]
@@ -146,10 +146,10 @@ def _start(
     if old_aligned is not None and new_aligned is not None:
         old, new = old_aligned, new_aligned
     pairs = [without_common_prefix(a, b) for a, b in zip(old, new, strict=True)]
-    return Search([a for a, _ in pairs], [b for _, b in pairs], old, shape, other_mesh, emit), alike
+    return CollectiveSearch([a for a, _ in pairs], [b for _, b in pairs], old, shape, other_mesh, emit), alike
 
 
-def is_permute_useful(search: Search) -> bool:
+def is_permute_useful(search: CollectiveSearch) -> bool:
     """Whether axes stand where only a permute can help, or where it saves a gather."""
     if any(s and t and _divides(s[0], t[0]) for s, t in zip(search.source, search.target, strict=True)):
         return True
@@ -160,7 +160,7 @@ def is_permute_useful(search: Search) -> bool:
     return any(_is_out_of_order(search, dim) for dim in range(len(search.source)))
 
 
-def permute(search: Search) -> bool:
+def permute(search: CollectiveSearch) -> bool:
     """Moves axes to their target dimensions by one permute, as far as the number of pieces per dimension allows.
 
     In each dimension come first the axes it has to get, as many as fit; axes that have to go elsewhere stand at the end, ready for an
@@ -203,7 +203,7 @@ def _place_target_axes(room: list[int], target: list[list[Part]]) -> tuple[list[
     return stays, ends, [size_of(parts) for parts in stays]
 
 
-def _place_other_axes(search: Search, room: list[int], replaced: list[int]) -> tuple[list[list[Part]], list[list[Part]]]:
+def _place_other_axes(search: CollectiveSearch, room: list[int], replaced: list[int]) -> tuple[list[list[Part]], list[list[Part]]]:
     """Keeps axes that the target lacks, to be gathered later, in the remaining room.
 
     In each dimension, the first of them give way to the axes in their final place; the others stay before those.
@@ -240,7 +240,7 @@ def _split_after(parts: list[Part], pieces: int) -> tuple[list[Part], list[Part]
     return first, rest
 
 
-def _is_out_of_order(search: Search, dim: int) -> bool:
+def _is_out_of_order(search: CollectiveSearch, dim: int) -> bool:
     """Whether all-to-alls and gathers from the end of a dimension would find its axes in a wrong order."""
     seen: set[int] = set()
     before: tuple[int, int] | None = None

@@ -15,7 +15,7 @@ from shardy_py.passes.export.explicit_reshards.edits import Edits
 from shardy_py.passes.export.explicit_reshards.unreduced import (
     KINDS,
     RESHARD,
-    Collective,
+    Insertion,
     all_reduce,
     more_unreduced,
     reduce_to,
@@ -127,9 +127,9 @@ class _Inserter:
         source = get_sharding(user.operands[i])
         present, other = (source, target) if source is not None else (target, None)
         if full and present is not None and not present.is_equivalent(other):
-            self.convert(user, i, [Collective(RESHARD, target if target is not None else present.fully_closed_like())], why)
+            self.convert(user, i, [Insertion(RESHARD, target if target is not None else present.fully_closed_like())], why)
 
-    def convert(self, user: Op, i: int, steps: Sequence[Collective], why: str) -> None:
+    def convert(self, user: Op, i: int, steps: Sequence[Insertion], why: str) -> None:
         """Inserts collectives between a value and one use of it, right after the value."""
         for step in steps:
             value = user.operands[i]
@@ -192,7 +192,7 @@ class _Inserter:
         for i, sharding in decision.operands:
             if decision.unless_equal and sharding.is_equivalent(get_sharding(op.operands[i])):
                 continue
-            reshard = self.make(Collective(RESHARD, sharding), op.operands[i], f"{op.name} reads it so", op)
+            reshard = self.make(Insertion(RESHARD, sharding), op.operands[i], f"{op.name} reads it so", op)
             self.edits.before(op, reshard)
             op.set_operand(i, reshard.results[0])
         back: list[Op] = []
@@ -200,7 +200,7 @@ class _Inserter:
             result = op.results[i]
             planned = get_sharding(result) or sharding.fully_closed_like()
             set_sharding(result, sharding)
-            back.append(self.follow(result, Collective(RESHARD, planned), f"{op.name} makes it otherwise", op))
+            back.append(self.follow(result, Insertion(RESHARD, planned), f"{op.name} makes it otherwise", op))
         if back:
             self.edits.after(op, *back)
         if not decision.reduced:
@@ -214,13 +214,13 @@ class _Inserter:
             sums.append(self.follow(result, all_reduce(decision.reduced, sharding, kind), f"{op.name} makes parts of the sum", op))
         self.edits.after(op, *sums)
 
-    def follow(self, value: Value, step: Collective, why: str, cause: Op) -> Op:
+    def follow(self, value: Value, step: Insertion, why: str, cause: Op) -> Op:
         """Makes a collective on a value that all its users use instead."""
         collective = self.make(step, value, why, cause)
         value.replace_uses(collective.results[0], lambda user, _: user is collective)
         return collective
 
-    def make(self, step: Collective, value: Value, why: str, cause: Op) -> Op:
+    def make(self, step: Insertion, value: Value, why: str, cause: Op) -> Op:
         """Makes the op of a collective and records it; the caller inserts it."""
         defining = value.defining_op
         location = None if defining is None else defining.location

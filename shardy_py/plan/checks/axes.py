@@ -264,7 +264,7 @@ def batch_axis_lost(context: CheckContext) -> Iterator[Finding]:
     Data are arguments none of whose leaves is a result again, as those of a training step's state are; where no argument is, all but the
     one with the most bytes. Only the op where it happens is found, one finding per source line.
     """
-    search = _Search(context)
+    search = _DataSearch(context)
     main = context.plan.program.main
     for argument, value in zip(main.arguments, context.plan.inputs):
         if value.given is not None and value.path in search.data:
@@ -276,7 +276,7 @@ def batch_axis_lost(context: CheckContext) -> Iterator[Finding]:
         yield _lost_on_data(context, losses, location)
 
 
-class _Search:
+class _DataSearch:
     """Follows the axes of the data through the program."""
 
     def __init__(self, context: CheckContext) -> None:

@@ -29,7 +29,7 @@ Check = Callable[[CheckContext], Iterator[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FindingKind:
     """A kind of finding.
 
     Attributes:
@@ -43,38 +43,42 @@ class Kind:
 
 
 KINDS = (
-    Kind("no-rule", "warning, note", "a primitive or a `custom_partitioning` without a sharding rule: shardings stop there"),
-    Kind(
+    FindingKind("no-rule", "warning, note", "a primitive or a `custom_partitioning` without a sharding rule: shardings stop there"),
+    FindingKind(
         "unused-rule",
         "warning, note",
         "a rule by name that matches no argument and no named result, or only leaves that an earlier rule matches; rules for logical axes"
         " that no array and no constraint has",
     ),
-    Kind(
+    FindingKind(
         "unmatched-rule",
         "note",
         "arguments of rank 2 or more that no rule by name matches and that propagation leaves whole, or one with named dimensions where"
         " there are no rules for names",
     ),
-    Kind("overruled-rule", "warning", "an argument committed to another sharding than its rule by name: its own sharding counts"),
-    Kind("refused-donation", "warning, note", "a donated array that no output reuses, with the reason"),
-    Kind("runs-whole", "warning, note", 'under `lowering="shard_map"`, an op that runs whole on every device'),
-    Kind("jit-lowering", "warning, note", 'under `lowering="auto"`, why XLA\'s partitioner runs the plan'),
-    Kind("whole-dimension", "note", 'under `lowering="shard_map"`, an op along a sharded dimension that cannot run in parts'),
-    Kind("whole-callback", "warning, note", 'under `lowering="shard_map"`, a callback that receives whole arrays'),
-    Kind("indivisible", "warning, note", "axes that do not divide a dimension: dropped, or padded for", indivisible),
-    Kind("sub-axis-removed", "warning, note", "an argument or result lost part of an axis, which JAX cannot name", sub_axis_removed),
-    Kind("state-unlike-parameter", "warning, note", "optimizer state sharded by fewer axes than its parameter", state_unlike_parameter),
-    Kind("unused-axis", "warning, note", "a mesh axis that shards nothing", unused_axis),
-    Kind("cut-along-scan", "warning, note", "a stack sharded along the dimension that a scan iterates over", cut_along_scan),
-    Kind("costly-constraint", "warning", "constraints inside that cost more than a tenth of a planner's step", costly_constraint),
-    Kind("costly-reshard", "warning, note", "XLA replicates a value to reshard it, or an intermediate is gathered whole", costly_reshard),
-    Kind("left-to-xla", "note", "a value that XLA will shard differently from the plan, where shardings conflict", left_to_xla),
-    Kind("axis-lost-in-reshape", "warning, note", "a reshape whose result cannot have an axis of its operand", axis_lost_in_reshape),
-    Kind("batch-axis-lost", "warning, note", "an axis of the data gave way to the same axis on a parameter", batch_axis_lost),
-    Kind("smaller-peak", "warning, note", "a checkpoint, a donation or a sharding that lowers the memory peak", smaller_peak),
-    Kind("opaque", "warning, note", "a kernel or callback without a sharding rule, which receives whole arrays", opaque),
-    Kind(
+    FindingKind("overruled-rule", "warning", "an argument committed to another sharding than its rule by name: its own sharding counts"),
+    FindingKind("refused-donation", "warning, note", "a donated array that no output reuses, with the reason"),
+    FindingKind("runs-whole", "warning, note", 'under `lowering="shard_map"`, an op that runs whole on every device'),
+    FindingKind("jit-lowering", "warning, note", 'under `lowering="auto"`, why XLA\'s partitioner runs the plan'),
+    FindingKind("whole-dimension", "note", 'under `lowering="shard_map"`, an op along a sharded dimension that cannot run in parts'),
+    FindingKind("whole-callback", "warning, note", 'under `lowering="shard_map"`, a callback that receives whole arrays'),
+    FindingKind("indivisible", "warning, note", "axes that do not divide a dimension: dropped, or padded for", indivisible),
+    FindingKind("sub-axis-removed", "warning, note", "an argument or result lost part of an axis, which JAX cannot name", sub_axis_removed),
+    FindingKind(
+        "state-unlike-parameter", "warning, note", "optimizer state sharded by fewer axes than its parameter", state_unlike_parameter
+    ),
+    FindingKind("unused-axis", "warning, note", "a mesh axis that shards nothing", unused_axis),
+    FindingKind("cut-along-scan", "warning, note", "a stack sharded along the dimension that a scan iterates over", cut_along_scan),
+    FindingKind("costly-constraint", "warning", "constraints inside that cost more than a tenth of a planner's step", costly_constraint),
+    FindingKind(
+        "costly-reshard", "warning, note", "XLA replicates a value to reshard it, or an intermediate is gathered whole", costly_reshard
+    ),
+    FindingKind("left-to-xla", "note", "a value that XLA will shard differently from the plan, where shardings conflict", left_to_xla),
+    FindingKind("axis-lost-in-reshape", "warning, note", "a reshape whose result cannot have an axis of its operand", axis_lost_in_reshape),
+    FindingKind("batch-axis-lost", "warning, note", "an axis of the data gave way to the same axis on a parameter", batch_axis_lost),
+    FindingKind("smaller-peak", "warning, note", "a checkpoint, a donation or a sharding that lowers the memory peak", smaller_peak),
+    FindingKind("opaque", "warning, note", "a kernel or callback without a sharding rule, which receives whole arrays", opaque),
+    FindingKind(
         "replicated-large",
         "warning, note",
         "a large value that is replicated without an annotation, or an activation that a constraint replicates",

@@ -117,7 +117,7 @@ class Codec(NamedTuple):
     read: Callable[[Any, Any], Any]
 
 
-class Table:
+class StoredTable:
     """Data that stands once in a file: rows as they are written, and the entries that were read."""
 
     def __init__(self, codec: Codec) -> None:
@@ -142,13 +142,13 @@ def in_table(name: str) -> Codec:
     def write(tables: Any, value: Any) -> int | None:
         if value is None:
             return None
-        table: Table = tables[name]
+        table: StoredTable = tables[name]
         return table.number(value, lambda: table.codec.write(tables, value))
 
     return Codec(write, lambda tables, data: None if data is None else entry(tables[name].entries, data))
 
 
-def load_table(tables: Mapping[str, Table], name: str, rows: Any) -> None:
+def load_table(tables: Mapping[str, StoredTable], name: str, rows: Any) -> None:
     """Reads a table; the tables that its entries refer to are there already."""
     table = tables[name]
     with at(name):

@@ -28,7 +28,7 @@ from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord, PropagationOptions, Structure
 from shardy_py.plan.search import Alternative, Search
 from shardy_py.plan.store.codec import UNSTORED, StoreError, at, codec_of, described, members
-from shardy_py.plan.store.program import FAILURES, Tables, read_log, read_program, write_log, write_program
+from shardy_py.plan.store.program import FAILURES, ProgramTables, read_log, read_program, write_log, write_program
 from shardy_py.plan.values import PlannedValue
 
 P = TypeVar("P", bound=PlanRecord)
@@ -243,7 +243,7 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
     return kind(program=tables.program, log=log, **parts)
 
 
-def _check(contents: Contents, tables: Tables) -> None:
+def _check(contents: Contents, tables: ProgramTables) -> None:
     """Raises StoreError unless numbers, ranks and meshes of a plan are those of its program."""
     main, (inputs, outputs) = tables.program.main, (contents.inputs, contents.outputs)  # pyright: ignore[reportOptionalMemberAccess]
     for side, values, program_values in (("input", inputs, main.arguments), ("output", outputs, main.body.terminator.operands)):

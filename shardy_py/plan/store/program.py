@@ -28,8 +28,8 @@ from shardy_py.plan.store.codec import (
     CODECS,
     MOST_DEVICES,
     Codec,
+    StoredTable,
     StoreError,
-    Table,
     at,
     codec_of,
     described,
@@ -60,7 +60,7 @@ Attributes = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OpKind:
     """The data that many ops share."""
 
     name: str
@@ -72,7 +72,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class FunctionHead:
     """A function without its body."""
 
     name: str
@@ -84,11 +84,11 @@ class Signature:
     result_attributes: tuple[Attributes | None, ...]
 
 
-class Tables(dict[str, Table]):
+class ProgramTables(dict[str, StoredTable]):
     """The tables of a program, by name, and the numbers of its values and ops."""
 
     def __init__(self, program: Program | None = None, meshes: dict[str, Mesh] | None = None) -> None:
-        super().__init__({name: Table(codec) for name, codec in _TABLES.items()})
+        super().__init__({name: StoredTable(codec) for name, codec in _TABLES.items()})
         self.program = program
         self.meshes = meshes or {}
         self.defined: list[Any] = []
@@ -130,8 +130,8 @@ class Tables(dict[str, Table]):
         key = (op.name, types, op.primitive, self.attributes(op.attributes, constant), op.rule, op.rule_decided)
         number = self._kinds.get(key)
         if number is None:
-            kind = Kind(op.name, types, op.primitive, None, op.rule, op.rule_decided)
-            row = CODECS[Kind].write(self, kind) | ({} if key[3] is None else {"attributes": key[3]})
+            kind = OpKind(op.name, types, op.primitive, None, op.rule, op.rule_decided)
+            row = CODECS[OpKind].write(self, kind) | ({} if key[3] is None else {"attributes": key[3]})
             number = self._kinds[key] = self["kinds"].number(key, lambda: row)
         return number
 
@@ -172,7 +172,7 @@ def _frozen(data: Any) -> Hashable:
     return type(data), repr(data)
 
 
-def _read_sharding(tables: Tables, row: Any) -> TensorSharding:
+def _read_sharding(tables: ProgramTables, row: Any) -> TensorSharding:
     sharding = TensorSharding.parse(text(row))
     if isinstance(sharding.mesh, Mesh) and sharding.mesh.size > MOST_DEVICES:
         raise StoreError(f"a mesh of more than {MOST_DEVICES} devices")
@@ -180,7 +180,7 @@ def _read_sharding(tables: Tables, row: Any) -> TensorSharding:
     return sharding
 
 
-def _read_location(tables: Tables, row: Any) -> Location:
+def _read_location(tables: ProgramTables, row: Any) -> Location:
     if isinstance(row, int):  # an equation of its own on a line that has been read
         same = entry(tables["locations"].entries, row)
         return Location(same.file, same.line, same.function, same.scope)
@@ -188,7 +188,7 @@ def _read_location(tables: Tables, row: Any) -> Location:
     return Location(text(file), integer(line), text(function), text(scope))
 
 
-def _as_it_is(tables: Tables, row: Any) -> Any:
+def _as_it_is(tables: ProgramTables, row: Any) -> Any:
     return row
 
 
@@ -199,7 +199,7 @@ CODECS.update(
         Type: in_table("types"),
         TensorSharding: _SHARDING,
         OpShardingRule: in_table("rules"),
-        Attributes: Codec(Tables.attributes, in_table("attributes").read),
+        Attributes: Codec(ProgramTables.attributes, in_table("attributes").read),
         Program: Codec(lambda tables, program: write_program(program)[0], lambda tables, data: read_program(data).program),
     }
 )
@@ -211,20 +211,20 @@ _TABLES = {
     ),
     "attributes": Codec(_as_it_is, lambda tables, row: read_attributes(row)),
     "locations": Codec(_as_it_is, _read_location),
-    "kinds": codec_of(Kind),
+    "kinds": codec_of(OpKind),
 }
 """The tables of a file, in order; an entry of `kinds` refers to the others."""
 
-_SIGNATURE = codec_of(Signature)
+_SIGNATURE = codec_of(FunctionHead)
 _MEMBERS = ("meshes", *_TABLES, "rows", "attributes_of_program", "names")
 
 
-def write_program(program: Program) -> tuple[dict[str, Any], Tables]:
+def write_program(program: Program) -> tuple[dict[str, Any], ProgramTables]:
     """A program as JSON data, with the tables that it and the rest of the file refer to, which grow while that is written.
 
     The program has to stay alive until all is written, since tables go by identity.
     """
-    tables = Tables(program)
+    tables = ProgramTables(program)
     rows: list[Any] = []
     for function in program.functions:
         rows.append(_SIGNATURE.write(tables, function))
@@ -239,7 +239,7 @@ def write_program(program: Program) -> tuple[dict[str, Any], Tables]:
     }, tables
 
 
-def _write_block(block: Block, tables: Tables, rows: list[Any]) -> None:
+def _write_block(block: Block, tables: ProgramTables, rows: list[Any]) -> None:
     rows.append(_block_row(block, tables))
     ops, values, location = tables.op_numbers, tables.numbers, tables.location
     before, last = None, None
@@ -260,19 +260,19 @@ def _write_block(block: Block, tables: Tables, rows: list[Any]) -> None:
     rows.append(["end"])
 
 
-def _block_row(block: Block, tables: Tables) -> list[Any]:
+def _block_row(block: Block, tables: ProgramTables) -> list[Any]:
     tables.add(block.arguments)
     of_type, sharding = CODECS[Type].write, _SHARDING.write
     return ["block", [of_type(tables, a.type) for a in block.arguments], [sharding(tables, a.sharding) for a in block.arguments]]
 
 
-def _write_op(op: Op, tables: Tables, location: int | None) -> list[Any]:
+def _write_op(op: Op, tables: ProgramTables, location: int | None) -> list[Any]:
     """The row of an op without its regions."""
     values, sharding = tables.numbers, _SHARDING.write
     return [tables.kind(op), location, [values[v] for v in op.operands], [sharding(tables, result.sharding) for result in op.results]]
 
 
-class Reader(Tables):
+class Reader(ProgramTables):
     """A program that was read, with the tables that the rest of the file refers to."""
 
     program: Program
@@ -338,7 +338,7 @@ class Reader(Tables):
     def op(self, row: Any) -> Op:
         """An op that is not yet among the uses of its operands; raises StoreError for other data."""
         number, location, operands, shardings = items(row, 4)
-        kind: Kind = entry(self["kinds"].entries, number)
+        kind: OpKind = entry(self["kinds"].entries, number)
         where = None if location is None else entry(self["locations"].entries, location)
         same = {"rule": kind.rule, "rule_decided": kind.rule_decided, "location": where, "primitive": kind.primitive}
         op = Op(kind.name, (), kind.types, kind.attributes, **same)
@@ -440,7 +440,7 @@ def _check_sizes(rule: OpShardingRule, values: Sequence[Value]) -> None:
                 raise StoreError(f"a dimension of {size} does not fit the other operands and results")
 
 
-def write_log(log: Sequence[Step], tables: Tables) -> dict[str, Any]:
+def write_log(log: Sequence[Step], tables: ProgramTables) -> dict[str, Any]:
     """Writes the log of a program's propagation as JSON data; the erased values and ops get numbers in its tables."""
     erased: list[Any] = []
     results: dict[FunctionResult, None] = {}
@@ -457,7 +457,7 @@ def write_log(log: Sequence[Step], tables: Tables) -> dict[str, Any]:
         if step.op is not None and step.op not in tables.op_numbers:
             _write_erased(step.op, tables, erased)
     tables.add(list(results))
-    groups, before = Table(_ROWS), Table(_ROWS)
+    groups, before = StoredTable(_ROWS), StoredTable(_ROWS)
     values, ops = tables.numbers, tables.op_numbers
 
     def sharding(each: TensorSharding | None) -> int | None:
@@ -480,7 +480,7 @@ def write_log(log: Sequence[Step], tables: Tables) -> dict[str, Any]:
     return dict(zip(_LOG, (erased, of_results, groups.rows, before.rows, steps)))
 
 
-def _write_erased(first: Op | Block, tables: Tables, rows: list[Any]) -> None:
+def _write_erased(first: Op | Block, tables: ProgramTables, rows: list[Any]) -> None:
     """Writes an erased op after the ops of its operands, or the arguments of an erased body."""
     waiting: list[Op | Block] = [first]
     begun: set[Op] = set()

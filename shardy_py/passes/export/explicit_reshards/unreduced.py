@@ -26,7 +26,7 @@ KINDS: Mapping[str, str] = {"stablehlo.add": "sum", "stablehlo.maximum": "max", 
 
 
 @dataclass(frozen=True)
-class Collective:
+class Insertion:
     """An op to insert: its name, its attributes and the sharding of its result."""
 
     name: str
@@ -39,13 +39,13 @@ def unreduced_of(sharding: TensorSharding | None) -> Axes:
     return () if sharding is None else sharding.unreduced
 
 
-def all_reduce(axes: Axes, sharding: TensorSharding, reduction: str = REDUCTIONS[0]) -> Collective:
+def all_reduce(axes: Axes, sharding: TensorSharding, reduction: str = REDUCTIONS[0]) -> Insertion:
     """The all-reduce along some axes that ends in a sharding."""
     kind = REDUCTIONS.index(reduction)
-    return Collective(ALL_REDUCE, sharding, {"reduction_axes": AxisRefList(axes)} | ({"reduction_op": kind} if kind else {}))
+    return Insertion(ALL_REDUCE, sharding, {"reduction_axes": AxisRefList(axes)} | ({"reduction_op": kind} if kind else {}))
 
 
-def reduce_to(source: TensorSharding | None, target: TensorSharding | None, meshes: Mapping[str, Mesh]) -> list[Collective]:
+def reduce_to(source: TensorSharding | None, target: TensorSharding | None, meshes: Mapping[str, Mesh]) -> list[Insertion]:
     """The all-reduce of the unreduced axes that `target` lacks; empty if it has all. Raises ShardyError if the meshes differ."""
     if source is None or not source.unreduced:
         return []
@@ -58,7 +58,7 @@ def reduce_to(source: TensorSharding | None, target: TensorSharding | None, mesh
     return [all_reduce(sort_and_merge(axes, mesh), rest, reduction_of(source.unreduced))]
 
 
-def more_unreduced(source: TensorSharding | None, target: TensorSharding | None, meshes: Mapping[str, Mesh]) -> list[Collective]:
+def more_unreduced(source: TensorSharding | None, target: TensorSharding | None, meshes: Mapping[str, Mesh]) -> list[Insertion]:
     """The way to a sharding with unreduced axes that the source lacks; empty where it has them all.
 
     Where a dimension gives up its last axes and they become unreduced, nothing moves (`sdy.sharded_to_unreduced`). The
@@ -79,16 +79,16 @@ def more_unreduced(source: TensorSharding | None, target: TensorSharding | None,
     from_dims = tuple(axis for axes in lost for axis in axes)
     replicated = sort_and_merge(set_difference(added, from_dims, mesh), mesh)
     dims = tuple(old if axes else new for old, new, axes in zip(source.dims, target.dims, lost, strict=True))
-    steps: list[Collective] = []
+    steps: list[Insertion] = []
     before = source.with_dims(dims)
     if not before.are_dim_axes_equal(source):
-        steps.append(Collective(RESHARD, before))
+        steps.append(Insertion(RESHARD, before))
     if replicated:
         unreduced = sort_and_merge((*source.unreduced, *replicated), mesh)
         before = TensorSharding(source.mesh, dims, target.replicated, reduced_like(unreduced, target.unreduced))
-        steps.append(Collective("sdy.replicated_to_unreduced", before, {"axes": AxisRefList(replicated)}))
+        steps.append(Insertion("sdy.replicated_to_unreduced", before, {"axes": AxisRefList(replicated)}))
     if from_dims:
-        steps.append(Collective("sdy.sharded_to_unreduced", target, {"axes": ListOfAxisRefLists(lost)}))
+        steps.append(Insertion("sdy.sharded_to_unreduced", target, {"axes": ListOfAxisRefLists(lost)}))
     return steps
 
 
