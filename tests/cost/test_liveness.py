@@ -89,7 +89,7 @@ def test_residuals_are_written_in_place() -> None:
         return (many - few) / 16
 
     assert each(remat=True) == pytest.approx(1, abs=0.1)
-    assert each(remat=False) == pytest.approx(3, abs=0.1)
+    assert round(each(remat=False)) in (2, 3)  # by the version of JAX
 
 
 def test_what_a_loop_reads_lives_until_it_ends() -> None:
