@@ -34,7 +34,7 @@ from shardy_py.plan.jit_program import jit_program_of, left_to_xla
 from shardy_py.plan.paths import is_backward
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import location_of
-from shardy_py.planner.pins import ALL_TOLERANCE, Outcome, Place, fewest_pins
+from shardy_py.planner.pins import ALL_TOLERANCE, PinnedOutcome, Place, fewest_pins
 from shardy_py.planner.seeds import Seeds, Variable
 
 DEEPEST = 4
@@ -352,7 +352,7 @@ class Writer:
 
     def _constraints(self) -> tuple[float, dict[Span, Change]]:
         @functools.cache
-        def propagated(chosen: frozenset[int]) -> Outcome:
+        def propagated(chosen: frozenset[int]) -> PinnedOutcome:
             return self._outcome({n: self.writable[i].sharding for i in sorted(chosen) for n in self.writable[i].expression.all_numbers})
 
         chosen = fewest_pins(self.places, lambda numbers: propagated(frozenset(numbers)), 1.0)
@@ -365,7 +365,7 @@ class Writer:
         eqns = [site.eqn for site in sites(self.closed.jaxpr)]
         return [each for each in self.writable if all(eqns[n].primitive.name in primitives for n in each.expression.numbers)]
 
-    def _outcome(self, pins: Mapping[int, TensorSharding]) -> Outcome:
+    def _outcome(self, pins: Mapping[int, TensorSharding]) -> PinnedOutcome:
         """What XLA is predicted to make of a program with these constraints."""
         run, variables = self.seeds.plan(pins)
         by_xla = left_to_xla(run.program)
@@ -373,7 +373,7 @@ class Writer:
         values = {value: as_run for as_run, value in by_xla.lineage.values.items()}
         shardings = [None if v is None else values.get(v.holder, v.holder).sharding for v in variables]
         more = max((own + 1) / (least + 1) for own, least in zip(_cost(run), self.planned, strict=True))
-        return Outcome(max(more, 1.0), True, {i: each.differing(variables, shardings) for i, each in enumerate(self.writable)})
+        return PinnedOutcome(max(more, 1.0), True, {i: each.differing(variables, shardings) for i, each in enumerate(self.writable)})
 
     def _explicit(self) -> tuple[float, dict[Span, Change]]:
         number_of = {(site.path, site.variable): n for n, site in enumerate(sites(self.closed.jaxpr)) if site.result is not None}
@@ -402,7 +402,7 @@ class Writer:
             return typed(chosen | refused) if refused else (types, chosen)
 
         @functools.cache
-        def propagated(chosen: frozenset[int]) -> Outcome:
+        def propagated(chosen: frozenset[int]) -> PinnedOutcome:
             types, _ = typed(chosen)
             specs = {at: spec for at, spec in types.specs.items() if at in number_of and at in planned and at not in types.on_auto_axes}
             pins = {number_of[at]: _sharding(spec, len(planned[at])) for at, spec in specs.items()}

@@ -16,8 +16,8 @@ import numpy as np
 
 from . import relaxation
 from .certificate import Duals, bound_and_rest
-from .descent import descend
 from .elimination import Reduced, reduced
+from .evaluation import descend
 from .problem import Limit, Problem, Solution, cost_of_entries, entries, weighed, weight
 from .relaxation import Ascent
 

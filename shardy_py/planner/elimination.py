@@ -62,7 +62,7 @@ class Reduced:
 
 
 @dataclass(slots=True)
-class _Rows:
+class _Entries:
     """A table in the making: entries with the columns that depend on them."""
 
     classes: tuple[int, ...]
@@ -73,9 +73,9 @@ class _Rows:
     at_hand: Array
     weights: Array
 
-    def take(self, rows: Array) -> _Rows:
+    def take(self, rows: Array) -> _Entries:
         columns = (self.strategies, self.costs, self.ties, self.moves, self.at_hand, self.weights)
-        return _Rows(self.classes, *(column[rows] for column in columns))
+        return _Entries(self.classes, *(column[rows] for column in columns))
 
 
 class _Work:
@@ -87,7 +87,7 @@ class _Work:
         self.needed = np.zeros(len(problem.moves), bool)
         self.forced: dict[int, int] = {}
         self.decided: list[Decided] = []
-        self.rows: list[_Rows] = []
+        self.rows: list[_Entries] = []
         for number, table in enumerate(problem.tables):
             weights = np.zeros((len(table.costs), len(problem.limits)))
             for i, limit in enumerate(problem.limits):
@@ -97,7 +97,7 @@ class _Work:
             strategies = np.asarray(table.strategies, np.int64).reshape(len(table.costs), len(table.classes))
             moves, at_hand = np.asarray(table.moves, np.int64), np.asarray(table.at_hand, np.int64)
             costs, ties = np.asarray(table.costs, np.float64), np.asarray(table.ties, np.float64)
-            self.rows.append(_Rows(table.classes, strategies, costs, ties, moves, at_hand, weights))
+            self.rows.append(_Entries(table.classes, strategies, costs, ties, moves, at_hand, weights))
 
     @property
     def feasible(self) -> bool:
@@ -132,7 +132,7 @@ class _Work:
 
     def force(self) -> None:
         """Takes classes with one strategy out of their tables, and tables without classes out of the problem."""
-        left: list[_Rows] = []
+        left: list[_Entries] = []
         for rows in self.rows:
             if not len(rows.costs):
                 left.append(rows)
@@ -159,10 +159,10 @@ class _Work:
         """Folds tables into one whose classes contain theirs. Empty shells of those that several contain stay, for consistency."""
         order = sorted(range(len(self.rows)), key=lambda n: (-len(self.rows[n].classes), n))
         members = [sum(1 << c for c in rows.classes) for rows in self.rows]
-        largest: list[_Rows] = []
+        largest: list[_Entries] = []
         sets: list[int] = []
         at_class: dict[int, list[int]] = {}
-        shells: list[_Rows] = []
+        shells: list[_Entries] = []
         for number in order:
             rows, classes = self.rows[number], members[number]
             candidates = min((at_class.get(c, []) for c in rows.classes), key=len)
@@ -183,7 +183,7 @@ class _Work:
                     largest[n] = largest[n].take(places >= 0)
             into = largest[host]
             places = index(into.strategies[:, columns] @ index.strides)
-            largest[host] = _Rows(
+            largest[host] = _Entries(
                 into.classes,
                 into.strategies,
                 into.costs + rows.costs[places],
@@ -195,12 +195,12 @@ class _Work:
             if len(hosts) > 1 and len(rows.classes) > 1:
                 none = np.zeros(len(rows.costs))
                 shells.append(
-                    _Rows(rows.classes, rows.strategies, none, none, rows.moves[:, :0], rows.moves[:, :0], np.zeros_like(rows.weights))
+                    _Entries(rows.classes, rows.strategies, none, none, rows.moves[:, :0], rows.moves[:, :0], np.zeros_like(rows.weights))
                 )
         unique = {tuple(sorted(shell.classes)): shell for shell in shells}
         self.rows = largest + [self.supported(unique[key], largest) for key in sorted(unique)]
 
-    def supported(self, shell: _Rows, tables: Sequence[_Rows]) -> _Rows:
+    def supported(self, shell: _Entries, tables: Sequence[_Entries]) -> _Entries:
         """The entries of a shell that some containing table supports, so that smaller shells inherit the restriction."""
         index = EntryIndex(_as_table(shell), self.problem.strategies)
         present = np.zeros(len(shell.costs), bool)
@@ -290,7 +290,7 @@ class _Work:
         self.rows = [rows for n, rows in enumerate(self.rows) if n not in eliminated]
         return changed
 
-    def _without(self, c: int, neighbours: tuple[int, ...], bucket: Sequence[_Rows]) -> _Rows:
+    def _without(self, c: int, neighbours: tuple[int, ...], bucket: Sequence[_Entries]) -> _Entries:
         joint = _joined(bucket, self.problem.strategies)
         columns = [joint.classes.index(n) for n in neighbours]
         strategies = joint.strategies[:, columns]
@@ -302,7 +302,9 @@ class _Work:
         best = order[starts]
         costs = np.minimum.reduceat(joint.costs[order], starts) if len(starts) else joint.costs[:0]
         searched = (joint.costs + joint.ties)[best]
-        result = _Rows(neighbours, strategies[best], costs, searched - costs, joint.moves[best], joint.at_hand[best], joint.weights[best])
+        result = _Entries(
+            neighbours, strategies[best], costs, searched - costs, joint.moves[best], joint.at_hand[best], joint.weights[best]
+        )
         index = EntryIndex(_as_table(result), self.problem.strategies)
         self.decided.append(Decided(c, neighbours, index, joint.strategies[best, joint.classes.index(c)]))
         return result
@@ -333,7 +335,7 @@ def reduced(problem: Problem) -> Reduced:
     return Reduced(smaller, work.constant, forced, tuple(work.decided), feasible)
 
 
-def _as_table(rows: _Rows) -> Table:
+def _as_table(rows: _Entries) -> Table:
     return Table(rows.classes, rows.strategies, rows.costs, rows.moves, rows.ties, rows.at_hand)
 
 
@@ -357,7 +359,7 @@ def _compact(moves: Array) -> Array:
     return moves[:, : int((moves >= 0).sum(1).max(initial=0))]
 
 
-def _joined(bucket: Sequence[_Rows], strategies: Sequence[int]) -> _Rows:
+def _joined(bucket: Sequence[_Entries], strategies: Sequence[int]) -> _Entries:
     """The combinations of entries of tables that agree on the classes which they share; tables without moves."""
     joint = bucket[0]
     for rows in bucket[1:]:
@@ -372,7 +374,7 @@ def _joined(bucket: Sequence[_Rows], strategies: Sequence[int]) -> _Rows:
         offsets = np.arange(len(a)) - np.repeat(np.cumsum(counts) - counts, counts)
         b = order[np.repeat(begins, counts) + offsets]
         new = [i for i, c in enumerate(rows.classes) if c not in joint.classes]
-        joint = _Rows(
+        joint = _Entries(
             (*joint.classes, *(rows.classes[i] for i in new)),
             np.concatenate([joint.strategies[a], rows.strategies[b][:, new]], axis=1),
             joint.costs[a] + rows.costs[b],

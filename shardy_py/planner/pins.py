@@ -56,10 +56,10 @@ def constraints_of(searcher: Searcher, best: Candidate) -> tuple[Constraint, ...
         places.append(_place(number, variable, searcher, is_further=variable.holder in pinnable))
         pinnable.add(variable.holder)
 
-    def propagate(numbers: Collection[int]) -> Outcome:
+    def propagate(numbers: Collection[int]) -> PinnedOutcome:
         plan, run = seeds.plan({place.number: place.sharding for place in places if place.number in numbers})
         shardings = {number: variable.holder.sharding for number, variable in enumerate(run) if variable is not None}
-        return Outcome(objective(plan, searcher.planner), fits(plan, searcher.planner), shardings)
+        return PinnedOutcome(objective(plan, searcher.planner), fits(plan, searcher.planner), shardings)
 
     pins = fewest_pins(places, propagate, objective(best.plan, searcher.planner))
     constraints: list[Constraint] = []
@@ -116,7 +116,7 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class PinnedOutcome:
     """A program propagated from some pins."""
 
     seconds: float
@@ -128,7 +128,7 @@ class Outcome:
         return not place.is_read and place.number in self.shardings and not place.sharding.is_equivalent(self.shardings[place.number])
 
 
-Propagate = Callable[[Collection[int]], Outcome]
+Propagate = Callable[[Collection[int]], PinnedOutcome]
 """Propagates with the plan's shardings of some variables pinned."""
 
 
@@ -168,7 +168,7 @@ def _leader(differing: Sequence[Place]) -> Place:
     return next(itertools.chain((place for place in largest if place.in_source), largest))
 
 
-def _needed(pins: Sequence[int], propagate: Propagate, outcome: Outcome, seconds: float) -> list[int]:
+def _needed(pins: Sequence[int], propagate: Propagate, outcome: PinnedOutcome, seconds: float) -> list[int]:
     """The pins that are left when each that is not needed is dropped, first by halves, then one by one, and once more."""
     remaining, current = list(pins), max(outcome.seconds, seconds)
     most = current * (1 + ALL_TOLERANCE)

@@ -21,8 +21,7 @@ from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import Alternative, Constraint, Price
 from shardy_py.planner.assignment import solve
-from shardy_py.planner.descent import descend
-from shardy_py.planner.evaluation import Evaluation, State
+from shardy_py.planner.evaluation import Evaluation, State, descend
 from shardy_py.planner.judge import Candidate, objective, peak_of
 from shardy_py.planner.pins import constraints_of
 from shardy_py.planner.problem import Problem, Solution, pinned, restricted

@@ -21,11 +21,11 @@ UNIT = 1e3
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Containment:
     """A table and what it shares with others: a class, or a table that it contains.
 
     Attributes:
-        rows: The rows of `Program.equal` that make them agree, one for each of its columns.
+        rows: The rows of `LinearProgram.equal` that make them agree, one for each of its columns.
         order: The entries of the table, by place.
     """
 
@@ -39,7 +39,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class LinearProgram:
     """The linear program of a problem: columns are entries of tables, then strategies of classes, then moves.
 
     Attributes:
@@ -56,9 +56,9 @@ class Program:
     most: Array
     classes: tuple[int, ...]
     strategies: tuple[Array, ...]
-    links: tuple[Link, ...]
+    links: tuple[Containment, ...]
 
-    def without_ties(self) -> Program:
+    def without_ties(self) -> LinearProgram:
         """The program of costs alone."""
         return replace(self, costs=self.costs - self.ties, ties=np.zeros_like(self.ties))
 
@@ -74,7 +74,7 @@ class Program:
         return scipy.sparse.csr_array((np.ones(self.choices), (rows, np.arange(self.choices))), shape=(count, len(self.costs)))
 
 
-def program(problem: Problem) -> Program:
+def program(problem: Problem) -> LinearProgram:
     """The linear program of a problem, each of whose tables has an entry."""
     tables = problem.tables
     assert all(len(table.costs) for table in tables), "a problem without assignments has no program"
@@ -103,12 +103,12 @@ def program(problem: Problem) -> Program:
     equal, links = _consistency(problem, starts, classes, strategies, width)
     moves = _move_rows(tables, starts, place_of_move, width)
     limits, most = _limit_rows(problem, starts, width)
-    return Program(costs, ties, starts, equal, moves, limits, most, classes, tuple(strategies), links)
+    return LinearProgram(costs, ties, starts, equal, moves, limits, most, classes, tuple(strategies), links)
 
 
 def _consistency(
     problem: Problem, starts: Array, classes: Sequence[int], strategies: Sequence[Array], width: int
-) -> tuple[Any, tuple[Link, ...]]:
+) -> tuple[Any, tuple[Containment, ...]]:
     """Rows that make tables agree: each with the largest tables that it contains and with the classes which these leave."""
     tables = problem.tables
     rows: list[Array] = []
@@ -121,7 +121,7 @@ def _consistency(
         for c in table.classes:
             by_class.setdefault(c, []).append(number)
     indices: dict[int, EntryIndex] = {}
-    links: list[Link] = []
+    links: list[Containment] = []
 
     def link(parent: int, child: int, places: Array) -> None:
         nonlocal count
@@ -134,7 +134,9 @@ def _consistency(
         order = np.argsort(places, kind="stable")
         counts = np.bincount(places, minlength=size)
         begins = np.minimum(np.cumsum(counts) - counts, len(places) - 1)
-        links.append(Link(above, below, slice(count - size, count), places, order, begins, counts == 0 if (counts == 0).any() else None))
+        links.append(
+            Containment(above, below, slice(count - size, count), places, order, begins, counts == 0 if (counts == 0).any() else None)
+        )
 
     for number, table in enumerate(tables):
         own = set(table.classes)
@@ -213,7 +215,7 @@ def _matrix(values: Sequence[Array], rows: Sequence[Array], columns: Sequence[Ar
     return scipy.sparse.csr_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=(height, width))
 
 
-def rounded(of: Program, values: Array, start: Sequence[int]) -> tuple[int, ...]:
+def rounded(of: LinearProgram, values: Array, start: Sequence[int]) -> tuple[int, ...]:
     """The assignment of the strategies that have the largest values; classes without columns keep theirs."""
     result = list(start)
     tables = len(of.starts) - 1 - len(of.classes)
@@ -223,7 +225,7 @@ def rounded(of: Program, values: Array, start: Sequence[int]) -> tuple[int, ...]
     return tuple(result)
 
 
-def narrowed(problem: Problem, of: Program, keep: Array) -> Problem:
+def narrowed(problem: Problem, of: LinearProgram, keep: Array) -> Problem:
     """A problem without some entries and strategies: per choice, whether it stays."""
     allowed = {c: np.zeros(problem.strategies[c], bool) for c in of.classes}
     for n, c in enumerate(of.classes):
@@ -248,7 +250,7 @@ class Searched:
     finished: bool
 
 
-def linear_duals(of: Program, scale: float) -> tuple[Array, Array, Array] | None:
+def linear_duals(of: LinearProgram, scale: float) -> tuple[Array, Array, Array] | None:
     """The duals of the linear program: of rows that are equal, of moves and of limits; None where it was not solved."""
     factor = UNIT / scale if scale > 0 else 1.0
     ones, rows = of.one_of_each(), scipy.sparse.vstack([of.moves, of.limits], format="csr")
@@ -267,7 +269,7 @@ def linear_duals(of: Program, scale: float) -> tuple[Array, Array, Array] | None
     return result.eqlin.marginals[: of.equal.shape[0]] / factor, of_moves, of_limits
 
 
-def search(of: Program, scale: float, *, gap: float, nodes: int, seconds: float, presolve: bool = True) -> Searched:
+def search(of: LinearProgram, scale: float, *, gap: float, nodes: int, seconds: float, presolve: bool = True) -> Searched:
     """Branch and bound on strategies, until cost and bound are within `gap`, in parts of the cost."""
     factor = UNIT / scale if scale > 0 else 1.0
     tables = len(of.starts) - 1 - len(of.classes)
@@ -304,7 +306,7 @@ PASSES = 5
 class _Shared:
     """A class shared by tables, or a table contained in others."""
 
-    links: tuple[Link, ...]
+    links: tuple[Containment, ...]
     later: tuple[bool, ...]
     earlier: tuple[bool, ...]
 
@@ -340,12 +342,12 @@ class Ascent:
     feasible duals.
     """
 
-    def __init__(self, of: Program, unsupported: float) -> None:
+    def __init__(self, of: LinearProgram, unsupported: float) -> None:
         self.of = of
         self.unsupported = unsupported
         self.columns = of.costs.copy()
         self.equal, self.shares = (np.zeros(rows.shape[0]) for rows in (of.equal, of.moves))
-        by_child: dict[int, list[Link]] = {}
+        by_child: dict[int, list[Containment]] = {}
         for link in of.links:
             by_child.setdefault(link.child.start, []).append(link)
         order = sorted(by_child)
@@ -391,7 +393,7 @@ class Ascent:
             if time.monotonic() >= end or bound >= enough or bound - before <= SLOW * min(enough - before, abs(bound)):
                 break
 
-    def _marginals(self, link: Link) -> Array:
+    def _marginals(self, link: Containment) -> Array:
         """The least price of a table's entries for each entry of what it shares."""
         least = np.minimum.reduceat(self.columns[link.parent][link.order], link.starts)
         if link.unsupported is not None:
@@ -439,7 +441,7 @@ class Ascent:
         columns[uses.columns] = costs - after
 
 
-def _uses(of: Program) -> tuple[_Uses, ...]:
+def _uses(of: LinearProgram) -> tuple[_Uses, ...]:
     """The tables that decide on each move; in groups of moves that do not concern the same table, as few as come of the order of moves."""
     matrix = of.moves.tocoo()
     table_of = np.repeat(np.arange(len(of.starts) - 1), np.diff(of.starts))
@@ -469,7 +471,7 @@ def _uses(of: Program) -> tuple[_Uses, ...]:
 
 
 def _together(
-    of: Program, moves: Sequence[int], needs: Mapping[int, list[tuple[int, int, Array]]], makes: Mapping[int, list[tuple[int, Array]]]
+    of: LinearProgram, moves: Sequence[int], needs: Mapping[int, list[tuple[int, int, Array]]], makes: Mapping[int, list[tuple[int, Array]]]
 ) -> _Uses:
     """Moves that do not concern the same table, with their tables."""
     need_pairs = [(place, table, columns, row) for place, move in enumerate(moves) for row, table, columns in needs[move]]

@@ -23,8 +23,7 @@ from shardy_py.plan.search import MODEL_BOUND, NOTHING, Price, Search, Status
 from shardy_py.plan.values import location_of
 from shardy_py.planner.assignment import ROUNDING, solve, stages_of
 from shardy_py.planner.certificate import Certificate, encode, proven
-from shardy_py.planner.descent import descend
-from shardy_py.planner.evaluation import Evaluation
+from shardy_py.planner.evaluation import Evaluation, descend
 from shardy_py.planner.judge import Candidate, latency_of
 from shardy_py.planner.op_tables import TooLarge
 from shardy_py.planner.problem import cost, entries, restricted, weight

@@ -23,10 +23,9 @@ from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import CHOSEN, Search
 from shardy_py.planner.assignment import least as least_of
 from shardy_py.planner.assignment import solve
-from shardy_py.planner.descent import descend
 from shardy_py.planner.elimination import reduced
 from shardy_py.planner.errors import infeasible, least_bytes
-from shardy_py.planner.evaluation import Evaluation
+from shardy_py.planner.evaluation import Evaluation, descend
 from shardy_py.planner.following import Neighbours, copies_of, followed, neighbours_of
 from shardy_py.planner.inputs import cut
 from shardy_py.planner.judge import Candidate, objective, peak_of, preferred

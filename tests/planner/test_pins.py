@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.dialect import TensorSharding
-from shardy_py.planner.pins import TOLERANCE, Outcome, Place, fewest_pins
+from shardy_py.planner.pins import TOLERANCE, PinnedOutcome, Place, fewest_pins
 from tests.planner.test_model import attention, f32, indexing, mlp
 
 MESH = {"x": 2, "y": 4}
@@ -220,14 +220,14 @@ def place(number: int, kind: int, in_source: bool = True) -> Place:
     return Place(number, TensorSharding.closed("mesh", 1), (kind,), in_source)
 
 
-def follows(leaders: dict[int, int], cost: dict[int, float], pinned: list[tuple[int, ...]]) -> Callable[[Collection[int]], Outcome]:
+def follows(leaders: dict[int, int], cost: dict[int, float], pinned: list[tuple[int, ...]]) -> Callable[[Collection[int]], PinnedOutcome]:
     """Values that lie as planned where they, or the value that they follow, are pinned; each that does not costs something."""
     cut = TensorSharding("mesh", [["x"]])
 
-    def propagate(pins: Collection[int]) -> Outcome:
+    def propagate(pins: Collection[int]) -> PinnedOutcome:
         pinned.append(tuple(pins))
         wrong = [value for value, leader in leaders.items() if not {value, leader} & set(pins)]
-        return Outcome(1.0 + sum(cost.get(value, 0.0) for value in wrong), True, {v: cut if v in wrong else None for v in leaders})
+        return PinnedOutcome(1.0 + sum(cost.get(value, 0.0) for value in wrong), True, {v: cut if v in wrong else None for v in leaders})
 
     return propagate
 
@@ -282,9 +282,9 @@ def test_it_ends_where_pins_do_not_help() -> None:
     places = [place(number, number) for number in range(100)]
     follow = follows({n: n for n in range(100)}, {}, tried)
 
-    def propagate(pins: Collection[int]) -> Outcome:
+    def propagate(pins: Collection[int]) -> PinnedOutcome:
         outcome = follow(pins)
-        return Outcome(3.0, True, outcome.shardings)
+        return PinnedOutcome(3.0, True, outcome.shardings)
 
     assert fewest_pins(places, propagate, 1.0) == ()
     assert len(tried) < 80
