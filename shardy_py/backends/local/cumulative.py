@@ -15,7 +15,7 @@ from shardy_py.partition.region.reshard_steps import gather_costs
 
 Array = Any
 
-COMBINES = {
+SCANS = {
     "cumlogsumexp": ("max", jnp.logaddexp),
     "cummax": ("max", lax.max),
     "cummin": ("min", lax.min),
@@ -32,7 +32,7 @@ def cumulative(equation: Equation) -> LocalRule | None:
         return None
     axis, reverse = equation.params["axis"] % len(shape), equation.params["reverse"]
     rank = range(len(shape))
-    combine, join = COMBINES[equation.name]
+    combine, join = SCANS[equation.name]
     fill = identity_fill(combine, equation.dtypes[0])
     item = jnp.dtype(equation.dtypes[0]).itemsize
 
@@ -59,5 +59,5 @@ def cumulative(equation: Equation) -> LocalRule | None:
     return LocalRule(rule, run, uneven=frozenset(rank), linear=linear, bytes_inside=bytes_inside)
 
 
-LOCAL_RULES: dict[str, Builder] = dict.fromkeys(COMBINES, cumulative)
+LOCAL_RULES: dict[str, Builder] = dict.fromkeys(SCANS, cumulative)
 """Primitive -> builder of its local rule."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from shardy_py.ir import Block, Op, Program
 from shardy_py.passes.base import UNUSED, Pass, option
-from shardy_py.passes.export.canonicalization import collectives, manual_computations, reshards
+from shardy_py.passes.export.canonicalization import collectives
+from shardy_py.passes.export.canonicalization import manual_computations
+from shardy_py.passes.export.canonicalization import reshards
 from shardy_py.passes.export.canonicalization.rewriting import Pattern, erase
 from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
@@ -114,8 +116,8 @@ def _joined(tables: Iterable[_Patterns]) -> _Patterns:
 
 LABELLED: Mapping[str, _Patterns] = {
     RESHARDS: reshards.LABELLED,
-    COLLECTIVES: collectives.PATTERNS,
+    COLLECTIVES: collectives.COLLECTIVE_PATTERNS,
 }
 """Label -> op name -> patterns in the order in which they are tried."""
 
-UNLABELLED: Sequence[_Patterns] = (reshards.UNLABELLED, manual_computations.PATTERNS)
+UNLABELLED: Sequence[_Patterns] = (reshards.UNLABELLED, manual_computations.MANUAL_PATTERNS)

@@ -158,7 +158,7 @@ def _collective(name: str, operand: Value, attributes: dict[str, object], shardi
     return Op(name, (operand,), (like.result.type,), attributes, location=like.location, sharding=sharding)
 
 
-PATTERNS: dict[str, tuple[Pattern, ...]] = {
+COLLECTIVE_PATTERNS: dict[str, tuple[Pattern, ...]] = {
     "sdy.all_gather": (drop_without_axes,),
     "sdy.all_reduce": (drop_without_axes, drop_reduce_of_replicated, gather_instead_of_reduce, fuse_reduce_and_slice),
     "sdy.all_slice": (drop_without_axes, drop_slice_of_gather, fuse_reduce_and_slice),

@@ -39,4 +39,4 @@ def drop_empty(op: Op, program: Program) -> bool:
     return True
 
 
-PATTERNS: dict[str, tuple[Pattern, ...]] = {"sdy.manual_computation": (drop_unused_inputs, drop_empty)}
+MANUAL_PATTERNS: dict[str, tuple[Pattern, ...]] = {"sdy.manual_computation": (drop_unused_inputs, drop_empty)}
