@@ -38,9 +38,9 @@ from shardy_py.pipelines.programs import (
     update_programs,
 )
 from shardy_py.pipelines.residuals import Layout, handovers, rematerialized
+from shardy_py.pipelines.rows import on_one_example
 from shardy_py.pipelines.scheduling import schedule
 from shardy_py.pipelines.sends import reduce_sends
-from shardy_py.pipelines.single_example import on_one_example
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.planner.options import Planner

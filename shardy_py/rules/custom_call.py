@@ -1,4 +1,4 @@
-"""Rules of custom calls, by call target."""
+"""Rules of custom calls, by call target, and of the generator of random bits."""
 
 from __future__ import annotations
 
@@ -143,6 +143,21 @@ def custom_call(signature: Signature) -> OpShardingRule | None:
     return build(signature) if build is not None else None
 
 
-RULES: dict[str, Builder] = {"stablehlo.custom_call": custom_call}
-
 CONTEXT: dict[str, Callable[[Op], bool]] = {"stablehlo.custom_call": feeds_generator}
+
+
+def rng_bit_generator(signature: Signature) -> OpShardingRule:
+    """The state needs replication and does not propagate; the random bits pass through on their own."""
+    (state,) = signature.operands
+    builder = FactorBuilder(signature.operands, signature.results)
+    for dim, size in enumerate(state):
+        builder.add((dim,), (dim,), size, FactorType.NEED_REPLICATION, blocked=True)
+    for dim, size in enumerate(signature.results[1]):
+        builder.add((), (NO_DIM, dim), size)
+    return builder.build()
+
+
+RULES: dict[str, Builder] = {
+    "stablehlo.custom_call": custom_call,
+    "stablehlo.rng_bit_generator": rng_bit_generator,
+}

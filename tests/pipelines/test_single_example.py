@@ -13,7 +13,7 @@ from jax.extend.core import Var
 from shardy_py.pipelines import PipelineError
 from shardy_py.pipelines.flatten import FlatStep, flatten
 from shardy_py.pipelines.programs import evaluate
-from shardy_py.pipelines.single_example import on_one_example
+from shardy_py.pipelines.rows import on_one_example
 from tests.pipelines.steps import data, loop_loss, loss, params
 
 

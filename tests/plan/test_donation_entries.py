@@ -10,8 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.plan import PlanError
-from shardy_py.plan.donation import arrangement, first_fit
-from shardy_py.plan.pairing import DonatedBuffer, pairs
+from shardy_py.plan.donation import DonatedBuffer, arrangement, first_fit, pairs
 from shardy_py.plan.paths import names_of
 
 MESH = {"x": 2, "y": 4}

@@ -21,10 +21,8 @@ from shardy_py.facade import Plan
 from shardy_py.plan.diff import partners
 from shardy_py.plan.explanation import KINDS
 from shardy_py.plan.paths import path_parts
-from shardy_py.view.html.absences import values_to_explain
-from shardy_py.view.html.figures import POINTS, thinned
 from shardy_py.view.html.page import SCRIPTS, inert_json, page
-from shardy_py.view.html.payload import payload
+from shardy_py.view.html.payload import POINTS, payload, thinned, values_to_explain
 from tests.view import plans
 
 PAGE = pathlib.Path(shardy_py.__file__).parent / "view" / "html"

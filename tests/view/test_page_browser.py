@@ -20,9 +20,8 @@ from shardy_py.plan import Reason
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.diff import partners
-from shardy_py.view.html.figures import span_text
 from shardy_py.view.html.page import assembled, page
-from shardy_py.view.html.payload import payload
+from shardy_py.view.html.payload import payload, span_text
 from tests.view import plans
 from tests.view.browser import LONG, settled, until
 

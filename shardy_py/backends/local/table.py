@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from shardy_py.backends.local import (
     annotations,
     calls,
-    convolution,
-    cumulative,
     dynamic_slicing,
     effects,
     elementwise,
@@ -32,8 +30,6 @@ from shardy_py.ir.tables import merge_tables
 
 LOCAL_RULES = merge_tables(
     (
-        convolution.LOCAL_RULES,
-        cumulative.LOCAL_RULES,
         dynamic_slicing.LOCAL_RULES,
         elementwise.LOCAL_RULES,
         indexing.LOCAL_RULES,

@@ -10,7 +10,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, TensorType
 from shardy_py.ir.tables import merge_tables
 from shardy_py.opt.partitioner.local_ops import is_dynamic
-from shardy_py.opt.partitioner.padding import collectives, ops, slicing
+from shardy_py.opt.partitioner.padding import collectives, ops
 from shardy_py.opt.partitioner.padding.ops import generic
 from shardy_py.opt.partitioner.padding.padder import Conversion, Padder
 from shardy_py.passes.base import Pass
@@ -85,5 +85,5 @@ def _check(padder: Padder, function: Function) -> None:
             )
 
 
-CONVERSIONS: Mapping[str, Conversion] = merge_tables((collectives.CONVERSIONS, ops.CONVERSIONS, slicing.CONVERSIONS))
+CONVERSIONS: Mapping[str, Conversion] = merge_tables((collectives.CONVERSIONS, ops.CONVERSIONS))
 """Ops that are converted in a way of their own; others as `ops.generic` does."""

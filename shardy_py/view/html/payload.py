@@ -20,12 +20,33 @@ from shardy_py.plan.findings import Finding
 from shardy_py.plan.paths import path_parts
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
-from shardy_py.view.html.absences import absences
-from shardy_py.view.html.figures import costs
-from shardy_py.view.html.tables import Interner, Tables
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from shardy_py.plan.explain import explain
+from shardy_py.plan.explanation import KINDS, Missing
+
+if TYPE_CHECKING:
+    from shardy_py.plan.values import PlannedValue
+import re
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.dialect.format import short_location
+from shardy_py.ir import Program, TensorType, Type
+from shardy_py.ir.pieces import local_bytes, local_shape
+from shardy_py.plan import costing
+from shardy_py.plan.cost_analysis import CostAnalysis, Share, count_text, seconds_text
+from shardy_py.plan.memory import analysis as memory_analysis
+from shardy_py.plan.values import typed
+
+if TYPE_CHECKING:
+    from shardy_py.cost.hardware import Hardware
+    from shardy_py.plan.memory.report import MemoryAnalysis
 
 
 @no_collection()
@@ -239,3 +260,242 @@ def search_data(plan: PlanRecord, numbers: Mapping[str, int]) -> dict[str, Any]:
             "alternatives": alternatives,
         }
     }
+
+
+MOST = 200
+"""Of that many values a page says it: a search through the program for each axis that one lacks takes milliseconds."""
+
+_NOTHING = frozenset(("absent", "unrelated"))
+"""Kinds that name nothing that is in the way."""
+
+_ORDER = {kind: n for n, kind in enumerate(KINDS)}
+
+
+def absences(plan: PlanRecord, with_findings: Iterable[int], sizes: Sequence[int]) -> list[list[int | str]]:
+    """The obstacles of axes that values do not have: of those with findings, and of inputs and outputs, the largest first.
+
+    Returns:
+        Rows `[number of the value, axis, why, what to do]`, one per axis that no dimension has and that something keeps away from one; of
+        several dimensions the reason that says most. No rows where the plan keeps no record of its propagation.
+    """
+    if not plan.propagation.recorded:
+        return []
+    axes = [axis.name for axis in plan.mesh.axes if axis.size > 1]
+    rows: list[list[int | str]] = []
+    for number in values_to_explain(plan, with_findings, sizes):
+        value = plan.values[number]
+        there = set() if value.sharding is None else {axis.name for dim in value.sharding.dims for axis in dim.axes}
+        for axis in axes:
+            if axis not in there:
+                rows += ([number, axis, why.message, why.fix] for why in _best(plan, value, axis))
+    return rows
+
+
+def values_to_explain(plan: PlanRecord, with_findings: Iterable[int], sizes: Sequence[int], most: int = MOST) -> list[int]:
+    """The numbers of the values whose missing axes a page explains, in order."""
+    count, outputs = len(plan.values), len(plan.outputs)
+    ends = [*range(len(plan.inputs)), *range(count - outputs, count)]
+    ends.sort(key=lambda number: -sizes[number])
+    chosen = dict.fromkeys((*sorted(set(with_findings)), *ends))
+    return sorted([number for number in chosen if plan.values[number].shape][:most])
+
+
+def _best(plan: PlanRecord, value: PlannedValue, axis: str) -> list[Missing]:
+    missing = [why for why in explain(plan, value, axis, None).missing if why.kind not in _NOTHING]
+    return sorted(missing, key=lambda why: _ORDER[why.kind])[:1]
+
+
+K = TypeVar("K", bound=Hashable)
+
+_PLACE = re.compile(r"(?P<file>.+):(?P<line>[0-9]{1,9})(?: \(.*\))?", re.DOTALL)
+
+
+class Interner(Generic[K]):
+    """Numbers keys in the order in which they are first seen.
+
+    Example:
+        >>> table = Interner[str]()
+        >>> [table("a"), table("b"), table("a")], table.rows
+        ([0, 1, 0], ['a', 'b'])
+    """
+
+    def __init__(self, describe: Callable[[K], Any] | None = None) -> None:
+        self.rows: list[Any] = []
+        self._numbers: dict[K, int] = {}
+        self._describe = describe
+
+    def __call__(self, key: K) -> int:
+        """The number of a key."""
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._numbers)
+            self.rows.append(key if self._describe is None else self._describe(key))
+        return number
+
+
+class Tables:
+    """All interned tables of one plan.
+
+    Args:
+        devices: The ids of its devices, in the mesh's order; none for 0, 1, 2, ...
+
+    Attributes:
+        meshes: `{"axes": [[name, size], ...], "ids": [...]}`; the ids are left out where they are 0, 1, 2, ...
+        shardings: `{"mesh": m, "dims": [[axis, ...], ...], "unreduced": [...], "replicated": [...]}`; an axis is its number in the mesh,
+            or `[number, pre_size, size]` for a part of it.
+        types: `{"text", "dtype", "shape", "sharding", "local", "bytes", "all"}`: as the project writes it, the shape of a device's piece,
+            its bytes, and those of the whole; `sharding` is -1 for None.
+        places: `[file, line, module]`; file and module as numbers of strings.
+    """
+
+    def __init__(self, program: Program, mesh: Mesh, devices: Sequence[int] = ()) -> None:
+        self._meshes = dict(program.meshes)
+        self.strings = Interner[str]()
+        self.meshes = Interner[Mesh](lambda each: _mesh(each, devices if each.same_axes(mesh) else ()))
+        self.meshes(mesh)  # it is number 0
+        self.shardings = Interner[TensorSharding](self._sharding)
+        self.types = Interner[tuple[Type, TensorSharding | None]](self._type)
+        self.places = Interner[tuple[str, str]](self._place)
+
+    def rows(self) -> dict[str, list[Any]]:
+        """All tables by name."""
+        return {name: getattr(self, name).rows for name in ("strings", "meshes", "shardings", "types", "places")}
+
+    def _sharding(self, sharding: TensorSharding) -> dict[str, Any]:
+        mesh = sharding.mesh_in(self._meshes)
+        row: dict[str, Any] = {"mesh": self.meshes(mesh), "dims": [[_axis(a, mesh) for a in dim.axes] for dim in sharding.dims]}
+        for name in ("unreduced", "replicated"):
+            axes = getattr(sharding, name)
+            if axes:
+                row[name] = [_axis(a, mesh) for a in axes]
+        return row
+
+    def _type(self, key: tuple[Type, TensorSharding | None]) -> dict[str, Any]:
+        type_, sharding = key
+        if sharding is not None and sharding.rank > type_.rank:
+            sharding = sharding.with_dims(sharding.dims[: type_.rank])
+        return {
+            "text": typed(type_, sharding),
+            "dtype": type_.dtype,
+            "shape": list(type_.shape),
+            "sharding": -1 if sharding is None or not isinstance(type_, TensorType) else self.shardings(sharding),
+            "local": list(local_shape(type_, sharding, self._meshes)),
+            "bytes": local_bytes(type_, sharding, self._meshes),
+            "all": type_.bytes,
+        }
+
+    def _place(self, key: tuple[str, str]) -> list[int]:
+        location, module = key
+        match = _PLACE.fullmatch(location)
+        if match is None:
+            return [self.strings(location), 0, self.strings(module)]
+        return [self.strings(match["file"]), int(match["line"]), self.strings(module)]
+
+
+def _mesh(mesh: Mesh, devices: Sequence[int]) -> dict[str, Any]:
+    row: dict[str, Any] = {"axes": [[axis.name, axis.size] for axis in mesh.axes]}
+    ids = [*(mesh.device_ids or devices)]
+    if ids and ids != [*range(mesh.size)]:
+        row["ids"] = ids
+    return row
+
+
+def _axis(axis: AxisRef, mesh: Mesh) -> int | list[int]:
+    number = mesh.axis_index(axis.name)
+    if axis.pre_size is None or axis.size is None:
+        return number
+    return [number, axis.pre_size, axis.size]
+
+
+POINTS = 1200
+"""Limit of the points of the curve of live memory; of steps that share one the largest counts."""
+
+LARGEST = 12
+"""Entries of the lists of buffers at the peak, and of modules and lines that take time."""
+
+
+def costs(plan: PlanRecord, hardware: str | Hardware | None, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Entries of a page's data: `figures`, `memory`, and with hardware `time`."""
+    analysis = costing.analyse(plan, hardware)
+    memory = memory_analysis.analyse(plan, hardware)
+    charts: dict[str, Any] = {"figures": _figures(analysis, memory), "memory": _memory(memory, numbers)}
+    if analysis.hardware is not None:
+        charts["time"] = {"modules": _shares(analysis.by_module), "lines": _shares(analysis.by_line), "ops": _shares(analysis.by_op)}
+    return charts
+
+
+def _figures(analysis: CostAnalysis, memory: MemoryAnalysis) -> list[list[str]]:
+    figures = [["operations", f"{count_text(analysis.flops)}FLOP" if analysis.flops >= 1e3 else f"{analysis.flops:.0f} FLOP"]]
+    if analysis.hardware is not None and analysis.step_seconds is not None:
+        figures.append([f"time on {analysis.hardware.name}", span_text(analysis.step_seconds.low, analysis.step_seconds.high)])
+    if analysis.fed_bytes:
+        time = f", {seconds_text(analysis.feeding_seconds)}" if analysis.feeding_seconds else ""
+        figures.append(["fed by the host", format_bytes(analysis.fed_bytes) + time])
+    if memory.headroom_in_bytes is not None:
+        room = memory.headroom_in_bytes
+        text = f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} too little"
+        figures.append([f"room on {memory.hardware}", text])
+    return figures
+
+
+def span_text(low: float, high: float) -> str:
+    """A range of seconds, short.
+
+    Example:
+        >>> span_text(0.001, 0.0025), span_text(0.0005, 2), span_text(1, 1)
+        ('1–2.5 ms', '500 us–2 s', '1 s')
+    """
+    first, last = seconds_text(low), seconds_text(high)
+    if first == last:
+        return last
+    return f"{first.partition(' ')[0] if first.partition(' ')[2] == last.partition(' ')[2] else first}–{last}"
+
+
+def _memory(memory: MemoryAnalysis, numbers: Mapping[str, int]) -> dict[str, Any]:
+    at, heights = thinned(memory.series)
+    peak = memory.peak
+    text = "" if peak is None else " at ".join(part for part in (peak.primitive, short_location(peak.location)) if part)
+    top = [
+        [
+            -1 if part.role == "temporary" else numbers.get(part.name, -1),
+            part.title + (f" × {part.count}" if part.count > 1 else ""),
+            part.bytes,
+            short_location(part.location) if part.role == "temporary" else part.role,
+        ]
+        for part in memory.contributors[:LARGEST]
+    ]
+    rest = memory.contributors[LARGEST:]
+    if rest:
+        top.append([-1, f"{len(rest)} more", sum(part.bytes for part in rest), ""])
+    return {
+        "at": at,
+        "bytes": heights,
+        "end": len(memory.series),
+        "peak": memory.peak_memory_in_bytes,
+        "peak_at": memory.peak_step,
+        "where": text,
+        "top": top,
+    }
+
+
+def thinned(series: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The points at which a curve changes; neighbours share a point, the highest of them, where there are too many.
+
+    Example:
+        >>> thinned([5, 5, 7, 6])
+        ([0, 2, 3], [5, 7, 6])
+    """
+    wide = -(-len(series) // POINTS)
+    at: list[int] = []
+    heights: list[int] = []
+    for start in range(0, len(series), max(1, wide)):
+        height = max(series[start : start + wide])
+        if not heights or heights[-1] != height:
+            at.append(start)
+            heights.append(height)
+    return at, heights
+
+
+def _shares(shares: Sequence[Share]) -> list[list[Any]]:
+    """Name, seconds of computing and of communication."""
+    return [[s.name, s.compute_seconds or 0.0, s.communication_seconds or 0.0] for s in shares[:LARGEST] if s.seconds]

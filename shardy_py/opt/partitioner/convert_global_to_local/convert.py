@@ -8,10 +8,19 @@ from dataclasses import dataclass
 from shardy_py.dialect import AxisRef, DimensionSharding, ListOfAxisRefLists, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, Value
-from shardy_py.opt.partitioner.convert_global_to_local.emitter import Emitter
+from shardy_py.ir.tables import merge_tables
+from shardy_py.opt.partitioner.convert_global_to_local import (
+    collectives,
+    constants,
+    edges,
+    exchanges,
+    gather,
+    products,
+    scatter,
+)
+from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter
 from shardy_py.opt.partitioner.convert_global_to_local.facts import ConversionOptions, World, illegal
 from shardy_py.opt.partitioner.convert_global_to_local.products import FULL_RESHARDS
-from shardy_py.opt.partitioner.convert_global_to_local.table import ALWAYS, KEPT_SDY, WHERE_CUT
 from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.export.explicit_reshards.edits import Edits
@@ -210,3 +219,17 @@ def _slice_moves(op: Op, dim: int, shards: int) -> bool:
 
 _MOVES: Mapping[str, Callable[[Op, int, int], bool]] = {"stablehlo.pad": _pad_moves, "stablehlo.slice": _slice_moves}
 """Name of an op -> whether elements change devices along a dimension that is cut into so many parts."""
+
+
+ALWAYS: Mapping[str, Conversion] = merge_tables((collectives.CONVERSIONS, exchanges.CONVERSIONS, constants.ALWAYS))
+"""Ops that no local program has."""
+
+WHERE_CUT: Mapping[str, Conversion] = merge_tables(
+    (constants.CONVERSIONS, edges.CONVERSIONS, gather.CONVERSIONS, products.CONVERSIONS, scatter.CONVERSIONS)
+)
+"""Ops that are converted where an operand or result is cut; any other op gets local types and stays as it is."""
+
+KEPT_SDY = frozenset(("sdy.named_computation", "sdy.return"))
+"""Ops of the SDY dialect that a local program may have."""
+
+_both = merge_tables((ALWAYS, WHERE_CUT))  # raises where a name is in two tables

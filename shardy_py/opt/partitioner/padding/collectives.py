@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from shardy_py.ir import Op
 from shardy_py.opt.partitioner import local_ops
 from shardy_py.opt.partitioner.local_ops import Ints
+from shardy_py.opt.partitioner.padding.ops import slice_bounds
 from shardy_py.opt.partitioner.padding.padder import Conversion, Padder
-from shardy_py.opt.partitioner.padding.slicing import slice_bounds
 from shardy_py.passes.dataflow import get_sharding
 
 
