@@ -241,6 +241,19 @@ def _object(cls: type[Any]) -> Codec:
     return Codec(functools.partial(_write_object, cls), functools.partial(_read_object, cls))
 
 
+def row_of(cls: Any) -> Codec:
+    """The codec of values of a dataclass as rows, the fields of which the format names once and for all."""
+
+    def write(tables: Any, value: Any) -> list[Any]:
+        return [codec.write(tables, getattr(value, name)) for name, (_, codec) in stored_fields(cls).items()]
+
+    def read(tables: Any, data: Any) -> Any:
+        codecs = [codec for _, codec in stored_fields(cls).values()]
+        return cls(*(codec.read(tables, item) for codec, item in zip(codecs, items(data, len(codecs)))))
+
+    return Codec(write, read)
+
+
 def _rows(cls: Any) -> Codec:
     """The codec of several values of a dataclass."""
 

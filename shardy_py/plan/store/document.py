@@ -28,7 +28,7 @@ from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord, PropagationOptions, Structure
 from shardy_py.plan.search import Alternative, Search
 from shardy_py.plan.store.codec import UNSTORED, StoreError, at, codec_of, described, members
-from shardy_py.plan.store.program import FAILURES, ProgramTables, read_log, read_program, write_log, write_program
+from shardy_py.plan.store.program import FAILURES, PROGRAM, ProgramTables, read_log, read_program, write_log, write_program
 from shardy_py.plan.values import PlannedValue
 
 P = TypeVar("P", bound=PlanRecord)
@@ -167,7 +167,7 @@ def write_plan(plan: PlanRecord) -> str:
     """A plan as JSON text, equal for equal plans in every process; a plan that runs as a region is partitioned if it has not been."""
     with no_collection():
         program, tables = write_program(plan.program)
-        contents: dict[str, Any] = {"log": write_log(plan.log, tables), **_CONTENTS.write(tables, Contents.of(plan)), "program": program}
+        contents: dict[str, Any] = {"log": write_log(plan.log, tables), **_CONTENTS.write(tables, Contents.of(plan)), **program}
         return "".join(_lines(sealed({"format": FORMAT, "version": VERSION, "digest": "", **contents})))
 
 
@@ -193,7 +193,7 @@ def _lines(data: Any) -> Iterator[str]:
         yield f"{_encode(name)}:" if number == 0 else f",\n{_encode(name)}:"
         if isinstance(value, list) and value:
             yield "[\n" + ",\n".join(_entries(value)) + "\n]"
-        elif name in ("log", "program", "partitioner") or (isinstance(value, dict) and "rows" in value):
+        elif isinstance(value, dict) and (name in ("log", "program", "partitioner") or "rows" in value):
             yield from _lines(value)
         else:
             yield _encode(value)
@@ -232,9 +232,8 @@ def _plan_of(data: Any, kind: type[P]) -> P:
 
 
 def _read(data: dict[str, Any], kind: type[P]) -> P:
-    members(data, ("program", "log"), optional=None)
-    with at("program"):
-        tables = read_program(data.pop("program"))
+    members(data, (*PROGRAM, "log"), optional=None)
+    tables = read_program({name: data.pop(name) for name in PROGRAM})
     with at("log"):
         log = read_log(data.pop("log"), tables)
     contents: Contents = _CONTENTS.read(tables, data)

@@ -1,6 +1,6 @@
 """The program of a plan as rows, in the order in which `Program.walk` goes, and its propagation log.
 
-A function is an object, then comes its body; a body is `["block", types, shardings]`, its ops, `["end"]`. An op is
+`["function", ...]`, then its body; a body is `["block", types, shardings]`, its ops, `["end"]`. An op is
 `[kind, location, operands, shardings of results]`, with the number of its regions where it has any; their bodies follow.
 Values are numbered in the order in which rows define them, so that an operand has a smaller number than results computed from it.
 
@@ -31,7 +31,6 @@ from shardy_py.plan.store.codec import (
     StoredTable,
     StoreError,
     at,
-    codec_of,
     described,
     entry,
     in_table,
@@ -40,6 +39,7 @@ from shardy_py.plan.store.codec import (
     load_table,
     members,
     read_mesh,
+    row_of,
     text,
 )
 from shardy_py.plan.values import source_of
@@ -64,11 +64,11 @@ class OpKind:
     """The data that many ops share."""
 
     name: str
+    primitive: str | None
+    attributes: Attributes | None
+    rule: OpShardingRule | None
+    rule_decided: bool
     types: tuple[Type, ...]
-    primitive: str | None = None
-    attributes: Attributes | None = None
-    rule: OpShardingRule | None = None
-    rule_decided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ class ProgramTables(dict[str, StoredTable]):
         key = (op.name, types, op.primitive, self.attributes(op.attributes, constant), op.rule, op.rule_decided)
         number = self._kinds.get(key)
         if number is None:
-            kind = OpKind(op.name, types, op.primitive, None, op.rule, op.rule_decided)
-            row = CODECS[OpKind].write(self, kind) | ({} if key[3] is None else {"attributes": key[3]})
+            row = self["kinds"].codec.write(self, OpKind(op.name, op.primitive, None, op.rule, op.rule_decided, types))
+            row[2] = key[3]
             number = self._kinds[key] = self["kinds"].number(key, lambda: row)
         return number
 
@@ -211,12 +211,12 @@ _TABLES = {
     ),
     "attributes": Codec(_as_it_is, lambda tables, row: read_attributes(row)),
     "locations": Codec(_as_it_is, _read_location),
-    "kinds": codec_of(OpKind),
+    "kinds": row_of(OpKind),
 }
 """The tables of a file, in order; an entry of `kinds` refers to the others."""
 
-_SIGNATURE = codec_of(FunctionHead)
-_MEMBERS = ("meshes", *_TABLES, "rows", "attributes_of_program", "names")
+_SIGNATURE = row_of(FunctionHead)
+PROGRAM = ("meshes", *_TABLES, "program", "program_attributes", "value_names")
 
 
 def write_program(program: Program) -> tuple[dict[str, Any], ProgramTables]:
@@ -227,15 +227,15 @@ def write_program(program: Program) -> tuple[dict[str, Any], ProgramTables]:
     tables = ProgramTables(program)
     rows: list[Any] = []
     for function in program.functions:
-        rows.append(_SIGNATURE.write(tables, function))
+        rows.append(["function", *_SIGNATURE.write(tables, function)])
         _write_block(function.body, tables, rows)
     of_meshes = program.mesh_attributes
     return {
         "meshes": [[name, str(mesh), tables.attributes(of_meshes.get(name))] for name, mesh in program.meshes.items()],
         **{name: table.rows for name, table in tables.items()},
-        "rows": rows,
-        "attributes_of_program": tables.attributes(program.attributes),
-        "names": [[number, value.name] for value, number in tables.numbers.items() if value.name is not None],
+        "program": rows,
+        "program_attributes": tables.attributes(program.attributes),
+        "value_names": [[number, value.name] for value, number in tables.numbers.items() if value.name is not None],
     }, tables
 
 
@@ -283,7 +283,9 @@ class Reader(ProgramTables):
         waiting = iter(rows)
         for row in waiting:
             self.row += 1
-            signature = _SIGNATURE.read(self, row)
+            if items(row)[:1] != ["function"]:
+                raise StoreError(f"a function begins where an op stands, {described(row)}")
+            signature = _SIGNATURE.read(self, row[1:])
             body = self._block(waiting, 0)
             function = Function(signature.name, body, signature.result_types, visibility=signature.visibility)
             if len(signature.argument_attributes) != len(body.arguments) or {
@@ -352,30 +354,30 @@ class Reader(ProgramTables):
 
 def read_program(data: Any) -> Reader:
     """The inverse of `write_program`; raises StoreError for data that are no program, or one that cannot be used."""
-    members(data, _MEMBERS)
+    members(data, PROGRAM)
     with at("meshes"):
         rows = [items(row, 3) for row in items(data["meshes"])]
         meshes = {text(name): read_mesh(mesh) for name, mesh, _ in rows}
         if len(meshes) != len(rows):
             raise StoreError("the name of a mesh stands twice")
     reader = Reader(None, meshes)
-    if not items(data["rows"]):
-        raise StoreError("a program without a function", where="rows")
+    if not items(data["program"]):
+        raise StoreError("a program without a function", where="program")
     for name in _TABLES:
         load_table(reader, name, data[name])
     attributes = CODECS[Attributes].read
     try:
-        program = reader.program = Program(reader.functions(data["rows"]), meshes)
+        program = reader.program = Program(reader.functions(data["program"]), meshes)
     except StoreError as error:
-        error.at(f"row {reader.row - 1}")
+        error.at(f"program, row {reader.row - 1}")
         raise
     with at("attributes"):
-        program.attributes = dict(attributes(reader, data["attributes_of_program"]) or {})
+        program.attributes = dict(attributes(reader, data["program_attributes"]) or {})
         program.mesh_attributes = {name: dict(attributes(reader, row)) for name, _, row in rows if row is not None}
-    for pair in items(data["names"]):
+    for pair in items(data["value_names"]):
         number, name = items(pair, 2)
         entry(reader.defined, number).name = text(name)
-    with at("rows"):
+    with at("program"):
         _check(program)
     return reader
 

@@ -115,30 +115,30 @@ def change(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def first_op(document: dict[str, Any]) -> int:
-    return next(n for n, row in enumerate(document["program"]["rows"]) if type(row) is list and type(row[0]) is int and row[2])
+    return next(n for n, row in enumerate(document["program"]) if type(row[0]) is int and row[2])
 
 
 def forward(document: dict[str, Any]) -> None:
-    document["program"]["rows"][first_op(document)][2][0] = 60
+    document["program"][first_op(document)][2][0] = 60
 
 
 def own_result(document: dict[str, Any]) -> None:
-    loop = next(n for n, row in enumerate(document["program"]["rows"]) if type(row) is list and len(row) == 5)
-    made = sum(len(row[1]) if row[0] == "block" else len(row[3]) for row in document["program"]["rows"][1:loop])
-    document["program"]["rows"][loop][2][0] = made
+    loop = next(n for n, row in enumerate(document["program"]) if len(row) == 5)
+    made = sum(len(row[1]) if row[0] == "block" else len(row[3]) for row in document["program"][:loop] if row[0] != "function")
+    document["program"][loop][2][0] = made
 
 
 def deep_bodies(document: dict[str, Any]) -> None:
-    loop = next(row for row in document["program"]["rows"] if type(row) is list and len(row) == 5)
-    document["program"]["rows"][2:2] = [[loop[0], None, [0] * len(loop[2]), [None] * len(loop[3]), 1], ["block", [], []]] * 5000
+    loop = next(row for row in document["program"] if len(row) == 5)
+    document["program"][2:2] = [[loop[0], None, [0] * len(loop[2]), [None] * len(loop[3]), 1], ["block", [], []]] * 5000
 
 
 def of_first(op: str, name: str, value: Any) -> Callable[[dict[str, Any]], None]:
     """Sets an attribute of the first op of a name; None takes it away."""
 
     def apply(document: dict[str, Any]) -> None:
-        kind = next(kind for kind in document["program"]["kinds"] if kind["name"] == op)
-        attributes = document["program"]["attributes"][kind["attributes"]]
+        kind = next(kind for kind in document["kinds"] if kind[0] == op)
+        attributes = document["attributes"][kind[2]]
         del attributes[name]
         if value is not None:
             attributes[name] = value
@@ -168,22 +168,22 @@ def step_of_fewer_values(document: dict[str, Any]) -> None:
         (change("more", to=1), "unknown member 'more'"),
         (change("mesh", to='#sdy.mesh<["a"=9000000000000000000]>'), r"a mesh of more than 2147483647 devices\n  where: mesh"),
         (change("mesh", to="#sdy.mesh<"), "expected"),
-        (change("program", "types", 0, to=["float32", [-1]]), r"a whole number from 0 .*, got -1\n  where: program, types, entry 0"),
-        (change("program", "types", 0, to=["float32", [1 << 62, 4]]), "a type of 18446744073709551616 elements"),
+        (change("types", 0, to=["float32", [-1]]), r"a whole number from 0 .*, got -1\n  where: types, entry 0"),
+        (change("types", 0, to=["float32", [1 << 62, 4]]), "a type of 18446744073709551616 elements"),
         (
-            change("program", "shardings", 0, to='<@mesh, [{"nowhere"}]>'),
-            'unknown axis name: "nowhere"\n  where: program, shardings, entry 0',
+            change("shardings", 0, to='<@mesh, [{"nowhere"}]>'),
+            'unknown axis name: "nowhere"\n  where: shardings, entry 0',
         ),
-        (change("program", "shardings", 0, to='<@other, [{"data"}]>'), "unknown mesh: @other\n  where: program, shardings, entry 0"),
-        (change("program", "rules", 0, to="<([i])->([i) {i=2}>"), "where: program, rules, entry 0"),
-        (change("program", "rows", to=[]), "function"),
-        (change("program", "rows", to={}), "expected a list, got an object of 0"),
+        (change("shardings", 0, to='<@other, [{"data"}]>'), "unknown mesh: @other\n  where: shardings, entry 0"),
+        (change("rules", 0, to="<([i])->([i) {i=2}>"), "where: rules, entry 0"),
+        (change("program", to=[]), "function"),
+        (change("program", to={}), "expected a list, got an object of 0"),
         (forward, r"there is no entry 60: the table has \d+\n  where: program, row \d+"),
         (own_result, r"there is no entry \d+: the table has \d+\n  where: program, row \d+"),
         (deep_bodies, "more than 200 bodies in bodies"),
-        (lambda d: d["program"]["rows"].pop(), "a body has no end"),
-        (lambda d: d["program"]["rows"].append(["end"]), r"expected an object, got a list of 1\n  where: program, row"),
-        (lambda d: d["program"]["rows"].append([0, None, [], []]), r"expected an object, got a list of 4\n  where: program, row"),
+        (lambda d: d["program"].pop(), "a body has no end"),
+        (lambda d: d["program"].append(["end"]), "a function begins where an op stands"),
+        (lambda d: d["program"].append([0, None, [], []]), "a function begins where an op stands"),
         (change("log", "steps", 0, 0, to=10**6), r"there is no entry 1000000: the table has \d+\n  where: log, steps, row 0"),
         (change("inputs", "rows", 0, 1, to="output"), "expected an input, got output\n  where: inputs, row 0"),
         (change("inputs", "fields", 0, to="__class__"), "unknown member '__class__'"),
@@ -192,7 +192,7 @@ def step_of_fewer_values(document: dict[str, Any]) -> None:
         (change("pytrees", "outputs", to={"kind": "node", "cls": "os.system", "keys": ["a"]}), "one key for each child"),
         (
             of_product("lhs_batching_dimensions", None),
-            r"not those of the op\n  where: program, rows, stablehlo.dot_general\n  why: KeyError: 'lhs_batching_dimensions'",
+            r"not those of the op\n  where: program, stablehlo.dot_general\n  why: KeyError: 'lhs_batching_dimensions'",
         ),
         (of_product("lhs_contracting_dimensions", [2]), "not those of the op"),
         (of_product("lhs_contracting_dimensions", "0"), "not those of the op"),
