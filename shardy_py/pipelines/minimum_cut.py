@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-
-from jax.extend.core import Var
+from typing import Any
 
 
 class Network:
@@ -92,6 +91,9 @@ class Network:
 FORBIDDEN = float("inf")
 
 
+Value = Any  # a variable of a jaxpr; a partition of a profile needs cuts, and no JAX
+
+
 class RecomputeChoice:
     """Values that are kept, each at its price, or recomputed, all results of an equation at once and at its price.
 
@@ -101,15 +103,15 @@ class RecomputeChoice:
     def __init__(self) -> None:
         self._network = Network()
         self._source, self._sink = self._network.vertex(), self._network.vertex()
-        self.values: dict[Var, int] = {}
-        self.equations: dict[Var, int] = {}
+        self.values: dict[Value, int] = {}
+        self.equations: dict[Value, int] = {}
 
-    def keep(self, v: Var, price: float) -> None:
+    def keep(self, v: Value, price: float) -> None:
         """Adds a value that cannot be recomputed."""
         self.values[v] = self._network.vertex()
         self._network.edge(self.values[v], self._sink, price)
 
-    def recompute(self, prices: Mapping[Var, float], price: float) -> None:
+    def recompute(self, prices: Mapping[Value, float], price: float) -> None:
         """Adds the results of an equation, with the price of keeping each and that of computing them all again."""
         vertex = self._network.vertex()
         for v, storage in prices.items():
@@ -117,21 +119,21 @@ class RecomputeChoice:
             self._network.edge(self.values[v], vertex, storage)
         self._network.edge(vertex, self._sink, price)
 
-    def free(self, results: Iterable[Var]) -> None:
+    def free(self, results: Iterable[Value]) -> None:
         """Adds the results of an equation that every reader computes for itself."""
         self.values.update(dict.fromkeys(results, self._network.vertex()))
 
-    def needs(self, result: Var, operands: Iterable[Var]) -> None:
+    def needs(self, result: Value, operands: Iterable[Value]) -> None:
         """Says which values computing a result again takes."""
         vertex = self.equations.get(result, self.values[result])
         for operand in operands:
             self._network.edge(vertex, self.values[operand], FORBIDDEN)
 
-    def bind(self, v: Var, other: Var) -> None:
+    def bind(self, v: Value, other: Value) -> None:
         """Requires a value to be recomputed wherever another one is; that one is free, or can be recomputed itself."""
         self._network.edge(self.equations.get(v, self.values[v]), self.equations.get(other, self._sink), FORBIDDEN)
 
-    def cheapest(self, read: Iterable[Var]) -> frozenset[Var]:
+    def cheapest(self, read: Iterable[Value]) -> frozenset[Value]:
         """The cheapest set of values to recompute so that some values can be read."""
         for v in read:
             self._network.edge(self._source, self.values[v], FORBIDDEN)
