@@ -9,6 +9,7 @@ import pytest
 
 from shardy_py.cli import main
 from shardy_py.facade import Plan
+from shardy_py.plan.store.document import sealed
 from tests.cli.sample_module import planned
 
 
@@ -18,7 +19,7 @@ def test_names_in_a_file_do_not_steer_the_terminal(command: str, color: str, tmp
     data = json.loads(planned().to_json())
     data["name"] = "\x1b]0;title\x9bstep"
     files = [str(tmp_path / "plan.json")] * (2 if command == "diff" else 1)
-    Path(files[0]).write_text(json.dumps(data))
+    Path(files[0]).write_text(json.dumps(sealed(data)))
     main([command, *files, "--color", color])
     out, err = capsys.readouterr()
     assert "\\x1b]0;title\\x9bstep" in out
