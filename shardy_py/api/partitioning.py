@@ -31,7 +31,7 @@ from shardy_py.ir import Program, Value
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.import_.sharding_group_import import GROUP
 from shardy_py.passes.pipelines import PlanPipeline
-from shardy_py.passes.propagation.log import Step
+from shardy_py.passes.propagation.log import LogStep
 from shardy_py.plan.checks.wording import NOTABLE, more_text
 from shardy_py.plan.collectives import Collective
 from shardy_py.plan.findings import Finding
@@ -75,7 +75,7 @@ def import_and_propagate(
     inputs: Sequence[TensorSharding | None],
     outputs: Sequence[TensorSharding | None],
     timings: Timings | None = None,
-    log: list[Step] | None = None,
+    log: list[LogStep] | None = None,
     names: Sequence[str] | None = None,
     groups: dict[int, list[Value]] | None = None,
 ) -> Imported:

@@ -28,7 +28,7 @@ from shardy_py.frontends.locations import spans
 from shardy_py.frontends.loops import scan_counts
 from shardy_py.partition.mispartitioned import as_sharded, is_mispartitioned
 from shardy_py.plan.checks.specs import spec_text
-from shardy_py.plan.code import Change, Code, Span, Style, edits_of, filled, setup_of, spec_code, stated, without_jax
+from shardy_py.plan.code import Change, Code, SourceSpan, Style, edits_of, filled, setup_of, spec_code, stated, without_jax
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.jit_program import jit_program_of, left_to_xla
 from shardy_py.plan.paths import is_backward
@@ -49,7 +49,7 @@ class Expression:
         cotangents: The numbers of those at which the cotangents of its values are made, which JAX constrains like the values.
     """
 
-    span: Span
+    span: SourceSpan
     numbers: tuple[int, ...]
     cotangents: tuple[int, ...]
 
@@ -62,7 +62,7 @@ class Expression:
 def expressions(closed: ClosedJaxpr) -> list[Expression]:
     """The expressions that make values of a jaxpr, in program order; of several with the same values the innermost."""
     number_of = {(site.path, site.variable): n for n, site in enumerate(sites(closed.jaxpr)) if site.result is not None}
-    numbers: dict[Span, tuple[list[int], list[int], list[int]]] = {}
+    numbers: dict[SourceSpan, tuple[list[int], list[int], list[int]]] = {}
     for path, inside in _jaxprs(closed.jaxpr):
         for span, (values, cotangents, size) in inside.values().items():
             own = numbers.setdefault(span, ([], [], []))
@@ -87,16 +87,16 @@ class _Inside:
     """A jaxpr, with the spans of the equations around it and their names."""
 
     jaxpr: Jaxpr
-    around: frozenset[Span] = frozenset()
+    around: frozenset[SourceSpan] = frozenset()
     scope: str = ""
 
-    def values(self) -> Mapping[Span, tuple[Sequence[Var], Sequence[Var], int]]:
+    def values(self) -> Mapping[SourceSpan, tuple[Sequence[Var], Sequence[Var], int]]:
         """The variables that are values of expressions, which what comes behind reads; their cotangents; the number of its equations."""
         eqns = self.jaxpr.eqns
         roles = [_role(f"{self.scope}/{eqn.source_info.name_stack}") for eqn in eqns]
         makers = {v: index for index, eqn in enumerate(eqns) for v in eqn.outvars}
         readers: dict[Var, list[int]] = {}
-        members: dict[Span, list[int]] = {}
+        members: dict[SourceSpan, list[int]] = {}
         for index, eqn in enumerate(eqns):
             for v in eqn.invars:
                 if isinstance(v, Var):
@@ -104,7 +104,7 @@ class _Inside:
             for span in _spans(eqn):
                 if span not in self.around:
                     members.setdefault(span, []).append(index)
-        values: dict[Span, tuple[Sequence[Var], Sequence[Var], int]] = {}
+        values: dict[SourceSpan, tuple[Sequence[Var], Sequence[Var], int]] = {}
         for span, indices in members.items():
             inside = set(indices)
             made = [v for index in indices if roles[index] == "forward" for v in eqns[index].outvars]
@@ -118,7 +118,7 @@ class _Inside:
         return values
 
 
-def _jaxprs(jaxpr: Jaxpr, path: Path = (), around: frozenset[Span] = frozenset(), scope: str = "") -> Iterator[tuple[Path, _Inside]]:
+def _jaxprs(jaxpr: Jaxpr, path: Path = (), around: frozenset[SourceSpan] = frozenset(), scope: str = "") -> Iterator[tuple[Path, _Inside]]:
     """The jaxpr and those inside."""
     yield path, _Inside(jaxpr, around, scope)
     for index, eqn in enumerate(jaxpr.eqns):
@@ -128,8 +128,8 @@ def _jaxprs(jaxpr: Jaxpr, path: Path = (), around: frozenset[Span] = frozenset()
                 yield from _jaxprs(open_jaxpr(body), (*path, (index, k)), around.union(_spans(eqn)), inner)
 
 
-def _spans(eqn: JaxprEqn) -> list[Span]:
-    return [Span(*span) for span in spans(eqn.source_info)[:DEEPEST]]
+def _spans(eqn: JaxprEqn) -> list[SourceSpan]:
+    return [SourceSpan(*span) for span in spans(eqn.source_info)[:DEEPEST]]
 
 
 def _role(scope: str) -> Literal["forward", "backward", ""]:
@@ -205,20 +205,20 @@ class ExplicitTypes:
         mesh: AbstractMesh,
         planned: Mapping[At, PartitionSpec],
         stated: Mapping[At, PartitionSpec],
-        settled: frozenset[Span],
+        settled: frozenset[SourceSpan],
     ) -> None:
         self.mesh = mesh
         self.planned = planned
         self.stated = stated
         self.settled = settled
         self.specs: dict[At, PartitionSpec] = {}
-        self.failures: list[Sequence[Span]] = []
-        self.unequal: set[Span] = set()
-        self.makers: dict[tuple[Path, Any], Sequence[Span]] = {}
+        self.failures: list[Sequence[SourceSpan]] = []
+        self.unequal: set[SourceSpan] = set()
+        self.makers: dict[tuple[Path, Any], Sequence[SourceSpan]] = {}
         self.on_auto_axes: set[At] = set()
 
     def results(
-        self, jaxpr: Jaxpr, operands: Sequence[PartitionSpec], path: Path = (), scope: str = "", around: Sequence[Span] = ()
+        self, jaxpr: Jaxpr, operands: Sequence[PartitionSpec], path: Path = (), scope: str = "", around: Sequence[SourceSpan] = ()
     ) -> list[PartitionSpec]:
         """The specs of the results of a jaxpr."""
         self.specs.update(((path, v), spec) for v, spec in zip(jaxpr.invars, operands, strict=True))
@@ -245,7 +245,7 @@ class ExplicitTypes:
         return list(map(spec_of, jaxpr.outvars))
 
     def _specs(
-        self, eqn: JaxprEqn, operands: Sequence[PartitionSpec], path: Path, index: int, scope: str, spans: Sequence[Span]
+        self, eqn: JaxprEqn, operands: Sequence[PartitionSpec], path: Path, index: int, scope: str, spans: Sequence[SourceSpan]
     ) -> Sequence[PartitionSpec]:
         inner = [open_jaxpr(body) for *_, body in bodies(eqn)] if eqn.primitive.name in ENTERED else []
 
@@ -350,7 +350,7 @@ class Writer:
         slots = [slot for slot, value, n in zip(self.request.leaf_slots, values, names) if not n and spec_code(value) != "jax.P()"]
         return rules, sorted({slot for slot, n in zip(self.request.leaf_slots, names) if n}.difference(slots))
 
-    def _constraints(self) -> tuple[float, dict[Span, Change]]:
+    def _constraints(self) -> tuple[float, dict[SourceSpan, Change]]:
         @functools.cache
         def propagated(chosen: frozenset[int]) -> PinnedOutcome:
             return self._outcome({n: self.writable[i].sharding for i in sorted(chosen) for n in self.writable[i].expression.all_numbers})
@@ -375,7 +375,7 @@ class Writer:
         more = max((own + 1) / (least + 1) for own, least in zip(_cost(run), self.planned, strict=True))
         return PinnedOutcome(max(more, 1.0), True, {i: each.differing(variables, shardings) for i, each in enumerate(self.writable)})
 
-    def _explicit(self) -> tuple[float, dict[Span, Change]]:
+    def _explicit(self) -> tuple[float, dict[SourceSpan, Change]]:
         number_of = {(site.path, site.variable): n for n, site in enumerate(sites(self.closed.jaxpr)) if site.result is not None}
         place_of = {n: place for place, n in number_of.items()}
         planned = {
@@ -388,7 +388,7 @@ class Writer:
         constrained = self._constrained(*CONSTRAINTS)
         inputs = [self._spec(value.sharding, len(value.shape)) for value in self.plan.inputs]
 
-        unequal: set[Span] = set()
+        unequal: set[SourceSpan] = set()
 
         @functools.cache
         def typed(chosen: frozenset[int]) -> tuple[ExplicitTypes, frozenset[int]]:
@@ -431,7 +431,7 @@ def _sharding(spec: PartitionSpec, rank: int) -> TensorSharding:
     return TensorSharding(MESH_NAME, [*map(list, parts(spec)), *[[]] * rank][:rank])
 
 
-def with_constraints(changes: dict[Span, Change], constraints: Sequence[_Written], function: str) -> dict[Span, Change]:
+def with_constraints(changes: dict[SourceSpan, Change], constraints: Sequence[_Written], function: str) -> dict[SourceSpan, Change]:
     """The changes with another function in the place of the user's constraints, whose first arguments need no change then."""
     for each in constraints:
         node = each.expression.span.node

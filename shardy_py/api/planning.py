@@ -33,7 +33,7 @@ from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.leaves import Outline
 from shardy_py.ir import TensorType, Value
 from shardy_py.passes.collection import no_collection
-from shardy_py.passes.propagation.log import Step
+from shardy_py.passes.propagation.log import LogStep
 from shardy_py.plan.donation import Donated, donations, handed_on, refusals
 from shardy_py.plan.feeding import Feeding, stated
 from shardy_py.plan.findings import Finding
@@ -192,7 +192,7 @@ class _CallPlanning:
         self.feeding: Feeding | None = None
         self.groups: dict[int, list[Value]] = {}
         request = traced.request
-        self.log: list[Step] | None = [] if request.settings.options.provenance else None
+        self.log: list[LogStep] | None = [] if request.settings.options.provenance else None
         with self.timings.step("describe"):
             self.results = described_results(traced)
             _check_memory_kinds((*request.leaves, *self.results.leaves), request)

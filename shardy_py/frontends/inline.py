@@ -15,10 +15,10 @@ def inline(importer: Importer, program: Program, arguments: Sequence[Value], blo
 
     Constants become `sdy.constant`, and a broadcast scalar constant one constant.
     """
-    return _Copy(importer, program, location, primitive).block(program.main.body, arguments, block)
+    return _FragmentCopy(importer, program, location, primitive).block(program.main.body, arguments, block)
 
 
-class _Copy:
+class _FragmentCopy:
     def __init__(self, importer: Importer, program: Program, location: object, primitive: str) -> None:
         self.importer = importer
         self.functions = {function.name: function for function in program.functions}

@@ -28,7 +28,7 @@ from shardy_py.frontends.meshes import Meshes
 from shardy_py.frontends.primitives import TEMPLATES
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.primitives.table import ENTRIES, Kind
-from shardy_py.frontends.primitives.template import Builder, Template, Unsupported
+from shardy_py.frontends.primitives.template import Builder, OpsTemplate, Unsupported
 from shardy_py.frontends.readers import READERS
 from shardy_py.frontends.readers.common import opaque
 from shardy_py.frontends.rule_memo import memoised_rule
@@ -142,7 +142,7 @@ _TEMPLATES_AT_MOST = 20_000
 
 
 @functools.lru_cache(maxsize=16)
-def _template_table(platform: str, context: Hashable, manual: _jax.ManualContext | None) -> dict[Any, Template]:
+def _template_table(platform: str, context: Hashable, manual: _jax.ManualContext | None) -> dict[Any, OpsTemplate]:
     """Signature of an equation -> its template; importers fill it."""
     return {}
 
@@ -150,7 +150,7 @@ def _template_table(platform: str, context: Hashable, manual: _jax.ManualContext
 _new_op, _new_value = Op.__new__, Value.__new__
 
 
-def _append(template: Template, eqn: JaxprEqn, values: list[Any], block: Block) -> None:
+def _append(template: OpsTemplate, eqn: JaxprEqn, values: list[Any], block: Block) -> None:
     """Appends the ops of an equation's template to a block, and their results to the values of its operands."""
     name, location, invars = eqn.primitive.name, eqn.source_info, eqn.invars
     for op_template in template.ops:
@@ -203,7 +203,7 @@ class EquationImporter(Importer):
             finally:
                 self._templates = outer
 
-    def _table(self) -> dict[Any, Template]:
+    def _table(self) -> dict[Any, OpsTemplate]:
         if self.typed:
             return {}
         table = _template_table(self.platform, _jax.trace_context(), self.manual)
@@ -278,7 +278,7 @@ class EquationImporter(Importer):
             if name == "name" and env[eqn.outvars[0]].name is None:  # checkpoint_name
                 env[eqn.outvars[0]].name = eqn.params["name"]
 
-    def template(self, eqn: JaxprEqn) -> Template:
+    def template(self, eqn: JaxprEqn) -> OpsTemplate:
         """The template of an equation, or `_FRAGMENT` where JAX's own lowering has to be read."""
         name = eqn.primitive.name
         build = TEMPLATES.get(name)
@@ -357,7 +357,7 @@ class EquationImporter(Importer):
         return op.results
 
 
-_FRAGMENT = Template((), ())
+_FRAGMENT = OpsTemplate((), ())
 
 
 def _ruled(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:

@@ -69,9 +69,9 @@ def from_mlir(module: ir.Module | Lowered | Exported | str, *, keep: bool = Fals
     read = _module(module)
     try:
         if not keep:
-            return _Reader().program(read)
+            return _ModuleReader().program(read)
         with no_collection():
-            return _Reader(keep=True).program(read)
+            return _ModuleReader(keep=True).program(read)
     except RecursionError:
         raise
     except RuntimeError as error:  # of jaxlib's bindings
@@ -100,7 +100,7 @@ def parse_module(text: str, context: ir.Context | None = None) -> ir.Module:
         raise ShardyError(str(error)) from None
 
 
-class _Reader:
+class _ModuleReader:
     def __init__(self, keep: bool = False) -> None:
         self.keep = keep
         self.has_resources = False

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from shardy_py.ir.types import Type
 
 
-class Tensor(Protocol):
+class OperationTensor(Protocol):
     """An operand or a result."""
 
     @property
@@ -36,16 +36,16 @@ class Operation(Protocol):
         ...
 
     @property
-    def operands(self) -> Sequence[Tensor]:
+    def operands(self) -> Sequence[OperationTensor]:
         """Tensors that it reads."""
         ...
 
     @property
-    def results(self) -> Sequence[Tensor]:
+    def results(self) -> Sequence[OperationTensor]:
         """Tensors that it makes."""
         ...
 
     @property
-    def result(self) -> Tensor:
+    def result(self) -> OperationTensor:
         """The only result."""
         ...

@@ -31,7 +31,7 @@ _EDGES_TEXT = "#sdy.propagation_edges<"
 _MANUAL_COMPUTATION = "sdy.manual_computation"
 
 
-class Problem:
+class BrokenRule:
     """A broken rule of the IR."""
 
     __slots__ = ("fix", "function", "location", "notes", "op", "what", "why")
@@ -86,7 +86,7 @@ def verify(program: Program) -> None:
         raise broken[0].error()
 
 
-def problems(program: Program, *, limit: int = _FEW) -> list[Problem]:
+def problems(program: Program, *, limit: int = _FEW) -> list[BrokenRule]:
     """All rules that a program breaks, in the order in which `verify` looks at them.
 
     Where the graph itself is broken, in that a use leads nowhere or a value is used before it is made, the rest of the
@@ -103,14 +103,14 @@ class _Verifier:
     def __init__(self, program: Program, limit: int) -> None:
         self.program = program
         self.limit = limit
-        self.problems: list[Problem] = []
+        self.problems: list[BrokenRule] = []
         self.functions: dict[str, Function] = {}
         self.function: Function | None = None
         self.valid: set[tuple[Any, ...]] = set()
         self.operands = 0
         self.uses = 0
 
-    def run(self) -> list[Problem]:
+    def run(self) -> list[BrokenRule]:
         try:
             for function in self.program.functions:
                 if function.name in self.functions:
@@ -128,7 +128,7 @@ class _Verifier:
 
     def report(self, what: str, op: Op | None, **rest: Any) -> None:
         location = self.program.locate(op.location) if op is not None else None
-        self.problems.append(Problem(what, op, rest.pop("function", self.function), location=location, **rest))
+        self.problems.append(BrokenRule(what, op, rest.pop("function", self.function), location=location, **rest))
         if len(self.problems) >= self.limit:
             raise _Full
 

@@ -36,14 +36,14 @@ class VerifyUnreducedAxes(Pass):
 
         What a reshard or a constraint makes is not checked where it is used. Source: Shardy's verify_unreduced_axes.cc.
         """
-        verifier = _Verifier(program)
+        verifier = _UnreducedVerifier(program)
         errors = [error for function in program.functions if (error := verifier.first(function.body))]
         if errors:
             text = "\n".join(f"'{op.name}' op {message}" for op, message in errors)
             raise VerificationError(text, where=place(program, errors[0][0]), fix="reshard the value before its use")
 
 
-class _Verifier:
+class _UnreducedVerifier:
     def __init__(self, program: Program) -> None:
         self.meshes = program.meshes
         self.functions = functions_by_name(program)

@@ -16,7 +16,7 @@ import numpy as np
 from shardy_py.dialect import Mesh
 from shardy_py.dialect.axis import Axes
 from shardy_py.ir import Op, Value
-from shardy_py.ir.operation import Operation, Tensor
+from shardy_py.ir.operation import Operation, OperationTensor
 from shardy_py.partition.windows import is_cumulative
 
 Parts = Callable[[Any], tuple[int, ...]]
@@ -74,12 +74,12 @@ def cut_in_any_way(meshes: Mapping[str, Mesh]) -> Parts:
     return lambda value: tuple(devices if n > 1 else 1 for n in value.type.shape)
 
 
-def _is_cut(value: Tensor, parts: Parts, dims: Iterable[int]) -> bool:
+def _is_cut(value: OperationTensor, parts: Parts, dims: Iterable[int]) -> bool:
     cut = parts(value)
     return any(cut[d] > 1 for d in dims)
 
 
-def _is_uneven(value: Tensor, parts: Parts, dims: Iterable[int]) -> bool:
+def _is_uneven(value: OperationTensor, parts: Parts, dims: Iterable[int]) -> bool:
     cut = parts(value)
     return any(value.type.shape[d] % cut[d] for d in dims)
 
@@ -194,7 +194,7 @@ def _sort(op: Operation, parts: Parts) -> bool:
     return any(_is_differentiable(v) and _is_uneven(v, parts, range(v.type.rank)) for v in op.results)
 
 
-def _is_differentiable(value: Tensor) -> bool:
+def _is_differentiable(value: OperationTensor) -> bool:
     return value.type.dtype.startswith(("float", "bfloat", "complex"))
 
 
@@ -207,18 +207,18 @@ class _Dims(NamedTuple):
     vector: int
 
 
-def _cut_among(indices: Tensor, slices: Tensor, dims: _Dims, parts: Parts) -> int:
+def _cut_among(indices: OperationTensor, slices: OperationTensor, dims: _Dims, parts: Parts) -> int:
     """The number of dimensions shared by indices and slices that either is cut along."""
     batch = [d for d in range(indices.type.rank) if d != dims.vector]
     among = [d for d in range(slices.type.rank) if d not in dims.windows]
     return sum(_is_cut(indices, parts, [d]) or _is_cut(slices, parts, [e]) for d, e in zip(batch, among, strict=True))
 
 
-def _is_cut_along_vectors(indices: Tensor, dims: _Dims, parts: Parts) -> bool:
+def _is_cut_along_vectors(indices: OperationTensor, dims: _Dims, parts: Parts) -> bool:
     return dims.vector < indices.type.rank and _is_cut(indices, parts, [dims.vector])
 
 
-def _indexed(operand: Tensor, indices: Tensor, slices: Tensor, dims: _Dims, parts: Parts) -> bool:
+def _indexed(operand: OperationTensor, indices: OperationTensor, slices: OperationTensor, dims: _Dims, parts: Parts) -> bool:
     batch = [d for d in range(indices.type.rank) if d != dims.vector]
     among = [d for d in range(slices.type.rank) if d not in dims.windows]
     if _is_uneven(slices, parts, among) or _is_uneven(indices, parts, batch) or _is_cut_along_vectors(indices, dims, parts):

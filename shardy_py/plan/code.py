@@ -25,7 +25,7 @@ WIDTH = 110
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Span:
+class SourceSpan:
     """The place of an expression in a source file: lines from 1, columns in bytes from 0, the end excluded."""
 
     file: str
@@ -34,9 +34,9 @@ class Span:
     end_line: int
     end_column: int
 
-    def of(self, node: ast.expr) -> Span:
+    def of(self, node: ast.expr) -> SourceSpan:
         """The place of another expression of the file."""
-        return Span(self.file, *_place(node))
+        return SourceSpan(self.file, *_place(node))
 
     @property
     def node(self) -> ast.expr | None:
@@ -137,9 +137,9 @@ Change = Callable[[ast.expr], ast.expr]
 """Makes another expression of one of the source."""
 
 
-def edits_of(changes: Mapping[Span, Change]) -> tuple[Edit, ...]:
+def edits_of(changes: Mapping[SourceSpan, Change]) -> tuple[Edit, ...]:
     """The lines of the source with other expressions; of these the outermost are written anew."""
-    blocks: list[list[Span]] = []
+    blocks: list[list[SourceSpan]] = []
     for span in sorted(changes, key=lambda span: (span.file, span.line, span.column, -span.end_line, -span.end_column)):
         last = blocks[-1][-1] if blocks and blocks[-1][-1].file == span.file else None
         if last is None or span.line > last.end_line:
@@ -159,10 +159,10 @@ def edits_of(changes: Mapping[Span, Change]) -> tuple[Edit, ...]:
 
 
 class _Changing(ast.NodeTransformer):
-    def __init__(self, changes: Mapping[Span, Change]) -> None:
+    def __init__(self, changes: Mapping[SourceSpan, Change]) -> None:
         self.changes = {(s.line, s.column, s.end_line, s.end_column): change for s, change in changes.items()}
 
-    def written(self, span: Span) -> ast.expr:
+    def written(self, span: SourceSpan) -> ast.expr:
         """The expression of a span with the changes."""
         return self.visit(copy.deepcopy(span.node) or ast.Constant(None))
 

@@ -17,7 +17,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.graph import Holder
-from shardy_py.passes.propagation.log import FunctionResult, Step
+from shardy_py.passes.propagation.log import FunctionResult, LogStep
 from shardy_py.passes.propagation.step import common_mesh
 from shardy_py.rules import identity_rule
 
@@ -31,11 +31,11 @@ _PROPAGATION = frozenset((ANNOTATION, GROUP, MEMBER, PRIORITY, PROPAGATE, *CONST
 class History:
     """The log of one propagation, whose steps from `end` on only cut shardings, and the annotations that it began with."""
 
-    def __init__(self, log: Sequence[Step]) -> None:
+    def __init__(self, log: Sequence[LogStep]) -> None:
         self.log = log
         self.end = len(log)
         self.steps: dict[Holder, list[int]] = {}
-        self.groups: dict[Holder, Step] = {}
+        self.groups: dict[Holder, LogStep] = {}
         self.results: dict[int, FunctionResult] = {}
         self.annotated: dict[Holder, TensorSharding] = {}
         self._initial: dict[Holder, TensorSharding | None] = {}
@@ -108,7 +108,7 @@ class History:
         return cuts
 
     @staticmethod
-    def _returns(step: Step, index: int) -> bool:
+    def _returns(step: LogStep, index: int) -> bool:
         assert step.op is not None
         return index < len(step.op.operands) and step.op.operands[index] is step.target
 
@@ -131,7 +131,7 @@ class ChainLink(NamedTuple):
 
     fact: Fact
     number: int
-    step: Step | None
+    step: LogStep | None
     factors: tuple[int, ...]
     needs: tuple[int, ...]
     sources: tuple[Holder, ...] = ()
@@ -224,7 +224,7 @@ def derive_all(
 
 
 def _needs(
-    fact: Fact, step: Step, number: int, history: History, meshes: Mapping[str, Mesh]
+    fact: Fact, step: LogStep, number: int, history: History, meshes: Mapping[str, Mesh]
 ) -> tuple[list[tuple[Fact, int]], tuple[int, ...]]:
     """The facts that a step depends on to establish a fact, each with the number of a step before which it holds; and the factors."""
     if step.reason == PROPAGATE:
@@ -247,7 +247,7 @@ def _needs(
     return [], ()
 
 
-def _unfit(number: int, step: Step) -> ShardyError:
+def _unfit(number: int, step: LogStep) -> ShardyError:
     """The error for a log that does not belong to its program; only a stored plan that was edited by hand has one."""
     return ShardyError(
         "the log of the plan does not fit its program",
@@ -257,14 +257,14 @@ def _unfit(number: int, step: Step) -> ShardyError:
     )
 
 
-def _constraining(step: Step) -> Value | None:
+def _constraining(step: LogStep) -> Value | None:
     """The result of the constraint that a value follows; None for a manual computation, whose own shardings belong to no value."""
     op = step.op
     return op.results[0] if op is not None and op.name != dataflow.MANUAL_COMPUTATION else None
 
 
 def _propagated(
-    fact: Fact, step: Step, number: int, history: History, meshes: Mapping[str, Mesh]
+    fact: Fact, step: LogStep, number: int, history: History, meshes: Mapping[str, Mesh]
 ) -> tuple[list[tuple[Fact, int]], tuple[int, ...]]:
     holders = [history.holder(t) for t in step.tensors]
     view = RuleView(step.op, step.tensors)

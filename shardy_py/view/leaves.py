@@ -10,7 +10,7 @@ from shardy_py.plan.checks.context import is_replicated
 from shardy_py.plan.paths import path_parts
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue
-from shardy_py.view.text_tree import Node, fitted, joined, repeated, tree_of
+from shardy_py.view.text_tree import TreeNode, fitted, joined, repeated, tree_of
 
 if TYPE_CHECKING:
     from shardy_py.ir import Value
@@ -29,25 +29,25 @@ def outputs_of(plan: PlanRecord) -> list[Listed]:
     return list(zip(plan.outputs, plan.program.main.body.terminator.operands))
 
 
-def leaf(plan: PlanRecord, value: PlannedValue, program_value: Value | None = None) -> Node:
+def leaf(plan: PlanRecord, value: PlannedValue, program_value: Value | None = None) -> TreeNode:
     """A line for a value, without its label."""
     # A PRNG key is stored as several numbers.
     type_ = program_value.type if program_value is not None and program_value.type.rank > value.type.rank else value.type
     size = local_bytes(type_, value.sharding, plan.program.meshes)
-    return Node("", value.text, size, replicated=bool(value.shape) and is_replicated(value.sharding))
+    return TreeNode("", value.text, size, replicated=bool(value.shape) and is_replicated(value.sharding))
 
 
-def by_path(plan: PlanRecord, values: Iterable[Listed], depth: int | None = None) -> tuple[Node, ...]:
+def by_path(plan: PlanRecord, values: Iterable[Listed], depth: int | None = None) -> tuple[TreeNode, ...]:
     """A tree of the leaves of arguments or results, in their order; layers that are alike are one node."""
     return tree_of([(path_parts(value.path), leaf(plan, value, program_value)) for value, program_value in values], depth)
 
 
-def bytes_of(nodes: Iterable[Node]) -> int:
+def bytes_of(nodes: Iterable[TreeNode]) -> int:
     """Bytes on one device."""
     return sum(node.bytes * node.times for node in nodes)
 
 
-def shortened(nodes: Iterable[Node], limit: int | None, seen: dict[tuple[Node, ...], str]) -> list[Node]:
+def shortened(nodes: Iterable[TreeNode], limit: int | None, seen: dict[tuple[TreeNode, ...], str]) -> list[TreeNode]:
     """The lines of a tree within a limit; subtrees that equal an earlier one are named after it."""
     lines = joined(list(nodes))
     return fitted(repeated(lines, seen) if limit is not None else lines, limit)

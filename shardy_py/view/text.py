@@ -21,7 +21,7 @@ from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import PlannedValue, typed
 from shardy_py.view.leaves import Listed, by_path, bytes_of, inputs_of, leaf, outputs_of, shortened
-from shardy_py.view.text_tree import Node, fitted, tree_of, written
+from shardy_py.view.text_tree import TreeNode, fitted, tree_of, written
 
 if TYPE_CHECKING:
     from shardy_py.plan.findings import Finding
@@ -55,7 +55,7 @@ def plan_text(
         lines[0] += f", where {where!r}" if isinstance(where, str) else f", where {getattr(where, '__name__', 'asked')}"
     elif plan.search is not None:
         lines += textwrap.wrap(f"planner: {plan.search.headline}", width, subsequent_indent="  ")
-    seen: dict[tuple[Node, ...], str] = {}
+    seen: dict[tuple[TreeNode, ...], str] = {}
     parts = [
         _by_path("inputs", plan, [entry for entry in inputs_of(plan) if shown.value(entry[0])], depth, limit, seen),
         _by_path("outputs", plan, [entry for entry in outputs_of(plan) if shown.value(entry[0])], depth, limit, seen),
@@ -88,7 +88,7 @@ def _conflicts(plan: PlanRecord) -> str:
 
 
 def _by_path(
-    title: str, plan: PlanRecord, values: Sequence[Listed], depth: int | None, limit: int | None, seen: dict[tuple[Node, ...], str]
+    title: str, plan: PlanRecord, values: Sequence[Listed], depth: int | None, limit: int | None, seen: dict[tuple[TreeNode, ...], str]
 ) -> list[str]:
     """The leaves of arguments or results."""
     if not values:
@@ -104,8 +104,8 @@ def _by_module(plan: PlanRecord, values: Sequence[PlannedValue], depth: int | No
     """Groups of equal primitives and types per source line, lines below their module."""
     if not values:
         return []
-    groups: dict[tuple[str, tuple[str, int]], dict[tuple[str, str], list[Node]]] = {}
-    leaves: dict[tuple[object, object], Node] = {}
+    groups: dict[tuple[str, tuple[str, int]], dict[tuple[str, str], list[TreeNode]]] = {}
+    leaves: dict[tuple[object, object], TreeNode] = {}
     for value in values:
         key = (value.type, value.sharding)
         node = leaves.get(key)
@@ -115,7 +115,7 @@ def _by_module(plan: PlanRecord, values: Sequence[PlannedValue], depth: int | No
         group.setdefault((value.primitive, node.text), []).append(node)
     first = {module: i for i, module in reversed(list(enumerate(module for module, _ in groups)))}
     ordered = sorted(groups.items(), key=lambda entry: (first[entry[0][0]], entry[0][1]))
-    entries: list[tuple[list[str], Node]] = []
+    entries: list[tuple[list[str], TreeNode]] = []
     for (module, (file, line)), rows in ordered:
         labels = [*(f"{name}/" for name in module.split("/") if name), f"{short_location(file)}:{line}" if file else "(no source line)"]
         for (primitive, _), equal in rows.items():
@@ -130,16 +130,16 @@ def _place(value: PlannedValue) -> tuple[str, int]:
     return (file, int(line)) if line.isdigit() else ("", 0)
 
 
-def _named(nodes: Sequence[Node]) -> list[Node]:
+def _named(nodes: Sequence[TreeNode]) -> list[TreeNode]:
     """Merges modules that contain only one module; lines keep a line of their own."""
     out = []
     for node in nodes:
         children = _named(node.children)
         while len(children) == 1 and children[0].children and node.label.endswith("/") and children[0].label.endswith("/"):
             only = children[0]
-            node = Node(node.label + only.label, "", only.bytes, only.count, node.times * only.times, children=only.children)
+            node = TreeNode(node.label + only.label, "", only.bytes, only.count, node.times * only.times, children=only.children)
             children = list(only.children)
-        out.append(Node(node.label, node.text, node.bytes, node.count, node.times, node.replicated, tuple(children)))
+        out.append(TreeNode(node.label, node.text, node.bytes, node.count, node.times, node.replicated, tuple(children)))
     return out
 
 

@@ -15,7 +15,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TreeNode:
     """A line, or several below one.
 
     Attributes:
@@ -31,7 +31,7 @@ class Node:
     count: int = 1
     times: int = 1
     replicated: bool = False
-    children: tuple[Node, ...] = ()
+    children: tuple[TreeNode, ...] = ()
 
 
 @dataclass(slots=True)
@@ -39,24 +39,24 @@ class _NodeBuilder:
     """A node under construction."""
 
     label: str
-    leaves: list[Node] = field(default_factory=list)
+    leaves: list[TreeNode] = field(default_factory=list)
     inner: dict[str, _NodeBuilder] = field(default_factory=dict)
-    order: list[_NodeBuilder | Node] = field(default_factory=list)
+    order: list[_NodeBuilder | TreeNode] = field(default_factory=list)
 
-    def build(self, numbered: Callable[[str], bool]) -> Node:
-        nodes = [part if isinstance(part, Node) else part.build(numbered) for part in self.order]
+    def build(self, numbered: Callable[[str], bool]) -> TreeNode:
+        nodes = [part if isinstance(part, TreeNode) else part.build(numbered) for part in self.order]
         return inner_node(self.label, merged(nodes, numbered))
 
 
-def inner_node(label: str, children: Sequence[Node]) -> Node:
+def inner_node(label: str, children: Sequence[TreeNode]) -> TreeNode:
     """A node with children."""
     size = sum(child.bytes * child.times for child in children)
-    return Node(label, "", size, sum(child.count * child.times for child in children), children=tuple(children))
+    return TreeNode(label, "", size, sum(child.count * child.times for child in children), children=tuple(children))
 
 
 def tree_of(
-    leaves: Iterable[tuple[Sequence[str], Node]], depth: int | None = None, numbered: Callable[[str], bool] = lambda label: True
-) -> tuple[Node, ...]:
+    leaves: Iterable[tuple[Sequence[str], TreeNode]], depth: int | None = None, numbered: Callable[[str], bool] = lambda label: True
+) -> tuple[TreeNode, ...]:
     """The tree of labels from the root to each leaf, in order of first occurrence; equal numbered siblings are merged."""
     root = _NodeBuilder("")
     for labels, leaf in leaves:
@@ -72,7 +72,7 @@ def tree_of(
     return nodes if depth is None else tuple(_cut(node, depth) for node in nodes)
 
 
-def merged(nodes: Sequence[Node], numbered: Callable[[str], bool] = lambda label: True) -> list[Node]:
+def merged(nodes: Sequence[TreeNode], numbered: Callable[[str], bool] = lambda label: True) -> list[TreeNode]:
     """Merges siblings that differ only in one consecutive number: `[0]`, `[1]`, `[2]` as `[0..2]`."""
     series: dict[tuple[object, ...], dict[int, int]] = {}
     for position, node in enumerate(nodes):
@@ -80,7 +80,7 @@ def merged(nodes: Sequence[Node], numbered: Callable[[str], bool] = lambda label
         if match is not None and node.times == 1 and numbered(node.label):
             key = (match[1], match[3], node.text, node.bytes, node.count, node.children)
             series.setdefault(key, {})[int(match[2])] = position
-    placed: list[tuple[int, Node]] = []
+    placed: list[tuple[int, TreeNode]] = []
     merged_positions: set[int] = set()
     for key, numbers in series.items():
         for run in _runs(sorted(numbers)):
@@ -103,7 +103,7 @@ def _runs(numbers: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _cut(node: Node, depth: int) -> Node:
+def _cut(node: TreeNode, depth: int) -> TreeNode:
     """The node down to so many levels, itself included."""
     if not node.children:
         return node
@@ -112,7 +112,7 @@ def _cut(node: Node, depth: int) -> Node:
     return replace(node, children=tuple(_cut(child, depth - 1) for child in node.children))
 
 
-def _folded(node: Node) -> Node:
+def _folded(node: TreeNode) -> TreeNode:
     """An inner node without its children."""
     return replace(node, label=f"{node.label} ...", text=_arrays(node.count), children=()) if node.children else node
 
@@ -121,9 +121,9 @@ def _arrays(count: int) -> str:
     return f"{count:,} arrays" if count > 1 else "1 array"
 
 
-def joined(nodes: Sequence[Node]) -> list[Node]:
+def joined(nodes: Sequence[TreeNode]) -> list[TreeNode]:
     """Merges nodes with their only child or with few lines below them."""
-    out: list[Node] = []
+    out: list[TreeNode] = []
     for node in nodes:
         if not node.children:
             out.append(node)
@@ -136,12 +136,12 @@ def joined(nodes: Sequence[Node]) -> list[Node]:
     return out
 
 
-def lines_of(node: Node) -> int:
+def lines_of(node: TreeNode) -> int:
     """The number of lines of a node."""
     return 1 + sum(map(lines_of, node.children))
 
 
-def repeated(nodes: Sequence[Node], seen: dict[tuple[Node, ...], str], around: str = "") -> list[Node]:
+def repeated(nodes: Sequence[TreeNode], seen: dict[tuple[TreeNode, ...], str], around: str = "") -> list[TreeNode]:
     """Replaces the children of subtrees that equal an earlier one by its label."""
     out = []
     for node in nodes:
@@ -154,7 +154,7 @@ def repeated(nodes: Sequence[Node], seen: dict[tuple[Node, ...], str], around: s
     return out
 
 
-def fitted(nodes: Sequence[Node], limit: int | None, each: bool = False) -> list[Node]:
+def fitted(nodes: Sequence[TreeNode], limit: int | None, each: bool = False) -> list[TreeNode]:
     """At most so many lines, or few more: those of the most bytes, replicated ones first among equals; the others are counted.
 
     Where something is left out, siblings come in that order too.
@@ -177,7 +177,7 @@ def fitted(nodes: Sequence[Node], limit: int | None, each: bool = False) -> list
 
 
 def _rank(
-    nodes: Sequence[Node], above: tuple[int, ...], times: int, each: bool, out: list[tuple[tuple[int, bool, int], tuple[int, ...]]]
+    nodes: Sequence[TreeNode], above: tuple[int, ...], times: int, each: bool, out: list[tuple[tuple[int, bool, int], tuple[int, ...]]]
 ) -> None:
     """The position of each leaf, by the numbers of the nodes from the root, with its sorting key."""
     for i, node in enumerate(nodes):
@@ -189,11 +189,11 @@ def _rank(
 
 
 def _listed(
-    nodes: Sequence[Node], above: tuple[int, ...], listed: set[tuple[int, ...]], place: dict[tuple[int, ...], int]
-) -> tuple[list[Node], int]:
+    nodes: Sequence[TreeNode], above: tuple[int, ...], listed: set[tuple[int, ...]], place: dict[tuple[int, ...], int]
+) -> tuple[list[TreeNode], int]:
     """The listed siblings and a line for the others; and the place of the first leaf among them."""
-    nodes_by_place: list[tuple[int, Node]] = []
-    omitted: list[Node] = []
+    nodes_by_place: list[tuple[int, TreeNode]] = []
+    omitted: list[TreeNode] = []
     complete = True
     for i, node in enumerate(nodes):
         path = (*above, i)
@@ -213,16 +213,18 @@ def _listed(
         count = sum(node.count * node.times for node in omitted)
         most = format_bytes(max(map(_largest, omitted)))
         label = f"... and {count:,} more arrays, of {most} or less each" if count > 1 else f"... and 1 more array of {most}"
-        out.append(Node(label, count=0))
+        out.append(TreeNode(label, count=0))
     return out, first
 
 
-def _largest(node: Node) -> int:
+def _largest(node: TreeNode) -> int:
     """Bytes of the largest leaf."""
     return max(map(_largest, node.children)) if node.children else node.bytes
 
 
-def written(nodes: Sequence[Node], describe: Callable[[Node], str] = lambda node: _arrays(node.count), widest: int = 64) -> list[str]:
+def written(
+    nodes: Sequence[TreeNode], describe: Callable[[TreeNode], str] = lambda node: _arrays(node.count), widest: int = 64
+) -> list[str]:
     """The lines, in columns: label, text, bytes per device, how many there are."""
     rows: list[tuple[str, str, str, str]] = []
     stack = [(node, 1) for node in reversed(nodes)]

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from shardy_py.frontends.primitives import FAMILIES, TEMPLATES
-from shardy_py.frontends.primitives.template import Builder, OpTemplate, Template
+from shardy_py.frontends.primitives.template import Builder, OpsTemplate, OpTemplate
 from tests.frontends.lowering import difference, imported, lowered, traced
 
 ITS_VERSION = jax.__version_info__[:3] == (0, 10, 2)
@@ -214,13 +214,13 @@ class _Atom:
         self.aval = aval
 
 
-def _template(name: str, params: dict[str, Any], inputs: list[Any], outputs: list[Any], **options: Any) -> Template:
+def _template(name: str, params: dict[str, Any], inputs: list[Any], outputs: list[Any], **options: Any) -> OpsTemplate:
     aval = jax.core.ShapedArray
     made = Builder(name, params, [_Atom(aval(s, d)) for s, d in inputs], [_Atom(aval(s, d)) for s, d in outputs], **options)
     return TEMPLATES[name](made)
 
 
-def _names(template: Template) -> list[str]:
+def _names(template: OpsTemplate) -> list[str]:
     return [op.name for op in template.ops]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from shardy_py.dialect import AxisRef, OpShardingRule, PropagationDirection, TensorSharding
 from shardy_py.facade import Plan
 from shardy_py.passes.propagation.graph import Holder
-from shardy_py.passes.propagation.log import Step
+from shardy_py.passes.propagation.log import LogStep
 from shardy_py.passes.propagation.schedule import everything, schedule
 from shardy_py.passes.propagation.step import FactorStrategy, propagate_step
 from shardy_py.plan import Reason
@@ -90,7 +90,7 @@ def axis_of(text: str) -> AxisRef:
     return AxisRef.parse(f'"{name}"{mark}{part}' if not text.startswith('"') else text)
 
 
-def _propagate(replay: Replay, state: dict[Holder, TensorSharding | None], number: int, step: Step) -> None:
+def _propagate(replay: Replay, state: dict[Holder, TensorSharding | None], number: int, step: LogStep) -> None:
     plan = replay.plan
     history, how = explainer_of(plan).history, plan.propagation
     holders = [history.holder(t) for t in step.tensors]
@@ -112,7 +112,7 @@ def _propagate(replay: Replay, state: dict[Holder, TensorSharding | None], numbe
                 state[target] = found[i]
 
 
-def _changes(plan: Plan, step: Step, shardings: Sequence[TensorSharding | None], strategy: FactorStrategy) -> dict[int, TensorSharding]:
+def _changes(plan: Plan, step: LogStep, shardings: Sequence[TensorSharding | None], strategy: FactorStrategy) -> dict[int, TensorSharding]:
     """Tensor -> its sharding after the step, of those that the step changes."""
     view = RuleView(step.op, step.tensors)
     rule = view.rule()
@@ -127,7 +127,7 @@ def _changes(plan: Plan, step: Step, shardings: Sequence[TensorSharding | None],
     return {i: view.stored(i, new) for i, new in update}
 
 
-def _directions(step: Step, rule: OpShardingRule) -> tuple[int, ...]:
+def _directions(step: LogStep, rule: OpShardingRule) -> tuple[int, ...]:
     """The directions of a step at its op priority."""
     op = step.op
     if op is not None and op.name == "sdy.propagation_barrier":

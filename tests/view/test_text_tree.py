@@ -7,14 +7,14 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardy_py.view.text_tree import Node, fitted, joined, lines_of, repeated, tree_of, written
+from shardy_py.view.text_tree import TreeNode, fitted, joined, lines_of, repeated, tree_of, written
 
 
-def leaf(size: int, text: str = "f32", replicated: bool = False) -> Node:
-    return Node("", text, size, replicated=replicated)
+def leaf(size: int, text: str = "f32", replicated: bool = False) -> TreeNode:
+    return TreeNode("", text, size, replicated=replicated)
 
 
-def tree(*entries: tuple[str, int], depth: int | None = None) -> tuple[Node, ...]:
+def tree(*entries: tuple[str, int], depth: int | None = None) -> tuple[TreeNode, ...]:
     return tree_of([(path.split("/"), leaf(size)) for path, size in entries], depth)
 
 
@@ -56,17 +56,17 @@ def test_repeated_subtrees_name_the_first() -> None:
 
 
 def test_what_is_left_out_is_counted() -> None:
-    nodes = fitted([Node(str(i), "f32", 10 * i) for i in range(10)], 4)
+    nodes = fitted([TreeNode(str(i), "f32", 10 * i) for i in range(10)], 4)
     assert [node.label for node in nodes] == ["9", "8", "7", "... and 7 more arrays, of 60 B or less each"]
 
 
 def test_replicated_ones_come_first_among_equals() -> None:
-    nodes = [Node("a", "f32", 10), Node("b", "f32", 10, replicated=True), Node("c", "f32", 10)]
+    nodes = [TreeNode("a", "f32", 10), TreeNode("b", "f32", 10, replicated=True), TreeNode("c", "f32", 10)]
     assert [node.label for node in fitted(nodes, 2)] == ["b", "... and 2 more arrays, of 10 B or less each"]
 
 
 def test_bytes_of_all_or_of_each() -> None:
-    nodes = [Node("many", "f32", 10, times=5), Node("large", "f32", 20)]
+    nodes = [TreeNode("many", "f32", 10, times=5), TreeNode("large", "f32", 20)]
     assert fitted(nodes, 1)[0].label == "many"
     assert fitted(nodes, 1, each=True)[0].label == "large"
 
@@ -102,7 +102,7 @@ def test_nothing_is_lost(entries: list[tuple[list[str], int]], limit: int) -> No
     assert len(written(kept)) == sum(map(lines_of, kept))
 
 
-def _counted(nodes: list[Node] | tuple[Node, ...], times: int = 1) -> int:
+def _counted(nodes: list[TreeNode] | tuple[TreeNode, ...], times: int = 1) -> int:
     total = 0
     for node in nodes:
         if node.children:

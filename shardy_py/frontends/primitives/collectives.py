@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import math
 
-from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder
+from shardy_py.frontends.primitives.template import Builder, OpsTemplate, TemplateBuilder
 from shardy_py.ir import TensorType
 from shardy_py.ir.jax_collectives import PSUMS
 
 _UNITS = {"stablehlo.add": 0, "stablehlo.maximum": "lowest", "stablehlo.minimum": "highest", "stablehlo.multiply": 1}
 
 
-def _all_reduce(reducer: str, b: Builder) -> Template:
+def _all_reduce(reducer: str, b: Builder) -> OpsTemplate:
     """`_allreduce_lowering`: a reduce of the positional axes, then one across devices."""
     x = 0
     positional = tuple(a for a in b.params["axes"] if isinstance(a, int))
@@ -25,7 +25,7 @@ def _all_reduce(reducer: str, b: Builder) -> Template:
     return b.build((x,), typed=False)
 
 
-def _all_gather(b: Builder) -> Template:
+def _all_gather(b: Builder) -> OpsTemplate:
     axis, x = int(b.params["all_gather_dimension"]), 0
     if not b.params["tiled"]:
         shape = b.type(0).shape
@@ -33,7 +33,7 @@ def _all_gather(b: Builder) -> Template:
     return b.build((b.op("stablehlo.all_gather", (x,), b.out_type, all_gather_dim=axis),), typed=False)
 
 
-def _reduce_scatter(b: Builder) -> Template:
+def _reduce_scatter(b: Builder) -> OpsTemplate:
     axis = int(b.params["scatter_dimension"])
     shape = b.type(0).shape
     scattered = TensorType((*shape[:axis], shape[axis] // int(b.params["axis_size"]), *shape[axis + 1 :]), b.type(0).dtype)
@@ -51,7 +51,7 @@ def _group_size(b: Builder) -> int:
     return math.prod(b.axis_sizes.get(name, 0) for name in (names if isinstance(names, tuple) else (names,)))
 
 
-def _all_to_all(b: Builder) -> Template:
+def _all_to_all(b: Builder) -> OpsTemplate:
     """An all-to-all; a no-op if each group is one device."""
     if _group_size(b) == 1:
         return b.build((0,), typed=False)
@@ -59,7 +59,7 @@ def _all_to_all(b: Builder) -> Template:
     return b.build((b.op("stablehlo.all_to_all", (0,), b.out_type, **attributes),), typed=False)
 
 
-def _one(op: str, b: Builder) -> Template:
+def _one(op: str, b: Builder) -> OpsTemplate:
     return b.build((b.op(op, (0,), b.out_type),), typed=False)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 
 from shardy_py.frontends.primitives.avals import is_extended
-from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported
+from shardy_py.frontends.primitives.template import Builder, OpsTemplate, TemplateBuilder, Unsupported
 from shardy_py.ir import TensorType
 from shardy_py.ir.jax_collectives import CASTS
 
 
-def _nary(op: str, b: Builder) -> Template:
+def _nary(op: str, b: Builder) -> OpsTemplate:
     """Every operand is broadcast to the result's shape, then one op."""
     shape = b.out_type.shape
     operands = b.match(b.operands, shape)
@@ -22,49 +22,49 @@ def _nary(op: str, b: Builder) -> Template:
     return b.build((out,))
 
 
-def _real_only(op: str, b: Builder) -> Template:
+def _real_only(op: str, b: Builder) -> OpsTemplate:
     if b.out_type.dtype.startswith("complex"):
         raise Unsupported
     return _nary(op, b)
 
 
-def _sign(b: Builder) -> Template:
+def _sign(b: Builder) -> OpsTemplate:
     if not b.out_type.dtype.startswith("uint"):
         return b.build((b.op("stablehlo.sign", (0,), b.out_type),), typed=False)
     is_zero = b.op("stablehlo.compare", (0, b.like(0, 0)), TensorType(b.out_type.shape, "bool"))
     return b.build((b.op("stablehlo.select", (is_zero, b.like(0, 0), b.like(0, 1)), b.out_type),), typed=False)
 
 
-def _round(b: Builder) -> Template:
+def _round(b: Builder) -> OpsTemplate:
     afz = b.params["rounding_method"].name == "AWAY_FROM_ZERO"
     return b.build((b.op("stablehlo.round_nearest_afz" if afz else "stablehlo.round_nearest_even", (0,), b.out_type),), typed=False)
 
 
-def _exp2(b: Builder) -> Template:
+def _exp2(b: Builder) -> OpsTemplate:
     scaled = b.op("stablehlo.multiply", (b.like(0, "log(2)"), 0), b.out_type)
     return b.build((b.op("stablehlo.exponential", (scaled,), b.out_type),), typed=False)
 
 
-def _logistic(b: Builder) -> Template:
+def _logistic(b: Builder) -> OpsTemplate:
     e = b.step("stablehlo.exponential", b.step("stablehlo.negate", 0))
     total = b.step("stablehlo.add", b.typed(b.like(0, 1)), e)
     return b.build((b.step("stablehlo.divide", b.typed(b.like(0, 1)), total),), typed=False)
 
 
-def _square(b: Builder) -> Template:
+def _square(b: Builder) -> OpsTemplate:
     op = "stablehlo.multiply" if "int" in b.out_type.dtype else "chlo.square"
     operands = (0, 0) if "int" in b.out_type.dtype else (0,)
     return b.build((b.op(op, operands, b.out_type),), typed=False)
 
 
-def _pow(b: Builder) -> Template:
+def _pow(b: Builder) -> OpsTemplate:
     x, y = b.operands
     if b.type(x).dtype != b.type(y).dtype:
         y = b.op("stablehlo.convert", (y,), TensorType(b.type(y).shape, b.out_type.dtype))
     return b.build((b.op("stablehlo.power", b.match((x, y), b.out_type.shape), b.out_type),))
 
 
-def _integer_pow(b: Builder) -> Template:
+def _integer_pow(b: Builder) -> OpsTemplate:
     """Repeated squaring in the order of `_integer_pow`; the shortest powers are written out."""
     y = b.params["y"]
     if y == 0:
@@ -87,7 +87,7 @@ def _integer_pow(b: Builder) -> Template:
     return b.build((acc,))
 
 
-def _extremum(op: str, b: Builder) -> Template:
+def _extremum(op: str, b: Builder) -> OpsTemplate:
     """Complex values are compared as pairs."""
     if not b.out_type.dtype.startswith("complex"):
         return _nary(op, b)
@@ -102,7 +102,7 @@ def _extremum(op: str, b: Builder) -> Template:
     return b.build((b.op("stablehlo.select", (which, x, y), b.out_type),))
 
 
-def _compare(b: Builder) -> Template:
+def _compare(b: Builder) -> OpsTemplate:
     """Keys are equal where all their words are."""
     x, y = b.operands
     if is_extended(b.avals[0]):
@@ -119,7 +119,7 @@ def _compare(b: Builder) -> Template:
 _KEY_REDUCERS = {"eq": "stablehlo.and", "ne": "stablehlo.or"}
 
 
-def _convert(b: Builder) -> Template:
+def _convert(b: Builder) -> OpsTemplate:
     """A conversion to bool compares with zero first; one from complex to real takes the real part first."""
     if is_extended(b.avals[0]) or is_extended(b.out_avals[0]):
         raise Unsupported
@@ -131,7 +131,7 @@ def _convert(b: Builder) -> Template:
     return b.build((b.op("stablehlo.convert", (x,), out),))
 
 
-def _select(b: Builder) -> Template:
+def _select(b: Builder) -> OpsTemplate:
     """Two cases under a bool are one select; an integer is compared with the middle case, recursively."""
     which, *cases = b.operands
     if is_extended(b.out_avals[0]):
@@ -153,7 +153,7 @@ def _select(b: Builder) -> Template:
     return b.build((choose(0, cases),))
 
 
-def _conj(b: Builder) -> Template:
+def _conj(b: Builder) -> OpsTemplate:
     real = TensorType(b.out_type.shape, "float64" if b.out_type.dtype == "complex128" else "float32")
     if not b.type(0).dtype.startswith("complex"):
         return b.build((b.op("stablehlo.complex", (0, b.like(0, 0)), b.out_type),))
@@ -162,12 +162,12 @@ def _conj(b: Builder) -> Template:
     return b.build((b.op("stablehlo.complex", (re, im), b.out_type),))
 
 
-def _one(op: str, b: Builder) -> Template:
+def _one(op: str, b: Builder) -> OpsTemplate:
     """One op whose operands have the result's shape already."""
     return b.build((b.op(op, b.operands, b.out_type),))
 
 
-def _identity(b: Builder) -> Template:
+def _identity(b: Builder) -> OpsTemplate:
     """The operand itself: no op at all."""
     return b.build((0,), typed=False)
 

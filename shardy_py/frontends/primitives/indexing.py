@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardy_py.frontends.primitives.avals import is_extended
 from shardy_py.frontends.primitives.reductions import common_body
-from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported, ints
+from shardy_py.frontends.primitives.template import Builder, OpsTemplate, TemplateBuilder, Unsupported, ints
 
 
 def _zeros_for(b: Builder, like: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -14,19 +14,19 @@ def _zeros_for(b: Builder, like: tuple[int, ...], count: int) -> tuple[int, ...]
     return (zero,) * count
 
 
-def _dynamic_slice(b: Builder) -> Template:
+def _dynamic_slice(b: Builder) -> OpsTemplate:
     x, *starts = b.operands
     starts = (*starts, *_zeros_for(b, tuple(starts), len(b.element_shape(b.out_avals[0]))))
     return b.build((b.op("stablehlo.dynamic_slice", (x, *starts), b.out_type, slice_sizes=b.out_type.shape),))
 
 
-def _dynamic_update_slice(b: Builder) -> Template:
+def _dynamic_update_slice(b: Builder) -> OpsTemplate:
     x, update, *starts = b.operands
     starts = (*starts, *_zeros_for(b, tuple(starts), len(b.element_shape(b.out_avals[0]))))
     return b.build((b.op("stablehlo.dynamic_update_slice", (x, update, *starts), b.out_type),))
 
 
-def _gather(b: Builder) -> Template:
+def _gather(b: Builder) -> OpsTemplate:
     """Out-of-bounds indices that clip or are promised not to occur need no more than the op."""
     if b.params["mode"].name == "FILL_OR_DROP":
         raise Unsupported
@@ -51,7 +51,7 @@ def _gather(b: Builder) -> Template:
     return b.build((gathered,))
 
 
-def _scatter(b: Builder) -> Template:
+def _scatter(b: Builder) -> OpsTemplate:
     mode = b.params["mode"]
     if is_extended(b.out_avals[0]) or getattr(mode, "name", "") == "CLIP":
         raise Unsupported

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, Unsupported, ints
+from shardy_py.frontends.primitives.template import Builder, OpsTemplate, TemplateBuilder, Unsupported, ints
 from shardy_py.ir import TensorType
 
 _FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e5m2fnuz", "float8_e4m3fnuz", "float8_e3m4", "float8_e4m3", "float8_e8m0fnu")
@@ -28,7 +28,7 @@ def _converted(b: Builder, slots: tuple[int, int]) -> tuple[int, int]:
     )
 
 
-def _dot_general(b: Builder) -> Template:
+def _dot_general(b: Builder) -> OpsTemplate:
     precision = b.params["precision"]
     if precision is not None and not isinstance(precision, tuple):
         raise Unsupported
@@ -45,7 +45,7 @@ def _dot_general(b: Builder) -> Template:
     return b.build((out,))
 
 
-def _convolution(b: Builder) -> Template:
+def _convolution(b: Builder) -> OpsTemplate:
     """Complex convolutions are several real ones on CPU and GPU."""
     if b.type(0).dtype.startswith("complex"):
         raise Unsupported
@@ -75,7 +75,7 @@ def _convolution(b: Builder) -> Template:
     return b.build((product,))
 
 
-def _fft(b: Builder) -> Template:
+def _fft(b: Builder) -> OpsTemplate:
     """GPUs take a real transform of several dimensions apart."""
     lengths = ints(b.params["fft_lengths"])
     kind = b.params["fft_type"].name

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardy_py.frontends.jaxprs import open_jaxpr
 from shardy_py.frontends.primitives.elementwise import BINARY_OPS
-from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, ints, permuted
+from shardy_py.frontends.primitives.template import Builder, OpsTemplate, TemplateBuilder, ints, permuted
 
 # The name of the reducing op and of its unit.
 _REDUCERS = {
@@ -28,7 +28,7 @@ def _body(op: str, dtype: str) -> str:
     return "" if dtype.startswith("complex") and op in _COMPLEX_PAIRS else op
 
 
-def _reduce(op: str, unit: object, b: Builder) -> Template:
+def _reduce(op: str, unit: object, b: Builder) -> OpsTemplate:
     start = b.constant((), b.out_type.dtype, unit)
     axes = ints(b.params["axes"])
     return b.build((b.op("stablehlo.reduce", (0, start), b.out_type, dimensions=axes, body=_body(op, b.out_type.dtype)),))
@@ -50,16 +50,16 @@ def common_body(jaxpr: Any) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
-def _general_reduce(b: Builder) -> Template:
+def _general_reduce(b: Builder) -> OpsTemplate:
     axes = ints(b.params["dimensions"])
     return b.build(b.ops("stablehlo.reduce", b.operands, b.out_types, dimensions=axes, body=common_body(b.params["jaxpr"])))
 
 
-def _sort(b: Builder) -> Template:
+def _sort(b: Builder) -> OpsTemplate:
     return b.build(b.ops("stablehlo.sort", b.operands, b.out_types, dimension=int(b.params["dimension"])))
 
 
-def _top_k(b: Builder) -> Template:
+def _top_k(b: Builder) -> OpsTemplate:
     """`chlo.top_k` along the last dimension; any other dimension is transposed there and back."""
     rank, axis, x = b.type(0).rank, int(b.params["axis"]), 0
     if axis == rank - 1:
@@ -84,16 +84,16 @@ def _window(b: Builder, *dilated: str) -> dict[str, Any]:
     }
 
 
-def _reduce_window(unit: object, b: Builder) -> Template:
+def _reduce_window(unit: object, b: Builder) -> OpsTemplate:
     start = b.constant((), b.out_type.dtype, unit)
     return b.build((b.op("stablehlo.reduce_window", (0, start), b.out_type, **_window(b, "base", "window")),))
 
 
-def _general_reduce_window(b: Builder) -> Template:
+def _general_reduce_window(b: Builder) -> OpsTemplate:
     return b.build(b.ops("stablehlo.reduce_window", b.operands, b.out_types, **_window(b, "base", "window")))
 
 
-def _select_and_scatter(b: Builder) -> Template:
+def _select_and_scatter(b: Builder) -> OpsTemplate:
     return b.build((b.op("stablehlo.select_and_scatter", b.operands, b.out_type, **_window(b)),))
 
 

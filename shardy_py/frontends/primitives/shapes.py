@@ -6,19 +6,19 @@ import functools
 import math
 from collections.abc import Sequence
 
-from shardy_py.frontends.primitives.template import Builder, Template, TemplateBuilder, ints, permuted
+from shardy_py.frontends.primitives.template import Builder, OpsTemplate, TemplateBuilder, ints, permuted
 from shardy_py.ir import TensorType
 
 _CONCATENATE_AT_MOST = 16
 
 
-def _broadcast_in_dim(b: Builder) -> Template:
+def _broadcast_in_dim(b: Builder) -> OpsTemplate:
     aval = b.out_avals[0]
     extra = range(len(aval.shape), b.out_type.rank)
     return b.build((b.broadcast(0, b.out_type.shape, (*b.params["broadcast_dimensions"], *extra)),))
 
 
-def _reshape(b: Builder) -> Template:
+def _reshape(b: Builder) -> OpsTemplate:
     x = 0
     dimensions = b.params.get("dimensions")
     if b.name == "reshape" and dimensions is not None:
@@ -26,12 +26,12 @@ def _reshape(b: Builder) -> Template:
     return b.build((b.op("stablehlo.reshape", (x,), b.out_type),))
 
 
-def _transpose(b: Builder) -> Template:
+def _transpose(b: Builder) -> OpsTemplate:
     extra = range(len(b.out_avals[0].shape), b.out_type.rank)
     return b.build((b.op("stablehlo.transpose", (0,), b.out_type, permutation=ints((*b.params["permutation"], *extra))),))
 
 
-def _reverse(b: Builder) -> Template:
+def _reverse(b: Builder) -> OpsTemplate:
     return b.build((b.op("stablehlo.reverse", (0,), b.out_type, dimensions=ints(b.params["dimensions"])),))
 
 
@@ -50,11 +50,11 @@ def _concatenated(b: Builder, slots: Sequence[int], axis: int) -> int:
     return b.op("stablehlo.concatenate", slots, TensorType(shape, first.dtype), dimension=axis)
 
 
-def _concatenate(b: Builder) -> Template:
+def _concatenate(b: Builder) -> OpsTemplate:
     return b.build((_concatenate_tree(b, b.operands, int(b.params["dimension"])),))
 
 
-def _stack(b: Builder) -> Template:
+def _stack(b: Builder) -> OpsTemplate:
     axis = int(b.params["axis"])
     expanded = []
     for x in b.operands:
@@ -77,7 +77,7 @@ def _slice_of(b: Builder, starts: Sequence[int], limits: Sequence[int], strides:
     )
 
 
-def _slice(b: Builder) -> Template:
+def _slice(b: Builder) -> OpsTemplate:
     starts, limits = ints(b.params["start_indices"]), ints(b.params["limit_indices"])
     strides = ints(b.params["strides"] or (1,) * len(starts))
     extra = b.element_shape(b.out_avals[0])
@@ -85,7 +85,7 @@ def _slice(b: Builder) -> Template:
     return b.build((_slice_of(b, (*starts, *(0 for _ in extra)), (*limits, *extra), (*strides, *ones)),))
 
 
-def _split(b: Builder) -> Template:
+def _split(b: Builder) -> OpsTemplate:
     axis, start, outs = int(b.params["axis"]), 0, []
     shape = b.type(0).shape
     for size in ints(b.params["sizes"]):
@@ -96,7 +96,7 @@ def _split(b: Builder) -> Template:
     return b.build(outs)
 
 
-def _unstack(b: Builder) -> Template:
+def _unstack(b: Builder) -> OpsTemplate:
     axis, outs = int(b.params["axis"]), []
     shape = b.type(0).shape
     for i, out in enumerate(b.out_types):
@@ -106,7 +106,7 @@ def _unstack(b: Builder) -> Template:
     return b.build(outs)
 
 
-def _tile(b: Builder) -> Template:
+def _tile(b: Builder) -> OpsTemplate:
     shape, reps = b.type(0).shape, ints(b.params["reps"])
     dtype = b.type(0).dtype
     split = b.op("stablehlo.reshape", (0,), TensorType(tuple(n for size in shape for n in (1, size)), dtype))
@@ -114,17 +114,17 @@ def _tile(b: Builder) -> Template:
     return b.build((b.op("stablehlo.reshape", (wide,), b.out_type),))
 
 
-def _pad(b: Builder) -> Template:
+def _pad(b: Builder) -> OpsTemplate:
     low, high, interior = zip(*b.params["padding_config"], strict=True) if b.params["padding_config"] else ((), (), ())
     attributes = {"edge_padding_low": ints(low), "edge_padding_high": ints(high), "interior_padding": ints(interior)}
     return b.build((b.op("stablehlo.pad", (0, 1), b.out_type, **attributes),))
 
 
-def _iota(b: Builder) -> Template:
+def _iota(b: Builder) -> OpsTemplate:
     return b.build((b.op("stablehlo.iota", (), b.out_type, iota_dimension=int(b.params["dimension"])),))
 
 
-def _iota_2x32(b: Builder) -> Template:
+def _iota_2x32(b: Builder) -> OpsTemplate:
     """The flat index of every element as two words, computed in 64 bits: `iota_2x32_shape_lowering`."""
     shape = ints(b.params["shape"])
     wide = TensorType(shape, "uint64")
@@ -137,11 +137,11 @@ def _iota_2x32(b: Builder) -> Template:
     return b.build((b.op("stablehlo.convert", (high,), b.out_types[0]), low), typed=False)
 
 
-def _bitcast(b: Builder) -> Template:
+def _bitcast(b: Builder) -> OpsTemplate:
     return b.build((b.op("stablehlo.bitcast_convert", (0,), b.out_type),))
 
 
-def _empty(b: Builder) -> Template:
+def _empty(b: Builder) -> OpsTemplate:
     return b.build((b.constant(b.out_type.shape, b.out_type.dtype, 0),), typed=b.name == "empty")
 
 

@@ -38,7 +38,7 @@ class OpTemplate:
         self.sharding: TensorSharding | None = None
 
 
-class Template:
+class OpsTemplate:
     """Ops in order and a slot per result of the equation, that of an operand where the primitive gives its operand back."""
 
     __slots__ = ("ops", "outputs")
@@ -192,14 +192,14 @@ class Builder:
         """The dimensions that a PRNG key adds to the physical type; () for other elements."""
         return physical_shape(aval)[len(aval.shape) :]
 
-    def build(self, outputs: Sequence[int], *, typed: bool = True) -> Template:
+    def build(self, outputs: Sequence[int], *, typed: bool = True) -> OpsTemplate:
         """Ends the template; literals used as they are become constants in front, in operand order."""
         if typed:
             outputs = [self.typed(s, a) for s, a in zip(outputs, self.out_avals, strict=True)]
         used = {s for op in self._ops for s in op.operands} | set(outputs)
         direct = [i for i in sorted(self.literals) if i in used]
         if not direct:
-            return Template(tuple(self._ops), tuple(outputs))
+            return OpsTemplate(tuple(self._ops), tuple(outputs))
         n = len(self.avals)
         moved = {i: n + k for k, i in enumerate(direct)}
 
@@ -209,7 +209,7 @@ class Builder:
         front = [OpTemplate("sdy.constant", (), (self.types[i],), {}, i) for i in direct]
         for op in self._ops:
             op.operands = tuple(slot(s) for s in op.operands)
-        return Template((*front, *self._ops), tuple(slot(s) for s in outputs))
+        return OpsTemplate((*front, *self._ops), tuple(slot(s) for s in outputs))
 
 
-TemplateBuilder = Callable[[Builder], Template]
+TemplateBuilder = Callable[[Builder], OpsTemplate]

@@ -123,7 +123,7 @@ def scan(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Blo
     if style is None or any(is_extended(v.aval) for v in stacked):
         _traced(importer, index, eqn, scope, block)
         return
-    loop = _Loop(importer, eqn, style)
+    loop = _LoopReader(importer, eqn, style)
     results, inner = loop.append(importer.read(eqn, scope, block), block)
     scope.children[index] = [inner]
     bind(eqn, scope, results)
@@ -151,7 +151,7 @@ def _scopes(scope: Scope) -> list[Scope]:
     return scopes
 
 
-class _Loop:
+class _LoopReader:
     """Writes one loop: `xs`, constants, counter, carry and stacked results are carried, in this order."""
 
     def __init__(self, importer: Importer, eqn: JaxprEqn, style: ScanStyle) -> None:

@@ -14,7 +14,7 @@ from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.ir.attribute_text import AttributeText
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.graph import Holder
-from shardy_py.passes.propagation.log import FunctionResult, Log, Step
+from shardy_py.passes.propagation.log import FunctionResult, Log, LogStep
 from shardy_py.passes.propagation.step import common_mesh
 from shardy_py.passes.walk import ops_in, ops_of_post
 from shardy_py.rules import identity_rule
@@ -89,7 +89,7 @@ def _place(ref: str) -> tuple[str, int]:
     return kind, int(number)
 
 
-def write_edges(program: Program, log: list[Step]) -> None:
+def write_edges(program: Program, log: list[LogStep]) -> None:
     """Adds the steps of a log to the attributes of the ops; those of function results go to the first result of the main function."""
     attributes: dict[Op | None, EdgesOfOp] = {}
     last = -1
@@ -102,7 +102,7 @@ def write_edges(program: Program, log: list[Step]) -> None:
     if main is not None and main.result_attributes and EDGES in main.result_attributes[0]:
         attributes[_MAIN] = EdgesOfOp(main.result_attributes[0][EDGES])
         last = max(last, attributes[_MAIN].last_step)
-    previous: Step | None = None
+    previous: LogStep | None = None
     for step in log:
         edges = _edges(step, program)
         if edges is None:
@@ -123,7 +123,7 @@ def write_edges(program: Program, log: list[Step]) -> None:
             main.result_attributes[0][EDGES] = text
 
 
-def _edges(step: Step, program: Program) -> list[tuple[AxisRef, str, str]] | None:
+def _edges(step: LogStep, program: Program) -> list[tuple[AxisRef, str, str]] | None:
     """`(axis, source, target)` of a step; None for a step that is no edge of an op."""
     if step.reason != "propagate":
         if step.op is not None and step.op.name == "sdy.sharding_constraint":
@@ -205,7 +205,7 @@ class ShardingOrigins:
             for axis in axes_of(sharding):
                 self.of.setdefault(holder, {}).setdefault(_key(axis), origin)
 
-    def follow(self, log: list[Step]) -> None:
+    def follow(self, log: list[LogStep]) -> None:
         """Notes where the axes come from that the steps of a pass added."""
         for step in log:
             target = self._holder(step.target)
@@ -284,7 +284,7 @@ class NewAxis(NamedTuple):
     targets: tuple[int, ...]
 
 
-def new_axes(step: Step, meshes: Mapping[str, Mesh]) -> list[NewAxis]:
+def new_axes(step: LogStep, meshes: Mapping[str, Mesh]) -> list[NewAxis]:
     """The axes that a step of the propagation added to its target.
 
     The source of the axes of a factor is the first tensor that had all of them before, or more.
@@ -332,7 +332,7 @@ def _source_of(axis: AxisRef, sources: list[tuple[AxisRef, int]]) -> int | None:
     return exact if exact is not None else next((source for other, source in sources if overlaps(axis, other)), None)
 
 
-def _rule(step: Step) -> OpShardingRule | None:
+def _rule(step: LogStep) -> OpShardingRule | None:
     op = step.op
     if isinstance(op, Op) and op.name not in _IDENTITIES:
         return op.rule

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.ir import Program
 from shardy_py.passes.base import Pass
-from shardy_py.passes.propagation.log import Log, Step
+from shardy_py.passes.propagation.log import Log, LogStep
 from shardy_py.passes.walk import entry_function
 
 REASON = "an open dimension of an input or output does not keep parts of axes"
@@ -34,11 +34,11 @@ class RemoveSubAxesInInputOutputShardings(Pass):
             old = argument.sharding
             argument.sharding = without_sub_axes(old)
             if argument.sharding is not old and log is not None:
-                log.append(Step.outside(argument, old, argument.sharding, REASON))
+                log.append(LogStep.outside(argument, old, argument.sharding, REASON))
         for i, old in enumerate(main.result_shardings):
             new = main.result_shardings[i] = without_sub_axes(old)
             if new is not old and log is not None:
-                log.append(Step.outside(main.body.ops[-1].operands[i], old, new, REASON, main.body.ops[-1]))
+                log.append(LogStep.outside(main.body.ops[-1].operands[i], old, new, REASON, main.body.ops[-1]))
 
 
 def without_sub_axes(sharding: TensorSharding | None) -> TensorSharding | None:

@@ -9,7 +9,7 @@ from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.ir import Op, Program, Type, Value
 from shardy_py.passes.base import Pass
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION, manual_axes, set_in_shardings, without_manual_axes
-from shardy_py.passes.propagation.log import Log, Step
+from shardy_py.passes.propagation.log import Log, LogStep
 from shardy_py.passes.walk import CALL, ops_of
 
 REASON = "the size of the dimension is not a multiple of the number of shards"
@@ -43,7 +43,7 @@ class UpdateNonDivisibleInputOutputShardings(Pass):
                 if new is not old:
                     function.result_shardings[i] = new
                     if log is not None:
-                        log.append(Step.outside(returned[i], old, new, REASON, function.body.ops[-1]))
+                        log.append(LogStep.outside(returned[i], old, new, REASON, function.body.ops[-1]))
         for op in ops_of(program, (CALL, MANUAL_COMPUTATION)):
             if op.name == CALL:
                 for result in op.results:
@@ -58,7 +58,7 @@ def _set(value: Value, new: TensorSharding | None, log: Log | None, op: Op | Non
         return
     value.sharding = new
     if log is not None:
-        log.append(Step.outside(value, old, new, REASON, op))
+        log.append(LogStep.outside(value, old, new, REASON, op))
 
 
 def _update_manual_computation(op: Op, update: _Update, log: Log | None) -> None:

@@ -9,7 +9,7 @@ from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import EDGE, FUNC_EDGE, MANUAL_COMPUTATION, edge_of, get_sharding, set_sharding, shardable_value
 from shardy_py.passes.debug.recording import PROPAGATION_EDGES, SHARDING_ORIGINS, recording
-from shardy_py.passes.propagation.log import CONSTRAINTS, Log, Step
+from shardy_py.passes.propagation.log import CONSTRAINTS, Log, LogStep
 from shardy_py.passes.walk import ops_of
 from shardy_py.rules import rule_for
 
@@ -87,7 +87,7 @@ def _apply(x: Value, sharding: TensorSharding, op: Op, moves: _Moves, log: Log |
         if op.name == CONSTRAINT and not op.rule_decided:
             op.rule, op.rule_decided = rule_for(op), True
         if log is not None:
-            log.append(Step.outside(x, None, sharding, why, op))
+            log.append(LogStep.outside(x, None, sharding, why, op))
         return
     if op.name != CONSTRAINT:
         op = Op(CONSTRAINT, (x,), (x.type,), location=op.location, sharding=sharding)
@@ -97,7 +97,7 @@ def _apply(x: Value, sharding: TensorSharding, op: Op, moves: _Moves, log: Log |
         unreduced = TensorSharding(sharding.mesh, sharding.fully_open_like().dims, (), sharding.unreduced)
         set_sharding(x, unreduced)
         if log is not None:
-            log.append(Step.outside(x, None, unreduced, why, op))
+            log.append(LogStep.outside(x, None, unreduced, why, op))
 
 
 def _follow_chain(head: Op, x: Value, moves: _Moves, yields: bool) -> None:

@@ -29,7 +29,7 @@ class FunctionResult:
         self.name = f"result {index}"
 
 
-class Step(NamedTuple):
+class LogStep(NamedTuple):
     """A change of a sharding.
 
     Attributes:
@@ -66,18 +66,18 @@ class Step(NamedTuple):
         before: tuple[TensorSharding | None, ...] = (),
         user_priority: int = 0,
         op_priority: int = -1,
-    ) -> Step:
+    ) -> LogStep:
         """A change that no rule of an op made: by a pass before or after the propagation, between its priorities, or by a group."""
         return cls(target, old, new, op, tensors, before, reason, user_priority, op_priority)
 
 
-Log = list[Step]
+Log = list[LogStep]
 """All changes of a run, in order; passes append to it."""
 
 _GROWTH = frozenset({"annotation", "propagate", *CONSTRAINTS.values()})
 
 
-def only_grows(log: Iterable[Step]) -> bool:
+def only_grows(log: Iterable[LogStep]) -> bool:
     """Whether annotations and rules of ops brought all axes, and nothing took any away or held it back.
 
     Then the order of the steps decides nothing unless shardings conflict: each step brings axes towards the same fixed point.

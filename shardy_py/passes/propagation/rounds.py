@@ -13,7 +13,7 @@ from shardy_py.ir import Op, OpaqueType, Program, Value
 from shardy_py.ir.type_text import type_text
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.graph import Holder, Node, PropagationGraph, walk_blocks
-from shardy_py.passes.propagation.log import Log, Step
+from shardy_py.passes.propagation.log import Log, LogStep
 from shardy_py.passes.propagation.schedule import STAGES
 from shardy_py.passes.propagation.step import FactorStrategy, StepTable, Strategy, Update, step_table
 from shardy_py.passes.walk import blocks_of, ops_of, place
@@ -36,7 +36,7 @@ def propagate(
         propagation = Propagation(program, groups=groups, conservative=conservative, settled=settled, log=log)
         holders = list(_holders(propagation))
         if log is not None:
-            log += [Step.outside(holder, holder.sharding, holder.sharding, "annotation") for holder in holders]
+            log += [LogStep.outside(holder, holder.sharding, holder.sharding, "annotation") for holder in holders]
         references = _take_priorities(program, holders, log) if user_priority else {}
         propagation.run(strategy, op_priority=op_priority)
         for priority in sorted(references):
@@ -80,7 +80,7 @@ def _take_priorities(program: Program, holders: Sequence[Holder], log: Log | Non
         )
         holder.sharding = TensorSharding(original.mesh, dims, replicated, original.unreduced)
         if log is not None and waiting:
-            log.append(Step.outside(holder, original, holder.sharding, "priority"))
+            log.append(LogStep.outside(holder, original, holder.sharding, "priority"))
     return references
 
 
@@ -96,7 +96,7 @@ def _restore(holder: Holder, original: TensorSharding, priority: int, log: Log |
     replicated = tuple(axis for axis in now.replicated if axis not in freed)
     holder.sharding = TensorSharding(now.mesh, tuple(dims), replicated, now.unreduced)
     if log is not None:
-        log.append(Step.outside(holder, now, holder.sharding, "priority", user_priority=priority))
+        log.append(LogStep.outside(holder, now, holder.sharding, "priority", user_priority=priority))
 
 
 def _mesh(program: Program, sharding: TensorSharding) -> Mesh:
@@ -153,7 +153,7 @@ class ShardingGroupConflictWarning(UserWarning):
     """Members of a sharding group come with different shardings."""
 
 
-def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Holder, tuple[Value, ...]]:
+def sharding_groups(program: Program, log: list[LogStep] | None = None) -> dict[Holder, tuple[Value, ...]]:
     """Value -> the members of its group, itself included, after giving all members their common sharding.
 
     Members are the values themselves: one whose sharding an edge holds takes changes of the group, but does not make any,
@@ -182,13 +182,13 @@ def sharding_groups(program: Program, log: list[Step] | None = None) -> dict[Hol
             warnings.warn(ShardingGroupConflictWarning(message), stacklevel=2)
             group = tuple(_cut(value, binding[0].mesh) for value in group)
         elif log is not None:
-            log += (Step.outside(v, s := dataflow.get_sharding(v), s, "member", op_of_member[v], tensors=group) for v in group)
+            log += (LogStep.outside(v, s := dataflow.get_sharding(v), s, "member", op_of_member[v], tensors=group) for v in group)
         if binding and not differ:
             for value in group:
                 holder = dataflow.shardable_value(value)
                 if holder is not None and holder.sharding is not binding[0]:
                     if log is not None:
-                        log.append(Step.outside(holder, holder.sharding, binding[0], "group", tensors=group, before=(binding[0],)))
+                        log.append(LogStep.outside(holder, holder.sharding, binding[0], "group", tensors=group, before=(binding[0],)))
                     holder.sharding = binding[0]
         groups.update(dict.fromkeys(group, group))
     return groups
@@ -225,7 +225,7 @@ class Propagation:
         groups: dict[Holder, tuple[Value, ...]] | None = None,
         conservative: bool = False,
         settled: bool = False,
-        log: list[Step] | None = None,
+        log: list[LogStep] | None = None,
     ) -> None:
         self.program = program
         self.graph = PropagationGraph(program, conservative)
@@ -341,7 +341,7 @@ class Propagation:
             if old is None and isinstance(value, Value):
                 self._open_siblings(value, new)
             if log is not None:
-                log.append(Step(value, old, new, node.op, node.tensors, before, "propagate", self.user_priority, stage, i))
+                log.append(LogStep(value, old, new, node.op, node.tensors, before, "propagate", self.user_priority, stage, i))
             if stack is not None:
                 self._push(self.graph.concerned(node.tensors[i]), stack, node)
             if self.groups:
@@ -350,7 +350,7 @@ class Propagation:
                     if holder is not None and holder.sharding is not new_sharding:
                         if log is not None:
                             log.append(
-                                Step.outside(
+                                LogStep.outside(
                                     holder,
                                     holder.sharding,
                                     new_sharding,

@@ -18,7 +18,7 @@ from shardy_py.pipedream.conversion import lines
 from shardy_py.pipedream.conversion.descriptions import ConversionError
 from shardy_py.pipedream.conversion.expressions import import_line, modules_of, written
 from shardy_py.pipedream.conversion.kinds import is_name
-from shardy_py.pipedream.conversion.lines import Code, comment, statement
+from shardy_py.pipedream.conversion.lines import BreakableCode, comment, statement
 from shardy_py.pipedream.conversion.program import ModelStage, ModelStep, StagedModel, cut, read_program
 from shardy_py.pipedream.partitions.result import Partition
 from shardy_py.pipedream.profiles.graph import ProfileGraph
@@ -156,10 +156,13 @@ def _statements(step: ModelStep, local: dict[str, str], gives: list[str], states
     target = f"{local[step.id]} = "
     if layer is None:
         return statement(target, value, pad)
-    whole = Code(value.head.replace("{}", layer.flat), value.parts, value.tail)
+    whole = BreakableCode(value.head.replace("{}", layer.flat), value.parts, value.tail)
     if len(f"{' ' * pad}{target}{whole.flat}") <= lines.WIDTH:
         return statement(target, whole, pad)
-    return [*statement("layer = ", layer, pad), *statement(target, Code(value.head.replace("{}", "layer"), value.parts, value.tail), pad)]
+    return [
+        *statement("layer = ", layer, pad),
+        *statement(target, BreakableCode(value.head.replace("{}", "layer"), value.parts, value.tail), pad),
+    ]
 
 
 def returned(results: Sequence[str], pad: int) -> list[str]:
@@ -168,11 +171,11 @@ def returned(results: Sequence[str], pad: int) -> list[str]:
     return flat if len(flat[0]) <= lines.WIDTH else statement("return ", lines.call("", results), pad)
 
 
-def assigned(names: Sequence[str], call: Code, pad: int) -> list[str]:
+def assigned(names: Sequence[str], call: BreakableCode, pad: int) -> list[str]:
     """Statements that give the results of a call their names."""
     target = ", ".join(names)
     if len(target) > 60:
-        return [*statement("outs = ", call, pad), *statement("", Code("(", tuple(names), ")"), pad, " = outs")]
+        return [*statement("outs = ", call, pad), *statement("", BreakableCode("(", tuple(names), ")"), pad, " = outs")]
     return statement(f"{target} = " if target else "", call, pad)
 
 
@@ -240,8 +243,8 @@ def full_model():
 '''
 
 
-def _listed(names: Sequence[str]) -> Code:
-    return Code("[", tuple(f'"{name}"' for name in names), "]")
+def _listed(names: Sequence[str]) -> BreakableCode:
+    return BreakableCode("[", tuple(f'"{name}"' for name in names), "]")
 
 
 def _crosses_as_shape(cut: StagedModel, id: str) -> bool:

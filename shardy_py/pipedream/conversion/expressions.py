@@ -7,7 +7,7 @@ from typing import Any
 
 from shardy_py.pipedream.conversion import lines
 from shardy_py.pipedream.conversion.kinds import Call
-from shardy_py.pipedream.conversion.lines import Code
+from shardy_py.pipedream.conversion.lines import BreakableCode
 
 # What stands before a name of a module in generated code, and the line that imports it; a package's own layers have a line together.
 IMPORTS = {
@@ -45,7 +45,9 @@ def modules_of(call: Call) -> tuple[str, ...]:
     return ("jax.numpy",) if call.kind.name in ("Concat", "Transpose") else ()
 
 
-def written(call: Call, name: str, operands: Sequence[str], gives: Sequence[str], states: int = 0) -> tuple[Code | None, Code]:
+def written(
+    call: Call, name: str, operands: Sequence[str], gives: Sequence[str], states: int = 0
+) -> tuple[BreakableCode | None, BreakableCode]:
     """The code that makes the layer, if the call is of one, and the code of the value, in which `{}` stands for the layer."""
     kind = call.kind
     if kind.module:
@@ -59,11 +61,11 @@ def written(call: Call, name: str, operands: Sequence[str], gives: Sequence[str]
     values: Sequence[Any] = (*call.positional, *call.named.values())
     match kind.name:
         case "Add" | "Mul":
-            return None, Code((" + " if kind.name == "Add" else " * ").join(operands))
+            return None, BreakableCode((" + " if kind.name == "Add" else " * ").join(operands))
         case "Concat":
-            return None, lines.call("jnp.concatenate", [Code("[", tuple(operands), "]"), f"axis={values[0] if values else 0}"])
+            return None, lines.call("jnp.concatenate", [BreakableCode("[", tuple(operands), "]"), f"axis={values[0] if values else 0}"])
         case "Size":
-            return None, Code(f"{operands[0]}.shape{f'[{values[0]}]' if values else ''}")
+            return None, BreakableCode(f"{operands[0]}.shape{f'[{values[0]}]' if values else ''}")
         case "Transpose":
             return None, lines.call("jnp.swapaxes", [operands[0], *map(literal, values)])
         case "View":
@@ -71,9 +73,9 @@ def written(call: Call, name: str, operands: Sequence[str], gives: Sequence[str]
             sizes = [size if what == "size" else f"*{size}" for size, what in sizes]
             return None, lines.call(f"{array}.reshape", [str(size) for size in _new_shape(sizes, f"{array}.shape[0]", call.positional)])
         case "__getitem__":
-            return None, Code(f"{operands[0]}[{_key(values[0])}]")
+            return None, BreakableCode(f"{operands[0]}[{_key(values[0])}]")
         case "hidden":
-            return None, Code(f"({', '.join(['None'] * states)}{',' * (states == 1)})")
+            return None, BreakableCode(f"({', '.join(['None'] * states)}{',' * (states == 1)})")
         case other:
             raise AssertionError(other)
 

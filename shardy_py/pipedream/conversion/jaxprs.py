@@ -30,7 +30,7 @@ from shardy_py.pipedream.conversion.converting import (
     write_files,
 )
 from shardy_py.pipedream.conversion.descriptions import ConversionError
-from shardy_py.pipedream.conversion.lines import Code, comment, statement
+from shardy_py.pipedream.conversion.lines import BreakableCode, comment, statement
 
 # Arguments that say nothing about the values, where they are unset.
 _SILENT = frozenset({"accuracy", "out_dtype", "out_sharding", "sharding", "precision", "preferred_element_type", "dimensions", "strides"})
@@ -89,7 +89,7 @@ _NAMED: dict[str, tuple[str, ...]] = {
 }
 
 # Primitive -> its call, where operands are not simply passed one by one.
-_SPECIAL: dict[str, Callable[[dict[str, Any], Sequence[str]], tuple[str, Sequence[str | Code]]]] = {
+_SPECIAL: dict[str, Callable[[dict[str, Any], Sequence[str]], tuple[str, Sequence[str | BreakableCode]]]] = {
     "argmax": lambda p, o: ("lax.argmax", [*o, f"axis={value(p['axes'][0])}", f"index_dtype={value(p['index_dtype'])}"]),
     "argmin": lambda p, o: ("lax.argmin", [*o, f"axis={value(p['axes'][0])}", f"index_dtype={value(p['index_dtype'])}"]),
     "concatenate": lambda p, o: ("lax.concatenate", [f"[{', '.join(o)}]", f"dimension={value(p['dimension'])}"]),
@@ -104,7 +104,7 @@ _SPECIAL: dict[str, Callable[[dict[str, Any], Sequence[str]], tuple[str, Sequenc
 }
 
 
-def call_of(eqn: JaxprEqn, operands: Sequence[str]) -> tuple[str, Sequence[str | Code]]:
+def call_of(eqn: JaxprEqn, operands: Sequence[str]) -> tuple[str, Sequence[str | BreakableCode]]:
     """The code of an equation's function and arguments; raises ConversionError if no function of `jax.lax` takes these."""
     name, params = eqn.primitive.name, eqn.params
     if name in _SPECIAL:
@@ -146,19 +146,19 @@ def value(parameter: Any) -> str:
     raise ConversionError(f"an argument {str(parameter)[:60]!r} of type {type(parameter).__name__} cannot be written as code")
 
 
-def argument(name: str, parameter: Any) -> str | Code:
+def argument(name: str, parameter: Any) -> str | BreakableCode:
     """An argument by name, broken inside its brackets where it is long."""
     text = f"{name}={value(parameter)}"
     if len(text) < 70 or (not isinstance(parameter, tuple | list) and not hasattr(parameter, "__dataclass_fields__")):
         return text
     if hasattr(parameter, "_fields"):
         parts = [argument(key, part) for key, part in zip(parameter._fields, parameter)]  # pyright: ignore
-        return Code(f"{name}=lax.{type(parameter).__name__}(", tuple(parts), ")")
+        return BreakableCode(f"{name}=lax.{type(parameter).__name__}(", tuple(parts), ")")
     fields = getattr(parameter, "__dataclass_fields__", None)
     if fields is not None:
         parts = [argument(key, getattr(parameter, key)) for key in fields]
-        return Code(f"{name}=lax.{type(parameter).__name__}(", tuple(parts), ")")
-    return Code(f"{name}=(", tuple(map(value, parameter)), ")")
+        return BreakableCode(f"{name}=lax.{type(parameter).__name__}(", tuple(parts), ")")
+    return BreakableCode(f"{name}=(", tuple(map(value, parameter)), ")")
 
 
 def scalar(literal: Literal) -> str:
@@ -247,7 +247,7 @@ class FunctionWriter:
         body = [line for eqn in jaxpr.eqns for line in self.equation(eqn)]
         results = [self.operand(atom) for atom in jaxpr.outvars]
         head = statement(f"def {name}", lines.call("", [self.names[var] for var in jaxpr.invars]), 0, ":")
-        returned = statement("return ", results[0] if len(results) == 1 else Code("(", tuple(results), ")"), 4)
+        returned = statement("return ", results[0] if len(results) == 1 else BreakableCode("(", tuple(results), ")"), 4)
         self.functions.append([*head, *body, *returned])
         return name
 
@@ -257,7 +257,7 @@ class FunctionWriter:
         self.constants[name] = const
         return f'CONSTANTS["{name}"]'
 
-    def _call(self, eqn: JaxprEqn, operands: list[str]) -> tuple[Code | str, bool]:
+    def _call(self, eqn: JaxprEqn, operands: list[str]) -> tuple[BreakableCode | str, bool]:
         name, params = eqn.primitive.name, eqn.params
         if name in PLAIN_CALLS:
             inner = params[body_parameter(params)]
@@ -284,11 +284,13 @@ class FunctionWriter:
             return self._while(params, operands), True
         if name == "cond":
             branches = tuple(self.function(branch, "branch") for branch in params["branches"])
-            return lines.call("lax.switch", [f"jnp.int32({operands[0]})", Code("[", branches, "]"), *operands[1:]]), len(eqn.outvars) != 1
+            return lines.call("lax.switch", [f"jnp.int32({operands[0]})", BreakableCode("[", branches, "]"), *operands[1:]]), len(
+                eqn.outvars
+            ) != 1
         function, parts = call_of(eqn, operands)
         return lines.call(function, parts), eqn.primitive.multiple_results
 
-    def _scan(self, eqn: JaxprEqn, operands: list[str]) -> Code:
+    def _scan(self, eqn: JaxprEqn, operands: list[str]) -> BreakableCode:
         params = eqn.params
         consts, carry = scan_counts(eqn)
         body = self.function(params["jaxpr"], "step")
@@ -313,9 +315,9 @@ class FunctionWriter:
             ]
         )
         parts = [operands[:consts], operands[consts : consts + carry], operands[consts + carry :]]
-        return lines.call(step, [Code("(", tuple(part), ",)" if len(part) == 1 else ")") for part in parts])
+        return lines.call(step, [BreakableCode("(", tuple(part), ",)" if len(part) == 1 else ")") for part in parts])
 
-    def _while(self, params: Mapping[str, Any], operands: list[str]) -> Code:
+    def _while(self, params: Mapping[str, Any], operands: list[str]) -> BreakableCode:
         tested, body_consts = params["cond_nconsts"], params["body_nconsts"]
         test, body = self.function(params["cond_jaxpr"], "test"), self.function(params["body_jaxpr"], "body")
         loop = self.fresh("_while")
@@ -333,7 +335,7 @@ class FunctionWriter:
             ]
         )
         parts = [operands[:tested], operands[tested : tested + body_consts], operands[tested + body_consts :]]
-        return lines.call(loop, [Code("(", tuple(part), ",)" if len(part) == 1 else ")") for part in parts])
+        return lines.call(loop, [BreakableCode("(", tuple(part), ",)" if len(part) == 1 else ")") for part in parts])
 
 
 def _shape(aval: Any) -> str:

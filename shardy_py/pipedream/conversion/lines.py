@@ -16,11 +16,11 @@ USED = frozenset(
 
 
 @dataclass(frozen=True)
-class Code:
+class BreakableCode:
     """An expression that may be broken inside its brackets."""
 
     head: str
-    parts: tuple[str | Code, ...] = ()
+    parts: tuple[str | BreakableCode, ...] = ()
     tail: str = ""
 
     @property
@@ -29,15 +29,15 @@ class Code:
         return self.head + ", ".join(part if isinstance(part, str) else part.flat for part in self.parts) + self.tail
 
 
-def statement(prefix: str, code: Code | str, indent: int, end: str = "") -> list[str]:
+def statement(prefix: str, code: BreakableCode | str, indent: int, end: str = "") -> list[str]:
     """A statement on as many lines as it needs.
 
     Example:
-        >>> statement("x = ", Code("f(", ("1", "2"), ")"), 4)
+        >>> statement("x = ", BreakableCode("f(", ("1", "2"), ")"), 4)
         ['    x = f(1, 2)']
     """
     pad = " " * indent
-    code = code if isinstance(code, Code) else Code(code)
+    code = code if isinstance(code, BreakableCode) else BreakableCode(code)
     whole = f"{pad}{prefix}{code.flat}{end}"
     if len(whole) <= WIDTH or not code.parts:
         return [whole]
@@ -47,9 +47,9 @@ def statement(prefix: str, code: Code | str, indent: int, end: str = "") -> list
     return [f"{pad}{prefix}{code.head}", *body, f"{pad}{code.tail}{end}"]
 
 
-def call(head: str, parts: Sequence[str | Code]) -> Code:
+def call(head: str, parts: Sequence[str | BreakableCode]) -> BreakableCode:
     """A call, or anything else that ends in a parenthesis."""
-    return Code(f"{head}(", tuple(parts), ")")
+    return BreakableCode(f"{head}(", tuple(parts), ")")
 
 
 def comment(text: str, indent: int) -> list[str]:

@@ -22,7 +22,7 @@ from shardy_py.dialect.verify import verify_sharding
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
 from shardy_py.ir.verifier import verify
 from shardy_py.partition.mispartitioned import cut_in_any_way, is_mispartitioned
-from shardy_py.passes.propagation.log import FunctionResult, Step
+from shardy_py.passes.propagation.log import FunctionResult, LogStep
 from shardy_py.plan.store.attributes import read_attributes, read_type, stored_constant, write, write_type
 from shardy_py.plan.store.codec import (
     CODECS,
@@ -442,7 +442,7 @@ def _check_sizes(rule: OpShardingRule, values: Sequence[Value]) -> None:
                 raise StoreError(f"a dimension of {size} does not fit the other operands and results")
 
 
-def write_log(log: Sequence[Step], tables: ProgramTables) -> dict[str, Any]:
+def write_log(log: Sequence[LogStep], tables: ProgramTables) -> dict[str, Any]:
     """Writes the log of a program's propagation as JSON data; the erased values and ops get numbers in its tables."""
     erased: list[Any] = []
     results: dict[FunctionResult, None] = {}
@@ -505,7 +505,7 @@ def _write_erased(first: Op | Block, tables: ProgramTables, rows: list[Any]) -> 
             tables.add(owner.results)
 
 
-def read_log(data: Any, reader: Reader) -> list[Step]:
+def read_log(data: Any, reader: Reader) -> list[LogStep]:
     """The inverse of `write_log`; raises StoreError for any other data."""
     parts = members(data, _LOG)
     values, ops = reader.defined, reader.ops
@@ -533,7 +533,7 @@ def read_log(data: Any, reader: Reader) -> list[Step]:
     before = each("before", lambda row: tuple(map(sharding, row)))
     op_tensors: dict[Op, tuple[Any, ...]] = {}
 
-    def step(row: list[Any]) -> Step:
+    def step(row: list[Any]) -> LogStep:
         row = [*row, -1] if len(row) == 9 else items(row, 10)
         target, old, new, by, tensors_row, before_row, reason, user_priority, op_priority, place = row
         value, op = entry(values, target), None if by is None else entry(ops, by)
@@ -548,6 +548,6 @@ def read_log(data: Any, reader: Reader) -> list[Step]:
             raise StoreError(f"{len(shardings)} shardings of {len(of_step)} values")
         old, new = (reader.sharding_of(s, value.type.rank) if isinstance(value, Value) else sharding(s) for s in (old, new))
         numbers = integer(user_priority), integer(op_priority, -1), integer(place, -1, max(len(of_step), 1))
-        return Step(value, old, new, op, of_step, shardings, text(reason), *numbers)
+        return LogStep(value, old, new, op, of_step, shardings, text(reason), *numbers)
 
     return each("steps", step)

@@ -18,7 +18,7 @@ from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.paths import paths_as_one
 from shardy_py.plan.record import PlanRecord
 from shardy_py.view.leaves import by_path, bytes_of, inputs_of, outputs_of, shortened
-from shardy_py.view.text_tree import Node
+from shardy_py.view.text_tree import TreeNode
 
 if TYPE_CHECKING:
     from shardy_py.dialect import Mesh
@@ -61,7 +61,7 @@ def card(plan: PlanRecord) -> str:
     inputs, outputs = by_path(plan, inputs_of(plan)), by_path(plan, outputs_of(plan))
     axes = " × ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
     figures = f"inputs {format_bytes(bytes_of(inputs))}; outputs {format_bytes(bytes_of(outputs))} per device"
-    seen: dict[tuple[Node, ...], str] = {}
+    seen: dict[tuple[TreeNode, ...], str] = {}
     lists = _values("inputs", inputs, len(plan.inputs), seen), _values("outputs", outputs, len(plan.outputs), seen)
     parts = [
         f"<div><b>plan of {escape(plan.name)}</b> on mesh <b>{escape(axes)}</b>; {escape(figures)}</div>",
@@ -131,14 +131,14 @@ def _picture(mesh: Mesh) -> str:
     return f'<div><small>{escape(title)}</small><table style="border-collapse:collapse">{"".join(lines)}</table></div>'
 
 
-def _values(title: str, nodes: Sequence[Node], count: int, seen: dict[tuple[Node, ...], str]) -> str:
+def _values(title: str, nodes: Sequence[TreeNode], count: int, seen: dict[tuple[TreeNode, ...], str]) -> str:
     rows: list[str] = []
     _rows(shortened(nodes, LINES, seen), 0, rows)
     name = title if count != 1 else title[:-1]
     return f'<div style="margin-right:24px"><div>{count:,} {name}</div><table {_TABLE}>{"".join(rows)}</table></div>'
 
 
-def _rows(nodes: Sequence[Node], level: int, rows: list[str]) -> None:
+def _rows(nodes: Sequence[TreeNode], level: int, rows: list[str]) -> None:
     """A row for each node, children below it and further to the right."""
     for node in nodes:
         label = f'<span style="padding-left:{level}em">{_code(node.label)}</span>'

@@ -6,7 +6,7 @@ import pytest
 
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.opt.aggressive_propagate import AggressivePropagate
-from shardy_py.passes.propagation.log import Step
+from shardy_py.passes.propagation.log import LogStep
 from shardy_py.passes.propagation.rounds import ShardingGroupConflictWarning, sharding_groups
 from tests.passes.propagation.modules import MESH_TEXT, propagated
 
@@ -89,7 +89,7 @@ def test_groups_list_their_members() -> None:
 
 def test_the_log_names_the_group() -> None:
     program = from_mlir(MESH_TEXT + NONE_SHARDED)
-    log: list[Step] = []
+    log: list[LogStep] = []
     AggressivePropagate().run(program, log=log)
     by_group = [step for step in log if step.reason == "group"]
     assert [(step.target, step.tensors) for step in by_group] == [(program.main.arguments[1], (program.main.arguments[0],))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.passes.propagation.log import Step
+from shardy_py.passes.propagation.log import LogStep
 from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
 from tests.passes.propagation.modules import MESH_TEXT, USER_PRIORITY, dims, propagated
 
@@ -98,7 +98,7 @@ def test_parts_of_one_axis_wait_on_their_own(given: str) -> None:
 
 def test_a_waiting_dimension_is_closed_and_its_axes_are_taken() -> None:
     program = from_mlir(MESH_TEXT + THREE_ROUNDS)
-    log: list[Step] = []
+    log: list[LogStep] = []
     UserPriorityPropagate().run(program, log=log)
     prepared = [dims(step.new) for step in log if step.reason == "priority"]
     assert prepared == [

@@ -88,7 +88,7 @@ _PRECEDENCE = {FactorType.PASS_THROUGH: 3, FactorType.REDUCTION: 2, FactorType.P
 
 
 @dataclass
-class Candidate:
+class AxesCandidate:
     """Axes proposed for a factor, with the sizes of all tensors that have them, and the further parts that they cut the factor into."""
 
     factor: int
@@ -123,7 +123,7 @@ def vote(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequ
     return chosen
 
 
-def _proposals(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh) -> list[Candidate]:
+def _proposals(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh) -> list[AxesCandidate]:
     """Every prefix of the axes that any tensor has on a factor, once."""
     proposed: dict[tuple[int, Axes], None] = {}
     for tensor in tensors:
@@ -131,7 +131,9 @@ def _proposals(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes
             for end in range(1, len(axes) + 1):
                 proposed[factor, axes[:end]] = None
     return [
-        Candidate(factor, axes, _total(factor, axes, tensors, tensor_sizes), _PRECEDENCE[rule.factor_types[factor]], num_shards(axes, mesh))
+        AxesCandidate(
+            factor, axes, _total(factor, axes, tensors, tensor_sizes), _PRECEDENCE[rule.factor_types[factor]], num_shards(axes, mesh)
+        )
         for factor, axes in proposed
     ]
 
@@ -156,7 +158,7 @@ def _predecessors(rule: OpShardingRule) -> list[set[int]]:
     return before
 
 
-def _update(candidate: Candidate, factor: int, axes: Axes, chosen: AxesPerFactor, mesh: Mesh) -> bool:
+def _update(candidate: AxesCandidate, factor: int, axes: Axes, chosen: AxesPerFactor, mesh: Mesh) -> bool:
     """Removes the axes of the winner from a candidate; False if none remain.
 
     A candidate that does not overlap counts in full again, even if its factor has been given axes in between; Shardy
