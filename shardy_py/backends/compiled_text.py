@@ -9,10 +9,79 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardy_py.backends.compiled_ops import NAME, NAMES, STRING, CompiledOp, op_of
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.dialect.devices import device_groups
 from shardy_py.plan.collectives import received_bytes
+
+NAME = r"%?([\w.\-]+)"
+NAMES = re.compile(NAME)
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+_INSTRUCTION = re.compile(rf"\s+(ROOT\s+)?{NAME}\s*=\s*")
+_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[(){}\[\]]')
+COMMENT = re.compile(r"/\*.*?\*/")
+_TYPED = re.compile(r"\S+\[[^\]]*\]\S*\s+")
+_CALLED = re.compile(
+    r"\b(condition|body|to_apply|calls|branch_computations|true_computation|false_computation|called_computations)=(\{[^}]*\}|%?[\w.\-]+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledOp:
+    """One op of a computation, `%name = type opcode(operands), attributes`."""
+
+    name: str
+    type: str
+    opcode: str
+    operands: str
+    attributes: str
+    is_root: bool
+
+    @property
+    def operand_names(self) -> list[str]:
+        """The ops that it reads."""
+        return NAMES.findall(_TYPED.sub("", COMMENT.sub("", self.operands)))
+
+    @property
+    def called(self) -> list[tuple[str, str]]:
+        """`(role, computation)` for each called computation; `role` is the attribute that names it: `body`, `calls`, ..."""
+        text = STRING.sub('""', self.attributes)
+        return [(role, name) for role, names in _CALLED.findall(text) for name in NAMES.findall(names)]
+
+
+def op_of(line: str) -> CompiledOp | None:
+    """The op of a line; None where the line holds no op.
+
+    Example:
+        >>> op = op_of("  ROOT %sum = f32[] add(%a, f32[] %b), metadata={}")
+        >>> op.name, op.opcode, op.operand_names, op.is_root
+        ('sum', 'add', ['a', 'b'], True)
+    """
+    match = _INSTRUCTION.match(line)
+    if match is None:
+        return None
+    start = match.end()
+    end = closing(line, start) if line.startswith("(", start) else line.find(" ", start)
+    opcode = _OPCODE.match(line, end) if end >= 0 else None
+    if opcode is None:
+        return None
+    close = closing(line, opcode.end() - 1)
+    return CompiledOp(match[2], line[start:end], opcode[1], line[opcode.end() : close - 1], line[close:], match[1] is not None)
+
+
+def closing(text: str, start: int) -> int:
+    """The position behind the bracket that closes the one at `start`; the end of the text where none does."""
+    depth = 0
+    for match in _BRACKETS.finditer(text, start):
+        if match[0] in "([{":
+            depth += 1
+        elif match[0] in ")]}":
+            depth -= 1
+            if not depth:
+                return match.end()
+    return len(text)
+
 
 Shape = tuple[str, tuple[int, ...]]
 """Element type in XLA's spelling (`f32`, `bf16`, `pred`), and dimensions."""
@@ -83,7 +152,6 @@ _KINDS = {
     "collective-permute": "collective_permute",
 }
 _HEAD = re.compile(rf"(ENTRY\s+)?{NAME}\s*\(.*\{{\s*$")
-_COMMENT = re.compile(r"/\*.*?\*/")
 _CHAIN = re.compile(r'\bchain_id="?(\d+)')
 _STARTS = 'custom_call_target="AsyncCollectiveStart"'
 _TRIPS = re.compile(r'known_trip_count\\?":\s*\{\s*\\?"n\\?":\s*\\?"(\d+)')
@@ -199,7 +267,7 @@ def _keeps_a_slice(op: CompiledOp, computation: Sequence[CompiledOp]) -> bool:
 
 def _operand_types(operands: str, types: dict[str, str]) -> str:
     """The types of operands: written before their names in some texts, else those of the ops with these names."""
-    plain = _COMMENT.sub("", operands)
+    plain = COMMENT.sub("", operands)
     return plain if _SHAPE.search(plain) else " ".join(types.get(name, "") for name in NAMES.findall(plain))
 
 

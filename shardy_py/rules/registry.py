@@ -10,7 +10,6 @@ from shardy_py.ir.tables import merge_tables
 from shardy_py.ir.types import OpaqueType
 from shardy_py.rules import (
     chlo,
-    collectives,
     contraction,
     custom_call,
     elementwise,
@@ -36,7 +35,6 @@ RULES: dict[str, Builder] = merge_tables(
         reductions.RULES,
         linear_algebra.RULES,
         custom_call.RULES,
-        collectives.RULES,
     )
 )
 """Op name -> what builds its rule."""

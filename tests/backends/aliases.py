@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from shardy_py.backends.compiled_ops import closing
+from shardy_py.backends.compiled_text import closing
 from shardy_py.facade import Plan
 from shardy_py.plan.donation import arrangement
 

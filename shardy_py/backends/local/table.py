@@ -16,7 +16,6 @@ from shardy_py.backends.local import (
     loops,
     misc,
     moves,
-    partial_sums,
     products,
     random_bits,
     reductions,
@@ -48,9 +47,7 @@ LOCAL_RULES = merge_tables(
 )
 """Primitive -> builder of its local rule."""
 
-HANDLERS = merge_tables(
-    (annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, partial_sums.HANDLERS, ruled_call.HANDLERS)
-)
+HANDLERS = merge_tables((annotations.HANDLERS, calls.HANDLERS, effects.HANDLERS, loops.HANDLERS, ruled_call.HANDLERS))
 """Primitive -> handler, for equations that hold jaxprs or name shardings."""
 
 _WHOLE: Mapping[str, str] = {

@@ -3,7 +3,7 @@ from __future__ import annotations
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
 from shardy_py.dialect.axis import is_strict_prefix
 from shardy_py.dialect.projection import FactorSharding, TensorFactors
-from shardy_py.passes.export.explicit_reshards.common_sharding import compatible_axes, find_common_axes
+from shardy_py.passes.export.explicit_reshards.choice import compatible_axes, find_common_axes
 from shardy_py.passes.export.explicit_reshards.decision import redistribute
 
 MESH = Mesh([("x", 2), ("y", 2), ("z", 4)])
