@@ -25,9 +25,8 @@ from shardy_py.planner.assignment import least as least_of
 from shardy_py.planner.assignment import solve
 from shardy_py.planner.elimination import reduced
 from shardy_py.planner.errors import infeasible, least_bytes
-from shardy_py.planner.evaluation import Evaluation, descend
+from shardy_py.planner.evaluation import Evaluation, cut, descend
 from shardy_py.planner.following import Neighbours, copies_of, followed, neighbours_of
-from shardy_py.planner.inputs import cut
 from shardy_py.planner.judge import Candidate, objective, peak_of, preferred
 from shardy_py.planner.memory import binding, bytes_of, fixed_bytes, peak_bytes
 from shardy_py.planner.model import LESS, Model, model_of
