@@ -177,7 +177,7 @@ class Prices:
         if math.isinf(solution.cost) or is_pinned or model.problem_seconds(solution.assignment) == model.cost_seconds(solution.assignment):
             return solution
         shortest = min((solution.assignment, start), key=model.problem_seconds)
-        limit = model.fed_within(model.problem_seconds(shortest), solution.bound + model.constant)
+        limit = model.fed_within(model.problem_seconds(shortest), solution.cost + model.constant)  # less than it is within the gap
         fed = solve(replace(problem, limits=(*problem.limits, limit)), [start], gap=gap, seconds=self._seconds)
         return replace(solution, assignment=tuple(shortest) if math.isinf(fed.cost) else fed.assignment)
 

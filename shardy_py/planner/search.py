@@ -99,8 +99,11 @@ Propagate = Callable[[Sequence[TensorSharding], Mapping[int, TensorSharding]], P
 FAR = 2.0
 """How many times the cheapest plan another may take, by the model, so that the model says how it runs where that is best."""
 
+NEAR = 1.02
+"""How many times the cheapest plan another may take, by the model, and still be the answer: of it both regions are made."""
+
 TRUST = 0.05
-"""The part by which the region of a plan may take more than the model says without another being made, as the model says."""
+"""The part by which the region of any other plan may take more than the model says without another being made, as the model says."""
 
 Region = Callable[[Search | None, float], PlanRecord]
 """Makes the plan of the program's shardings as a region of local arrays: the first one that takes at most so many seconds, or the best."""
@@ -635,7 +638,7 @@ class Searcher:
 
 def _enough(predicted: float, cheapest: float) -> float:
     """The seconds at which the first region of a plan is good enough, beside a plan that takes `cheapest`."""
-    return math.inf if predicted > FAR * cheapest else (1 + TRUST) * predicted
+    return math.inf if predicted > FAR * cheapest else (1 + TRUST * (predicted > NEAR * cheapest)) * predicted
 
 
 def _in_turn(one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
