@@ -251,7 +251,7 @@ def test_twenty_thousand_values_stay_readable() -> None:
     assert "    ... and 443 more arrays, of 27.7 KiB or less each" in text
     assert "  result  500 arrays, as xs" in text
     assert "    ... and 17,720 more arrays, of 27.7 KiB or less each" in text
-    assert len(plan.as_text(limit=None).splitlines()) == 4 + 3 * 501 + 3
+    assert len(plan.as_text(limit=None).splitlines()) == 4 + 3 * 501 + 4
 
 
 def test_states_of_optax() -> None:
