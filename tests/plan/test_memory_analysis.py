@@ -225,7 +225,7 @@ def test_fits() -> None:
 def test_text() -> None:
     _, found = memory()
     lines = found.as_text(limit=2).splitlines()
-    assert lines[0] == "memory of sgd per device"
+    assert lines[0] == "memory of sgd per device, on a cpu"
     assert lines[-1].endswith("more")
     assert any("of them in donated arguments" in line for line in lines)
     assert str(found) == repr(found) == found.as_text()

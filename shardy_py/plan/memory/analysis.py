@@ -105,6 +105,7 @@ def _analysed(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes
     temporary = max(usage.series, default=0)
     memory = MemoryAnalysis(
         name=plan.name,
+        compiler="cpu" if on_cpu else "accelerator",
         argument_size_in_bytes=on_device["argument"],
         output_size_in_bytes=outputs,
         alias_size_in_bytes=on_device["alias"],

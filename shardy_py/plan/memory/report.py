@@ -124,6 +124,7 @@ class MemoryAnalysis(Report):
 
     Attributes:
         name: The function's name.
+        compiler: `"cpu"` where four facts of XLA for CPUs hold (a plan for CPUs, with no hardware named), else `"accelerator"`.
         argument_size_in_bytes: Of the arguments, with those that nothing uses: the caller holds them, though jaxlib leaves them out.
         output_size_in_bytes: Of the results.
         alias_size_in_bytes: Of results that lie in donated arguments.
@@ -144,6 +145,7 @@ class MemoryAnalysis(Report):
     """
 
     name: str
+    compiler: Literal["cpu", "accelerator"]
     argument_size_in_bytes: int
     output_size_in_bytes: int
     alias_size_in_bytes: int
@@ -267,4 +269,4 @@ def memory_text(memory: MemoryAnalysis, limit: int) -> str:
 
 
 def _title(memory: MemoryAnalysis) -> str:
-    return f"memory of {memory.name} per device"
+    return f"memory of {memory.name} per device, on {'a cpu' if memory.compiler == 'cpu' else 'an accelerator'}"
