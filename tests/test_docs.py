@@ -59,3 +59,13 @@ def test_the_contents_have_every_page() -> None:
     pages = [*docs.glob("*.md"), *(docs / "guides").glob("*.md"), *REFERENCE.glob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
     paths = {page.relative_to(ROOT if page.suffix == ".ipynb" else docs).with_suffix("").as_posix() for page in pages}
     assert paths - {"index"} <= entries
+
+
+def test_files_that_pages_name_exist() -> None:
+    """`plan/record` and `backends/local/table.py` are files or rooms of the package, `tests/sweep` of the repository."""
+    rooms = {path.name for path in (ROOT / "shardy_py").iterdir() if path.is_dir()}
+    for page in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]:
+        for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)+(?:\.py)?)`", page.read_text()):
+            if page.name != "CHANGELOG.md" and name.partition("/")[0] in rooms | {"tests", "benchmarks", "examples"}:
+                places = [base / f"{name}{suffix}" for base in (ROOT, ROOT / "shardy_py") for suffix in ("", ".py")]
+                assert any(place.exists() for place in places), f"{page.relative_to(ROOT)} names {name}"
