@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardy_py.cli import check, diff, explain, pipedream, plan, view
+from shardy_py.cli import check, diff, explain, opt, pipedream, plan, view
 from shardy_py.cli.command import Command
 
 _PIPEDREAM = "profile a model, divide it into pipeline stages"
@@ -13,5 +13,6 @@ COMMANDS = (
     Command("check", "list what deserves a look; exit 1 if there are warnings or errors", check.add, check.run),
     Command("diff", "say what differs between two plans", diff.add, diff.run),
     Command("view", "open a plan as a page in the browser", view.add, view.run),
+    Command(opt.NAME, "run Shardy's passes on an MLIR module", opt.add, opt.run),
     Command("pipedream", f"{_PIPEDREAM}, write them as code, simulate schedules", pipedream.add, pipedream.run, former="stages"),
 )

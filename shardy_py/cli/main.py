@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from shardy_py.cli import opt
 from shardy_py.cli.command import add_all
 from shardy_py.cli.commands import COMMANDS
 from shardy_py.cli.errors import one_line
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         own_standard_output()
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == [opt.NAME]:  # its options are its own, those in front of the file too
+        return opt.run_passes(words[1:])
     flags = words[words.index("--") + 1 :] if "--" in words else []
     try:
         options = parser().parse_args(words[: words.index("--")] if "--" in words else words)

@@ -96,13 +96,14 @@ def _warn_of_unknown_ops(program: Program) -> None:
             warnings.warn(UnknownOpWarning(f"op '{name}' is not known: it is kept and nothing propagates through it"), stacklevel=3)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, program: str = "python -m shardy_py.opt") -> int:
     """The command line; returns the exit status.
 
     Args:
         arguments: The words after the name of the program; None for those of the process.
+        program: That name, for the help.
     """
-    options = _parser().parse_args(arguments)
+    options = _parser(program).parse_args(arguments)
     try:
         status = _run(options)
         sys.stdout.flush()
@@ -194,9 +195,9 @@ def _show_warning(
     _say(f"warning: {message}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m shardy_py.opt",
+        prog=program,
         description="Run Shardy's passes on an MLIR module.",
         epilog=_passes_and_options(),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -251,6 +251,14 @@ def test_options_that_do_not_fit(stored: str, capsys: Captured) -> None:
         assert "usage: shardy-py" in capsys.readouterr().err
 
 
+def test_passes_on_a_module(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "f.mlir"
+    file.write_text("func.func @f(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }")
+    assert "func.func @f(%arg0: tensor<8xf32>)" in ran(capsys, "opt", "--pass-pipeline=sdy-close-shardings", str(file))
+    assert "sdy-close-shardings" in ran(capsys, "opt", "--list")
+    assert main(["opt", "--nothing"]) == 2
+
+
 def test_help_and_traceback(capsys: Captured) -> None:
     text = ran(capsys, "--help")
     for command in COMMANDS:
