@@ -236,7 +236,10 @@ class ShardingOrigins:
 
     def _holder(self, holder: Holder) -> Value | None:
         if isinstance(holder, FunctionResult):
-            holder = self.program.main.body.terminator.operands[holder.index]
+            body = self.program.main.body
+            if not body.ops:  # of a declaration
+                return None
+            holder = body.terminator.operands[holder.index]
         return dataflow.shardable_value(holder)
 
     def write(self) -> None:

@@ -42,6 +42,7 @@ MOST_BYTES = 1 << 30
 
 _GZIP = b"\x1f\x8b"
 _HEAD = ("format", "version", "digest")
+_FILE = "the stored plan"
 
 UNSTORED.update({Search: ("timings", "pricer"), Alternative: ("planned", "peak_of", "constrained")})
 
@@ -225,10 +226,12 @@ def _plan_of(data: Any, kind: type[P]) -> P:
             why, fix = "its contents have another digest than the one that was written with them", "plan again, and save that plan"
             raise StoreError("the stored plan was changed or damaged", where="member 'digest'", why=why, fix=fix)
         return _read({name: value for name, value in data.items() if name not in _HEAD}, kind)
-    except StoreError:
+    except StoreError as error:
+        if error.where is None:
+            error.at(_FILE)
         raise
     except (ShardyError, RecursionError, *FAILURES) as error:
-        raise StoreError(f"the stored plan is damaged: {getattr(error, 'what', error)}") from error
+        raise StoreError(f"the stored plan is damaged: {getattr(error, 'what', error)}", where=_FILE) from error
 
 
 def _read(data: dict[str, Any], kind: type[P]) -> P:
