@@ -184,7 +184,7 @@ def _writable(seeds: Seeds, closed: ClosedJaxpr) -> list[_Written]:
 CONSTRAINTS = frozenset({"sharding_constraint", "sdy_sharding_constraint"})
 
 STATED = "sharding_constraint"
-"""The origin of constraints of the user's; others come from types."""
+"""The origin of user constraints; others come from types."""
 
 At = tuple[Path, Var]
 """A variable of a jaxpr inside of another."""
@@ -361,7 +361,7 @@ class Writer:
         return propagated(frozenset(chosen)).seconds, with_constraints(changes, self._constrained("sdy_sharding_constraint"), function)
 
     def _constrained(self, *primitives: str) -> list[_Written]:
-        """The expressions that are constraints of the user's."""
+        """The expressions that are user constraints."""
         eqns = [site.eqn for site in sites(self.closed.jaxpr)]
         return [each for each in self.writable if all(eqns[n].primitive.name in primitives for n in each.expression.numbers)]
 
@@ -432,7 +432,7 @@ def _sharding(spec: PartitionSpec, rank: int) -> TensorSharding:
 
 
 def with_constraints(changes: dict[SourceSpan, Change], constraints: Sequence[_Written], function: str) -> dict[SourceSpan, Change]:
-    """The changes with another function in the place of the user's constraints, whose first arguments need no change then."""
+    """The changes with another function in place of that of user constraints, whose first arguments need no change then."""
     for each in constraints:
         node = each.expression.span.node
         if isinstance(node, ast.Call) and node.args:

@@ -114,7 +114,7 @@ class Peers:
 
         Args:
             timeout: Seconds to wait; None waits as long as the others live.
-            ahead: The program is lowered and need not run, so that it is no error if others do not come in time.
+            ahead: The program is lowered and need not run: processes that do not come in time are not an error.
         """
         program = digest(text)
         with self._lock:

@@ -267,7 +267,7 @@ class Trees:
         self.plan = plan
         self.named = named
         self.structure = plan.pytrees.structure(plan)
-        self.known: dict[tuple[Tree | str, ...], str] = {}
+        self.references: dict[tuple[Tree | str, ...], str] = {}
         self.tables: list[str] = []
 
     def inputs(self) -> str:
@@ -282,7 +282,7 @@ class Trees:
             own = [next(values) for _ in range(node.leaves)]
             logical = f"nn.logical_to_mesh_sharding(nn.get_partition_spec({name}), mesh, rules)"
             items.append(logical if number in self.named else self._tree(node, own, name, 4) or "None")
-            self.known[(node, *map(spec_code, own))] = f"in_shardings[{number}]"
+            self.references[(node, *map(spec_code, own))] = f"in_shardings[{number}]"
         return _sequence("(", items, ",)" if len(items) == 1 else ")", 0)
 
     def outputs(self) -> str:
@@ -294,8 +294,8 @@ class Trees:
         specs = list(map(spec_code, values))
         if len(set(specs)) <= 1:
             return specs[0] if specs else None
-        if (known := self.known.get((node, *specs))) is not None:
-            return known
+        if (name := self.references.get((node, *specs))) is not None:
+            return name
         if node.kind == "node":
             return self._table(values, specs, path)
         keys = node.keys or range(len(node.children))

@@ -101,9 +101,9 @@ def liveness(
     host = host_values(main.body, {values.origin(main.arguments[i]) for i in host_arguments}, values.origin)
     passed = passed_on(main.body, host, values.origin) if host else set[Value]()
     for buffer in buffers:
-        held = {life.value for life in buffer.lives}
-        if buffer.role == "temporary" and not host.isdisjoint(held):
-            buffer.role = "transfer" if held <= passed else "host"
+        in_buffer = {life.value for life in buffer.lives}
+        if buffer.role == "temporary" and not host.isdisjoint(in_buffer):
+            buffer.role = "transfer" if in_buffer <= passed else "host"
     _pack(buffers)
     count = len(walk.steps)
     temporaries = tuple(b for b in buffers if b.role == "temporary")
@@ -400,12 +400,12 @@ class _Places:
         for value, lives in self._lives.items():
             if self._find(value) is not value:
                 continue
-            held = [life.value for life in lives]
-            role = "argument" if not arguments.isdisjoint(held) else "output" if not outputs.isdisjoint(held) else "temporary"
+            values = [life.value for life in lives]
+            role = "argument" if not arguments.isdisjoint(values) else "output" if not outputs.isdisjoint(values) else "temporary"
             start, end = min(life.start for life in lives), min(max(life.end for life in lives), last)
             maker = walk.makers[min(lives, key=lambda life: life.start).value]
-            written = next((v for v in held if v in writers), None)
-            found.append(Buffer(max(map(walk.values.bytes, held)), start, end, maker, tuple(lives), role, written))
+            written = next((v for v in values if v in writers), None)
+            found.append(Buffer(max(map(walk.values.bytes, values)), start, end, maker, tuple(lives), role, written))
         return sorted(found, key=lambda b: b.start)
 
     def _find(self, value: Value) -> Value:
