@@ -15,24 +15,23 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import TextIO
-
-from jaxlib.mlir import ir
+from typing import TYPE_CHECKING, TextIO
 
 from shardy_py.dialect import INSTALLED, Semantics
 from shardy_py.dialect.format import printable
 from shardy_py.dialect.semantics import VERSIONS
 from shardy_py.errors import ShardyError
 from shardy_py.files import write_file
-from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import Program
 from shardy_py.ir.verifier import DIALECTS, verify
+from shardy_py.opt.pipeline_text import PassCall, PipelineError, parse_pipeline
 from shardy_py.opt.table import OLD_NAMES, OLD_OPTIONS, PASSES
-from shardy_py.opt.to_mlir import to_mlir
-from shardy_py.passes.base import Pass
+from shardy_py.passes.base import FUNCTION, MODULE, Pass
 from shardy_py.passes.collection import no_collection
-from shardy_py.passes.pipeline_text import FUNCTION, MODULE, PassCall, PipelineError, parse_pipeline
 from shardy_py.rules import is_registered
+
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir
 
 __all__ = ["UnknownOpWarning", "diagnostics", "main", "run_passes"]
 
@@ -71,6 +70,9 @@ def run_passes(
         }
         <BLANKLINE>
     """
+    from shardy_py.frontends.mlir import from_mlir  # the passes need no jaxlib, as where a stored plan is asked for Shardy's reshards
+    from shardy_py.opt.to_mlir import to_mlir
+
     module = _parsed(module_text, semantics)
     program = from_mlir(module, keep=True)
     program.semantics = semantics
@@ -80,6 +82,8 @@ def run_passes(
 
 
 def _parsed(text: str, semantics: Semantics) -> ir.Module:
+    from shardy_py.frontends.mlir import parse_module
+
     try:
         return parse_module(text)
     except ShardyError as error:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.ir import Block, Op, Program
-from shardy_py.passes.base import Pass
-from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.base import FUNCTION, Pass
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_of
 from shardy_py.rules.traits import CONSTANTS

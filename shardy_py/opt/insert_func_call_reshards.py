@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Program, Value
+from shardy_py.opt.explicit_reshards.unreduced import unreduced_of
 from shardy_py.passes.base import Pass
-from shardy_py.passes.export.explicit_reshards.unreduced import unreduced_of
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, functions_by_name, ops_of
 

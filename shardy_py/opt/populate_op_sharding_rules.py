@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardy_py.ir import Program
-from shardy_py.passes.base import CONSERVATIVE, Pass, option
-from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.base import CONSERVATIVE, FUNCTION, Pass, option
 from shardy_py.passes.propagation.log import Log
 from shardy_py.rules import rule_for
 

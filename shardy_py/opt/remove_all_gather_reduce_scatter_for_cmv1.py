@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardy_py.ir import Op, Program, Value
-from shardy_py.passes.base import Pass
+from shardy_py.passes.base import FUNCTION, Pass
 from shardy_py.passes.dataflow import get_sharding, set_sharding
-from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_of
 from shardy_py.rules.traits import DOTS

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardy_py.ir import Program
-from shardy_py.passes.base import Pass
+from shardy_py.passes.base import FUNCTION, Pass
 from shardy_py.passes.dataflow import FUNC_EDGE, get_sharding, set_sharding
 from shardy_py.passes.export.sink_data_flow_edges import erase_edges
-from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import ops_of
 

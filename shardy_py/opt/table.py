@@ -11,6 +11,7 @@ from shardy_py.ir import Program
 from shardy_py.opt.add_func_data_flow_edges import AddFuncDataFlowEdges
 from shardy_py.opt.aggressive_propagate import AggressivePropagate
 from shardy_py.opt.basic_propagate import BasicPropagate
+from shardy_py.opt.canonicalize import COLLECTIVES, RESHARDS, Canonicalize
 from shardy_py.opt.constant_or_scalar_merger import ConstantOrScalarMerger
 from shardy_py.opt.drop_sharding_and_mesh import DropShardingAndMesh
 from shardy_py.opt.explicit_gather_scatter_batching import ExplicitGatherScatterBatching
@@ -18,6 +19,7 @@ from shardy_py.opt.export_named_computations import ExportNamedComputations
 from shardy_py.opt.flatten_call_graph import FlattenCallGraph
 from shardy_py.opt.import_func_calls import ImportFuncCalls
 from shardy_py.opt.inline_meshes import InlineMeshes
+from shardy_py.opt.insert_explicit_reshards import InsertExplicitReshards
 from shardy_py.opt.insert_func_call_reshards import InsertFuncCallReshards
 from shardy_py.opt.lift_inlined_meshes import LiftInlinedMeshes
 from shardy_py.opt.op_priority_propagate import OpPriorityPropagate
@@ -30,19 +32,17 @@ from shardy_py.opt.propagate_sharding_from_func_to_call import PropagateSharding
 from shardy_py.opt.propagate_to_func_results import PropagateToFuncResults
 from shardy_py.opt.remove_all_gather_reduce_scatter_for_cmv1 import RemoveAllGatherReduceScatterForCmv1
 from shardy_py.opt.remove_propagation_debug_info import RemovePropagationDebugInfo
+from shardy_py.opt.reshard_to_collectives import ReshardToCollectives
 from shardy_py.opt.sink_func_data_flow_edges import SinkFuncDataFlowEdges
 from shardy_py.opt.symbol_dce import SymbolDce
 from shardy_py.opt.unflatten_call_graph import UnflattenCallGraph
 from shardy_py.opt.verify_unreduced_axes import VerifyUnreducedAxes
 from shardy_py.passes.base import CONSERVATIVE, DEDUP_FUNCTIONS_FULLY, KEEP_SHARDING_RULES, UNUSED, Pass, Pipeline, option
 from shardy_py.passes.collection import no_collection
-from shardy_py.passes.export.canonicalize import COLLECTIVES, RESHARDS, Canonicalize
 from shardy_py.passes.export.close_shardings import CloseShardings
 from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
-from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
 from shardy_py.passes.export.remove_sharding_groups import RemoveShardingGroups
 from shardy_py.passes.export.remove_sub_axes_in_input_output_shardings import RemoveSubAxesInInputOutputShardings
-from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
 from shardy_py.passes.export.sharding_constraint_to_reshard import ShardingConstraintToReshard
 from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
 from shardy_py.passes.export.update_non_divisible_input_output_shardings import UpdateNonDivisibleInputOutputShardings

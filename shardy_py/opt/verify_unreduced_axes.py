@@ -9,10 +9,9 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.axis import contains, reduction_of
 from shardy_py.errors import VerificationError
 from shardy_py.ir import Block, Function, Op, Program, Value
-from shardy_py.passes.base import Pass
+from shardy_py.opt.explicit_reshards.unreduced import KINDS, unreduced_of
+from shardy_py.passes.base import FUNCTION, Pass
 from shardy_py.passes.dataflow import get_sharding, manual_axes, without_manual_axes
-from shardy_py.passes.export.explicit_reshards.unreduced import KINDS, unreduced_of
-from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, functions_by_name, place
 from shardy_py.rules.traits import CONSTRAINTS, DOTS

@@ -11,10 +11,12 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from shardy_py.dialect import INSTALLED, Semantics
 from shardy_py.ir import Program
-from shardy_py.passes.pipeline_text import MODULE
 from shardy_py.passes.propagation.log import Log
 
 _Default = TypeVar("_Default", bound=bool | int | str | tuple[str, ...])
+
+MODULE = "builtin.module"
+FUNCTION = "func.func"
 
 UNUSED = "accepted and not used"
 CONSERVATIVE = "never propagate parts of axes, nor along dimensions that a factor does not tile"

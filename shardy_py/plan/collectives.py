@@ -8,13 +8,10 @@ from dataclasses import dataclass
 
 from shardy_py.cost.collectives import KINDS as KINDS
 from shardy_py.cost.collectives import received_bytes as received_bytes
-from shardy_py.dialect import AxisRef, Mesh, TensorSharding
-from shardy_py.dialect.axis import Axes, num_shards, sort_and_merge
-from shardy_py.dialect.collectives import AXES_OF, moved_axes
+from shardy_py.dialect import AxisRef
+from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.format import aligned, format_axis, short_location
 from shardy_py.errors import ShardyError
-from shardy_py.ir import Op
-from shardy_py.ir.pieces import local_bytes
 from shardy_py.passes.export.collective_bytes import received as received
 
 
@@ -37,24 +34,6 @@ class Movement:
 
     def __str__(self) -> str:
         return f"{self.kind}({','.join(map(format_axis, self.axes))})" if self.axes else self.kind
-
-
-MOVING_OPS = frozenset((*AXES_OF, "sdy.collective_permute", "sdy.reshard"))
-"""Ops that `movement_of` describes."""
-
-
-def movement_of(op: Op, source: TensorSharding | None, meshes: Mapping[str, Mesh]) -> Movement:
-    """Describes a collective of the SDY dialect."""
-    target = op.result.sharding
-    mesh = None if target is None else target.mesh_in(meshes)
-    axes = moved_axes(op.attributes[AXES_OF[op.name]]) if op.name in AXES_OF else ()
-    axes = axes if mesh is None else sort_and_merge(axes, mesh)
-    group = 1
-    if mesh is not None:
-        group = num_shards(axes, mesh) if axes else mesh.size
-    kind = op.name.removeprefix("sdy.")
-    before, after = local_bytes(op.operands[0].type, source, meshes), local_bytes(op.result.type, target, meshes)
-    return Movement(kind, axes, group, received(kind, group, before, after))
 
 
 def format_bytes(count: int) -> str:

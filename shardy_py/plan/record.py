@@ -18,7 +18,7 @@ from shardy_py.plan.donation import Donated
 from shardy_py.plan.feeding import Feeding, feeding_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.progress import Timings
-from shardy_py.plan.reshards import Reshard, find_reshards
+from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.search import Search
 from shardy_py.plan.values import PlannedValue
 from shardy_py.plan.values import intermediates as planned_intermediates
@@ -256,6 +256,8 @@ class PlanRecord:
 
         Computed when first read. The program that runs may move data otherwise; see `Plan.reshards`.
         """
+        from shardy_py.opt.reshards import find_reshards
+
         return find_reshards(self.program, self.names, tuple(output.path for output in self.outputs))
 
     @functools.cached_property

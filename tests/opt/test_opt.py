@@ -18,8 +18,8 @@ from shardy_py import opt
 from shardy_py.dialect import Semantics
 from shardy_py.frontends.mlir import parse_module
 from shardy_py.opt import UnknownOpWarning, run_passes, run_pipeline
+from shardy_py.opt.pipeline_text import PipelineError, parse_pipeline
 from shardy_py.opt.table import OLD_NAMES, PASSES
-from shardy_py.passes.pipeline_text import PipelineError, parse_pipeline
 from tests import reference
 from tests.passes.random_modules import module
 

@@ -18,11 +18,11 @@ from jaxlib.mlir import ir
 
 from benchmarks import gpt
 from shardy_py.frontends.mlir import from_mlir, parse_module
+from shardy_py.opt.insert_explicit_reshards import InsertExplicitReshards
+from shardy_py.opt.reshard_to_collectives import ReshardToCollectives
 from shardy_py.opt.table import PropagationPipeline
 from shardy_py.opt.to_mlir import to_mlir
-from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
-from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
-from tests.passes.export.random_ops import function
+from tests.opt.random_ops import function
 from tests.passes.oracle import dump
 from tests.passes.random_modules import module
 from tests.random_programs import load, program_of_seed

@@ -9,9 +9,9 @@ import pytest
 from shardy_py.errors import ShardyError
 from shardy_py.opt import UnknownOpWarning, run_passes
 from shardy_py.opt.partitioner.resolve_permutation_factors import ResolvePermutationFactors
+from shardy_py.opt.pipeline_text import FUNCTION
 from shardy_py.opt.table import PASSES
 from shardy_py.opt.verify_unreduced_axes import VerifyUnreducedAxes
-from shardy_py.passes.pipeline_text import FUNCTION
 from tests.passes.oracle import jaxlib_text
 from tests.reference import SAME_SHARDY
 

@@ -15,11 +15,12 @@ import shardy_py as sp
 from shardy_py.facade import Plan
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Function
+from shardy_py.opt import canonicalize
+from shardy_py.opt.canonicalize import Canonicalize
+from shardy_py.opt.reshards import MOVING_OPS, movement_of
 from shardy_py.passes.dataflow import get_sharding
-from shardy_py.passes.export import canonicalize
-from shardy_py.passes.export.canonicalize import Canonicalize
 from shardy_py.plan import Movement, Reshard
-from shardy_py.plan.collectives import MOVING_OPS, format_bytes, movement_of, received
+from shardy_py.plan.collectives import format_bytes, received
 from tests.reference import PROPAGATION, lower, run_pipeline
 
 MESH = {"data": 2, "model": 4}

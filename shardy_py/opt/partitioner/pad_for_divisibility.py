@@ -13,8 +13,7 @@ from shardy_py.opt.partitioner.local_ops import is_dynamic
 from shardy_py.opt.partitioner.padding import collectives, ops
 from shardy_py.opt.partitioner.padding.ops import generic
 from shardy_py.opt.partitioner.padding.padder import Conversion, Padder
-from shardy_py.passes.base import Pass
-from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.base import FUNCTION, Pass
 from shardy_py.passes.propagation.log import Log
 
 

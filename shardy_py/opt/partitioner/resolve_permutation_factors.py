@@ -13,11 +13,11 @@ from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
 from shardy_py.dialect.devices import device_groups
 from shardy_py.dialect.projection import FactorSharding, TensorFactors, project, unproject
 from shardy_py.ir import Block, Op, Program, TensorType, Value
+from shardy_py.opt.explicit_reshards.decision import Decision, matching_meshes
+from shardy_py.opt.explicit_reshards.edits import Edits
 from shardy_py.opt.partitioner import local_ops
 from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION, get_sharding, set_sharding, without_manual_axes
-from shardy_py.passes.export.explicit_reshards.decision import Decision, matching_meshes
-from shardy_py.passes.export.explicit_reshards.edits import Edits
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.symbols import SymbolNames
 from shardy_py.rules import rule_of

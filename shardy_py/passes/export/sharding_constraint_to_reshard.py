@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardy_py.ir import Program
-from shardy_py.passes.base import Pass
-from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.base import FUNCTION, Pass
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import ops_in, ops_of, order_uses
 

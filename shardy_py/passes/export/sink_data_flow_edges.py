@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
-from shardy_py.passes.base import Pass, option
+from shardy_py.passes.base import FUNCTION, Pass, option
 from shardy_py.passes.dataflow import (
     COMPUTATIONS,
     EDGE,
@@ -20,7 +20,6 @@ from shardy_py.passes.dataflow import (
     without_manual_axes,
 )
 from shardy_py.passes.dataflow import manual_axes as manual_axes_of
-from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import ops_of
 

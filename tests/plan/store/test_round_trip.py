@@ -158,7 +158,7 @@ from shardy_py.facade import Plan
 plan = Plan.load(sys.argv[2])
 print(plan.as_text())
 print(plan.explain(plan.values[-1].path))
-print(len(plan.collectives))
+print(len(plan.collectives), len(plan.shardy_reshards))
 """
 
 
@@ -168,7 +168,7 @@ def test_a_stored_plan_is_read_without_jax(tmp_path: Path) -> None:
     package = str(Path(sp.__file__).parent)
     done = subprocess.run([sys.executable, "-c", WITHOUT_JAX, package, str(tmp_path / "plan.json.gz")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{plan.as_text()}\n{plan.explain(plan.values[-1].path)}\n{len(plan.collectives)}\n"
+    assert done.stdout == f"{plan.as_text()}\n{plan.explain(plan.values[-1].path)}\n{len(plan.collectives)} {len(plan.shardy_reshards)}\n"
 
 
 def test_every_field_is_stored() -> None:

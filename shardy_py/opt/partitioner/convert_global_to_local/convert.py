@@ -9,6 +9,7 @@ from shardy_py.dialect import AxisRef, DimensionSharding, ListOfAxisRefLists, Te
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.ir.tables import merge_tables
+from shardy_py.opt.explicit_reshards.edits import Edits
 from shardy_py.opt.partitioner.convert_global_to_local import (
     collectives,
     constants,
@@ -23,7 +24,6 @@ from shardy_py.opt.partitioner.convert_global_to_local.facts import ConversionOp
 from shardy_py.opt.partitioner.convert_global_to_local.products import FULL_RESHARDS
 from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import get_sharding
-from shardy_py.passes.export.explicit_reshards.edits import Edits
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import place
 from shardy_py.rules.traits import is_elementwise

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Program, TensorType, Value
+from shardy_py.opt.canonicalization.rewriting import Pattern, insert_after, replace
 from shardy_py.passes.clone import clone_op
-from shardy_py.passes.export.canonicalization.rewriting import Pattern, insert_after, replace
 
 RESHARD = "sdy.reshard"
 _RESHAPE = "stablehlo.reshape"

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, Value
-from shardy_py.passes.base import Pass, option
-from shardy_py.passes.dataflow import COMPUTATIONS, DATA_FLOW_OPS, get_sharding, set_sharding, sharding_for_sources, sources
-from shardy_py.passes.export.explicit_reshards.choice import BY_BYTES, BY_ELEMENTS, Choice
-from shardy_py.passes.export.explicit_reshards.decision import Decision, decide
-from shardy_py.passes.export.explicit_reshards.edits import Edits
-from shardy_py.passes.export.explicit_reshards.unreduced import (
+from shardy_py.opt.explicit_reshards.choice import BY_BYTES, BY_ELEMENTS, Choice
+from shardy_py.opt.explicit_reshards.decision import Decision, decide
+from shardy_py.opt.explicit_reshards.edits import Edits
+from shardy_py.opt.explicit_reshards.unreduced import (
     KINDS,
     RESHARD,
     Insertion,
@@ -21,7 +19,8 @@ from shardy_py.passes.export.explicit_reshards.unreduced import (
     reduce_to,
     unreduced_of,
 )
-from shardy_py.passes.pipeline_text import FUNCTION
+from shardy_py.passes.base import FUNCTION, Pass, option
+from shardy_py.passes.dataflow import COMPUTATIONS, DATA_FLOW_OPS, get_sharding, set_sharding, sharding_for_sources, sources
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, functions_by_name
 from shardy_py.rules import rule_of

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.opt import run_passes
-from shardy_py.passes.export import canonicalize
-from shardy_py.passes.export.canonicalize import Canonicalize
-from tests.passes.export.random_collectives import collectives
+from shardy_py.opt import canonicalize, run_passes
+from shardy_py.opt.canonicalize import Canonicalize
+from tests.opt.random_collectives import collectives
 from tests.passes.oracle import corpus, dump, jaxlib_program, jaxlib_text
 
 MESHES = 'sdy.mesh @m = <["a"=2, "b"=2]>\nsdy.mesh @one = <["a"=1, "b"=2]>\n'

@@ -10,7 +10,7 @@ from typing import Any
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes, add_axis_or_merge, is_strict_prefix, num_shards, truncate_by_removing_overlaps
 from shardy_py.ir import Type
-from shardy_py.passes.export.explicit_reshards.factor_axes import AxesPerFactor, FactorAxes, any_overlap, overlap_between
+from shardy_py.opt.explicit_reshards.factor_axes import AxesPerFactor, FactorAxes, any_overlap, overlap_between
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import re
 from typing import NamedTuple
 
 from shardy_py.errors import ParseError
+from shardy_py.passes.base import FUNCTION, MODULE
 
-MODULE = "builtin.module"
-FUNCTION = "func.func"
 ANCHORS = (MODULE, FUNCTION, "any")
 """Ops that a pipeline can be nested on."""
 

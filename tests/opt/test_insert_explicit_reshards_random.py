@@ -6,9 +6,9 @@ import pytest
 from jaxlib.mlir import ir, passmanager
 
 from shardy_py.frontends.mlir import from_mlir, parse_module
-from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
-from tests.passes.export.random_dots import dot
-from tests.passes.export.random_ops import function
+from shardy_py.opt.insert_explicit_reshards import InsertExplicitReshards
+from tests.opt.random_dots import dot
+from tests.opt.random_ops import function
 from tests.passes.oracle import dump
 from tests.passes.propagation.random_computations import computations
 from tests.passes.random_modules import module

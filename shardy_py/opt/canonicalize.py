@@ -9,11 +9,10 @@ from shardy_py.dialect import AllToAllParam, AllToAllParamList, AxisRef, ListOfA
 from shardy_py.dialect.axis import add_axis_or_merge, sort_and_merge
 from shardy_py.dialect.collectives import AXES_OF, moved_axes
 from shardy_py.ir import Block, Op, Program, Value
-from shardy_py.passes.base import UNUSED, Pass, option
+from shardy_py.opt.canonicalization import reshards
+from shardy_py.opt.canonicalization.rewriting import Pattern, erase, insert_before, replace
+from shardy_py.passes.base import FUNCTION, UNUSED, Pass, option
 from shardy_py.passes.dataflow import get_sharding
-from shardy_py.passes.export.canonicalization import reshards
-from shardy_py.passes.export.canonicalization.rewriting import Pattern, erase, insert_before, replace
-from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_in
 from shardy_py.rules import is_pure

@@ -16,10 +16,10 @@ from shardy_py.ir.pieces import local_bytes
 from shardy_py.ir.types import element_bits
 from shardy_py.ir.verifier import verify
 from shardy_py.opt import run_passes
+from shardy_py.opt.insert_explicit_reshards import InsertExplicitReshards
 from shardy_py.passes.export.collective_bytes import received, reshard_bytes
 from shardy_py.passes.export.collective_steps import collectives_for
-from shardy_py.passes.export.insert_explicit_reshards import InsertExplicitReshards
-from tests.passes.export.random_ops import function
+from tests.opt.random_ops import function
 
 SIZES = {"x": 2, "y": 2, "z": 4}
 MESH = 'sdy.mesh @mesh = <["x"=2, "y"=2, "z"=4]>'

@@ -13,10 +13,10 @@ from shardy_py.dialect.rule import factor_symbol
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Type
 from shardy_py.ir.pieces import local_bytes
+from shardy_py.opt.explicit_reshards.choice import BY_ELEMENTS, Choice, Conflict
+from shardy_py.opt.explicit_reshards.factor_axes import AxesPerFactor, FactorAxes, factor_axes, overlap_between
+from shardy_py.opt.explicit_reshards.unreduced import unreduced_of
 from shardy_py.passes.export.collective_bytes import received, reshard_bytes
-from shardy_py.passes.export.explicit_reshards.choice import BY_ELEMENTS, Choice, Conflict
-from shardy_py.passes.export.explicit_reshards.factor_axes import AxesPerFactor, FactorAxes, factor_axes, overlap_between
-from shardy_py.passes.export.explicit_reshards.unreduced import unreduced_of
 from shardy_py.rules.traits import DOTS
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.passes.export.reshard_to_collectives import ReshardToCollectives
+from shardy_py.opt.reshard_to_collectives import ReshardToCollectives
 from tests.passes.oracle import corpus, dump, jaxlib_program
 
 MESHES = """

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from shardy_py.dialect import AllToAllParamList, ListOfAxisRefLists, TensorSharding
 from shardy_py.ir import Op, Program, Value
-from shardy_py.passes.base import Pass, option
+from shardy_py.passes.base import FUNCTION, Pass, option
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.export.collective_steps import CollectiveStep, collectives_for
-from shardy_py.passes.pipeline_text import FUNCTION
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_of
 

@@ -1,0 +1,172 @@
+"""The reshards that Shardy makes explicit for the shardings of a plan, with reasons in the words of JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect.axis import num_shards, sort_and_merge
+from shardy_py.dialect.collectives import AXES_OF, moved_axes
+from shardy_py.dialect.format import format_axis
+from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.ir.pieces import local_bytes
+from shardy_py.opt.canonicalization.reshards import skip_reshard
+from shardy_py.opt.canonicalization.rewriting import erase
+from shardy_py.opt.canonicalize import COLLECTIVES, Canonicalize
+from shardy_py.opt.insert_explicit_reshards import InsertExplicitReshards
+from shardy_py.opt.reshard_to_collectives import RESHARD, ReshardToCollectives
+from shardy_py.passes.clone import clone_program, dissolve
+from shardy_py.passes.collection import no_collection
+from shardy_py.passes.dataflow import COMPUTATIONS, WHILE, get_sharding
+from shardy_py.passes.export.collective_bytes import received
+from shardy_py.plan.collectives import Movement
+from shardy_py.plan.reshards import Reshard, primitive_of, reason_of
+from shardy_py.plan.trips import trip_count
+from shardy_py.plan.values import location_of, name_of
+from shardy_py.rules.traits import TERMINATORS
+
+MOVING_OPS = frozenset((*AXES_OF, "sdy.collective_permute", "sdy.reshard"))
+"""Ops that `movement_of` describes."""
+
+
+def movement_of(op: Op, source: TensorSharding | None, meshes: Mapping[str, Mesh]) -> Movement:
+    """Describes a collective of the SDY dialect."""
+    target = op.result.sharding
+    mesh = None if target is None else target.mesh_in(meshes)
+    axes = moved_axes(op.attributes[AXES_OF[op.name]]) if op.name in AXES_OF else ()
+    axes = axes if mesh is None else sort_and_merge(axes, mesh)
+    group = 1
+    if mesh is not None:
+        group = num_shards(axes, mesh) if axes else mesh.size
+    kind = op.name.removeprefix("sdy.")
+    before, after = local_bytes(op.operands[0].type, source, meshes), local_bytes(op.result.type, target, meshes)
+    return Movement(kind, axes, group, received(kind, group, before, after))
+
+
+@dataclass(eq=False, slots=True)
+class _Origin:
+    """The cause of a movement. It replaces the op's location, which passes copy to the collectives that they create."""
+
+    value: str
+    reason: str
+    location: str
+    primitive: str
+
+
+@no_collection()
+def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[str, ...]) -> tuple[Reshard, ...]:
+    """The data movements of a program with final shardings, in program order.
+
+    Shardy's explicit collectives: `sdy-insert-explicit-reshards` in its full version, then reshards become collectives, and a reduction
+    whose result is only sliced becomes a reduce-scatter. Collectives that the user wrote in a `shard_map` are not listed.
+    """
+    copy, mapping = clone_program(program)
+    copied_names = {mapping[value]: name for value, name in names.items() if value in mapping}
+    inserted: list[tuple[Op, str, Op]] = []
+    user_reshards = [op for op in copy.walk() if op.name == RESHARD]
+    InsertExplicitReshards(enable_full_version=True).run(copy, record=lambda *entry: inserted.append(entry))
+    inserted_ops = {op for op, _, _ in inserted}
+    origins: list[tuple[Op, _Origin]] = []
+    for op in user_reshards:
+        if op.block is not None:
+            primitive = op.primitive or "sharding_constraint"
+            origins.append(
+                (op, _Origin(name_of(op.operands[0], copied_names, inserted_ops), "sharding constraint", location_of(copy, op), primitive))
+            )
+    for op, why, cause in inserted:
+        reason = _reason(op, why, cause, results)
+        value = op.operands[0]
+        by = value.defining_op if cause.name in TERMINATORS else cause
+        while by is not None and by in inserted_ops:
+            by = by.operands[0].defining_op
+        location = location_of(copy, by) if by is not None else location_of(copy, cause)
+        origins.append((op, _Origin(name_of(value, copied_names, inserted_ops), reason, location, primitive_of(cause))))
+    for op, origin in origins:
+        op.location = origin
+    _merge([op for op, _ in origins], copy)
+    ReshardToCollectives().run(copy)
+    Canonicalize(enable_patterns=(COLLECTIVES,)).run(copy)
+    groups: dict[_Origin, _OpGroup] = {}
+    for op, trips, depth in _with_trips(copy.main.body):
+        if op.name in MOVING_OPS and isinstance(op.location, _Origin):
+            groups.setdefault(op.location, _OpGroup([], depth, trips)).ops.append(op)
+    reshards = tuple(_entry(origin, entry, copy) for origin, entry in groups.items())
+    dissolve(copy)
+    return reshards
+
+
+def _merge(ops: list[Op], program: Program) -> None:
+    """Merges two reshards in a row into one."""
+    blocks: dict[Block, None] = {}
+    for op in ops:
+        first = op.operands[0].defining_op
+        while op.name == RESHARD and first is not None and skip_reshard(op, program):
+            assert first.block is not None
+            blocks[first.block] = None
+            erase(first)
+            first = op.operands[0].defining_op
+    for block in blocks:
+        block.ops = [op for op in block.ops if op.block is block]
+
+
+@dataclass(slots=True)
+class _OpGroup:
+    ops: list[Op]
+    depth: int
+    trips: int | None
+
+
+def _entry(origin: _Origin, group: _OpGroup, program: Program) -> Reshard:
+    first, last = group.ops[0], group.ops[-1]
+    steps = tuple(movement_of(op, get_sharding(op.operands[0]), program.meshes) for op in group.ops)
+    source = get_sharding(first.operands[0])
+    reason = origin.reason
+    if steps[0].kind in ("all_reduce", "reduce_scatter"):
+        axes = steps[0].axes
+        reason = f"{reason} over {','.join(map(format_axis, axes))}"
+        if source is not None and not source.unreduced:
+            source = TensorSharding(source.mesh, source.dims, source.replicated, axes)
+    return Reshard(
+        origin.value,
+        first.result.type,
+        source,
+        last.result.sharding,
+        steps,
+        sum(step.bytes_per_device for step in steps),
+        reason,
+        origin.location,
+        origin.primitive,
+        group.depth,
+        group.trips,
+    )
+
+
+def _reason(op: Op, why: str, cause: Op, results: tuple[str, ...]) -> str:
+    """The reason that an op was inserted for, in the words of JAX."""
+    name = primitive_of(cause)
+    if cause.name != "func.return" and op.name == "sdy.all_reduce":
+        return f"reduction in {name}"
+    if why.endswith("makes it otherwise") and cause.name not in TERMINATORS and cause.name != WHILE and cause.name not in COMPUTATIONS:
+        return f"result of {name}"
+    index = next((i for user, i in _final_uses(op) if user is cause), None)
+    return reason_of(cause, results[index] if index is not None and index < len(results) else "")
+
+
+def _final_uses(op: Op) -> Collection[tuple[Op, int]]:
+    """Uses of an inserted op's result, behind further ops inserted for the same use."""
+    uses = op.results[0].uses
+    while len(uses) == 1 and (user := next(iter(uses))[0]).name in MOVING_OPS:
+        uses = user.results[0].uses
+    return uses
+
+
+def _with_trips(block: Block, trips: int | None = 1, depth: int = 0) -> Iterator[tuple[Op, int | None, int]]:
+    """Every op of a block and its regions, its executions (None where unknown), and the number of regions around it."""
+    for op in block.ops:
+        yield op, trips, depth
+        if op.regions:
+            count = trip_count(op) if op.name == WHILE else 1
+            within = None if count is None or trips is None else count * trips
+            for region in op.regions:
+                yield from _with_trips(region, within, depth + 1)
