@@ -10,7 +10,7 @@ import ast
 import re
 import warnings
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from shardy_py.cli.errors import CommandError
 
@@ -22,11 +22,10 @@ SHORT = {
 }
 """Short names of element types, as in jaxprs."""
 
-_TYPE = re.compile(r"(?P<dtype>[A-Za-z][A-Za-z0-9_]*(?:<\w+>)?)\s*\[(?P<dims>[^\[\]]*)\]")
+_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_TOKEN = re.compile(rf"{_QUOTED}|(?P<dtype>[A-Za-z][A-Za-z0-9_]*(?:<\w+>)?)\s*\[(?P<dims>[^\[\]]*)\]")
 _DIM = re.compile(r"(?P<size>\d+)\s*(?:@\s*(?:(?P<axis>[\w.:]+)|\((?P<axes>[^()]*)\)))?")
-_WORD = re.compile(r"(True|False|None)\b|[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _NAMED = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
-_DEEPEST = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,110 +60,56 @@ def parse_arguments(texts: list[str]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def parse_argument(text: str) -> Any:
-    """Parses one argument. Raises CommandError if it cannot be read; the message shows where."""
-    reader = _ArgumentReader(text)
-    value = reader.value(0)
-    reader.blank()
-    if reader.at < len(text):
-        reader.fail("something is left over")
-    return value
+    """Parses one argument: a Python literal, in which types may stand for arrays. Raises CommandError if it cannot be read."""
+    arrays: dict[str, ArrayText] = {}
 
+    def as_name(match: re.Match[str]) -> str:
+        if match["dtype"] is None:
+            return match.group()
+        name = f"__array_{len(arrays)}__"
+        arrays[name] = _array(match, text)
+        return f" {name} "
 
-class _ArgumentReader:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
-
-    def fail(self, what: str) -> NoReturn:
-        raise CommandError(
-            f"{what} at {self.text[self.at : self.at + 20]!r}" if self.at < len(self.text) else f"{what} at the end",
-            where=f"--args {self.text}",
-            fix="write types as float32[8,128] or float32[8@data,128], in {'name': ...}, [...] or (...), or numbers, texts, None",
-        )
-
-    def blank(self) -> None:
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
-
-    def next(self, char: str) -> bool:
-        self.blank()
-        is_next = self.text.startswith(char, self.at)
-        self.at += is_next
-        return is_next
-
-    def value(self, depth: int) -> Any:
-        if depth > _DEEPEST:
-            self.fail("too many brackets")
-        self.blank()
-        if self.next("{"):
-            return self.mapping(depth)
-        if self.next("["):
-            return self.several("]", depth)[0]
-        if self.next("("):
-            items, comma = self.several(")", depth)
-            return tuple(items) if comma or len(items) != 1 else items[0]
-        match = _TYPE.match(self.text, self.at)
-        if match is not None:
-            return self.array(match)
-        match = _WORD.match(self.text, self.at)
-        if match is None:
-            self.fail("expected a type or a value")
-        return self.literal(match)
-
-    def literal(self, match: re.Match[str]) -> Any:
-        """A number, a text or None, as Python reads it; an escape that Python only warns of is a mistake here."""
+    literal = _TOKEN.sub(as_name, text).strip()
+    try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            try:
-                literal = ast.literal_eval(match.group())
-            except (SyntaxError, ValueError, Warning):
-                self.fail("expected another spelling of this value")
-        self.at = match.end()
-        return literal
-
-    def several(self, end: str, depth: int) -> tuple[list[Any], bool]:
-        items: list[Any] = []
-        comma = False
-        while not self.next(end):
-            items.append(self.value(depth + 1))
-            comma = self.next(",")
-            if not comma:
-                if not self.next(end):
-                    self.fail(f"expected , or {end}")
-                break
-        return items, comma
-
-    def mapping(self, depth: int) -> dict[Any, Any]:
-        items: dict[Any, Any] = {}
-        while not self.next("}"):
-            self.blank()
-            match = _WORD.match(self.text, self.at)
-            if match is None:
-                self.fail("expected a name in quotes")
-            key = self.literal(match)
-            if key in items:
-                self.fail(f"{key!r} stands twice before this")
-            if not self.next(":"):
-                self.fail("expected :")
-            items[key] = self.value(depth + 1)
-            if not self.next(","):
-                if not self.next("}"):
-                    self.fail("expected , or }")
-                break
-        return items
-
-    def array(self, match: re.Match[str]) -> ArrayText:
-        dims: list[tuple[int, tuple[str, ...]]] = []
-        for part in _parts(match["dims"]):
-            dim = _DIM.fullmatch(part.strip())
-            if dim is None:
-                self.fail(f"{part.strip()!r} is no dimension,")
-            listed = dim["axis"] or dim["axes"] or ""
-            dims.append((int(dim["size"]), tuple(axis.strip() for axis in listed.split(",") if axis.strip())))
-        self.at = match.end()
-        return ArrayText(SHORT.get(match["dtype"], match["dtype"]), tuple(n for n, _ in dims), tuple(axes for _, axes in dims))
+            warnings.simplefilter("error")  # an escape that Python only warns of is a mistake here
+            return _value(ast.parse(literal, mode="eval").body, arrays, text)
+    except CommandError:
+        raise
+    except (SyntaxError, TypeError, ValueError, Warning, MemoryError, RecursionError):
+        raise _refused("no type and no value", text) from None
 
 
-def _parts(dims: str) -> list[str]:
-    """Splits at commas outside of brackets."""
-    return re.split(r",(?![^()]*\))", dims) if dims.strip() else []
+def _value(node: ast.expr, arrays: dict[str, ArrayText], text: str) -> Any:
+    match node:
+        case ast.Name() if node.id in arrays:
+            return arrays[node.id]
+        case ast.List():
+            return [_value(item, arrays, text) for item in node.elts]
+        case ast.Tuple():
+            return tuple(_value(item, arrays, text) for item in node.elts)
+        case ast.Dict():
+            keys = [ast.literal_eval(key) for key in node.keys if key is not None]
+            if len(set(keys)) < len(node.values):
+                raise _refused("a name that stands twice", text)
+            return dict(zip(keys, (_value(value, arrays, text) for value in node.values)))
+        case _:
+            return ast.literal_eval(node)
+
+
+def _array(match: re.Match[str], text: str) -> ArrayText:
+    sizes: list[int] = []
+    axes: list[tuple[str, ...]] = []
+    for part in re.split(r",(?![^()]*\))", match["dims"]) if match["dims"].strip() else []:  # at commas outside of brackets
+        dim = _DIM.fullmatch(part.strip())
+        if dim is None:
+            raise _refused(f"{part.strip()!r} is no dimension", text)
+        sizes.append(int(dim["size"]))
+        axes.append(tuple(axis.strip() for axis in (dim["axis"] or dim["axes"] or "").split(",") if axis.strip()))
+    return ArrayText(SHORT.get(match["dtype"], match["dtype"]), tuple(sizes), tuple(axes))
+
+
+def _refused(what: str, text: str) -> CommandError:
+    fix = "write types as float32[8,128] or float32[8@data,128], in {'name': ...}, [...] or (...), or numbers, texts, None"
+    return CommandError(what, where=f"--args {text}", fix=fix)
