@@ -6,7 +6,7 @@ import runpy
 import sys
 from unittest import mock
 
-from shardy_py.api.planning import Planned
+from shardy_py.api.partitioning import Planned
 from tests.fixes import judge, small_programs_count
 
 

@@ -24,11 +24,11 @@ from shardy_py.api.logical_axes import check_logical_rules
 from shardy_py.api.meshes import MeshView, view_of
 from shardy_py.api.name_rules import check_rules
 from shardy_py.api.options import Options
-from shardy_py.api.partitioning import LOWERINGS
+from shardy_py.api.partitioning import LOWERINGS, Planned, RegionBuilder
 from shardy_py.api.peers import report_failures, tell_end
-from shardy_py.api.planning import Planned, make_plan
+from shardy_py.api.planning import make_plan
 from shardy_py.api.request import PlanRequest, Settings, UserCall, is_on_mesh, request
-from shardy_py.api.running import CompiledCall, check_buffers, compiled_call, run_inside
+from shardy_py.api.running import CompiledCall, check_buffers, compiled_call
 from shardy_py.api.signature import Arguments, ArgumentSlots
 from shardy_py.api.specs import mesh_of
 from shardy_py.api.static_leaves import static_call, user_tree
@@ -37,11 +37,12 @@ from shardy_py.api.trees import location_of
 from shardy_py.api.verifying import Request, Verification, verify
 from shardy_py.backends import host_threads
 from shardy_py.backends.executable import SignatureChanged
+from shardy_py.backends.shard_map import fits_inside
 from shardy_py.cost.hardware import platform_named
 from shardy_py.dialect.format import sizes_text
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import api_boundary, is_tracing
-from shardy_py.frontends.mesh_context import on_a_mesh_or_none
+from shardy_py.frontends.mesh_context import no_mesh, on_a_mesh_or_none
 from shardy_py.plan.progress import observed
 from shardy_py.planner.errors import PlannerInfeasible
 from shardy_py.planner.meshes import ShapeSearch, named, shapes
@@ -287,7 +288,7 @@ class AutoSharded(Generic[P, R]):
     def _run_on(self, view: MeshView, call: UserCall, attempt: tuple[CompiledCall, Exception] | None) -> Any:
         settings = call.settings
         if _is_manual(view, getattr(settings.fun, "__name__", "the function")):
-            return run_inside(call, view)  # inside a shard_map over this mesh only the axes that it leaves over can be sharded
+            return _run_inside(call, view)  # inside a shard_map over this mesh only the axes that it leaves over can be sharded
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
             return on_a_mesh_or_none(call.run, view.context, mesh_first=is_on_mesh(settings, view))
         check_buffers(call)
@@ -481,6 +482,25 @@ class BoundAutoSharded(Generic[Q, R]):
     def plan_count(self) -> int:
         """See `AutoSharded`; of all instances."""
         return self.__func__.plan_count
+
+
+def _run_inside(call: UserCall, view: MeshView) -> Any:
+    """Runs the function; unless under `lowering="jit"` in a region over the axes that are left, where the plan uses only those."""
+    context = jax.sharding.get_abstract_mesh()
+    sizes = {name: size for name, size in view.sizes.items() if name not in context.manual_axes and size > 1}
+    if call.settings.lowering == "jit" or not sizes or dict(context.shape) != view.sizes:
+        return call.run()
+    plan_request = request(call, view, runs=True)
+    with no_mesh():
+        planned = make_plan(trace(plan_request))
+    plan = planned.plan
+    inputs, outputs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
+    by_planner = planned.region is not None and planned.region.by_planner
+    region = RegionBuilder(planned.imported, planned.traced, context, by_planner=by_planner)
+    if not fits_inside(planned.imported, context, inputs, outputs) or not region.is_run(plan):
+        return call.run()
+    results = region.calling(plan, None)(*jax.tree.leaves(call.layout.dynamic_arguments(call.slots)))
+    return user_tree(jax.tree.unflatten(planned.traced.out_tree, results))
 
 
 def _is_manual(view: MeshView, name: str) -> bool:

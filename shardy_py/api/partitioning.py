@@ -23,6 +23,7 @@ from shardy_py.backends.shard_map import Partitioned, fits_inside, partitioned
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.dialect import Mesh as PlannedMesh
 from shardy_py.errors import ShardyError
+from shardy_py.facade import Plan
 from shardy_py.frontends.context import is_extended_dtype
 from shardy_py.frontends.jaxpr import Imported, from_jaxpr
 from shardy_py.frontends.primitives.avals import physical_shape
@@ -212,6 +213,21 @@ class RegionBuilder:
             return in_parts(self.partitioned(plan).as_call(used))
 
         return calling(self.traced, plan, self.closed.consts, self.needed, program, mesh, self.context)
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A plan with what the back ends need besides."""
+
+    plan: Plan
+    imported: Imported
+    traced: TracedCall
+    partitioning: RegionBuilder | None = None
+
+    @property
+    def region(self) -> RegionBuilder | None:
+        """The partitioning, if the plan runs as a region."""
+        return None if self.plan.active_partitioner is None else self.partitioning
 
 
 def calling(

@@ -17,7 +17,7 @@ from shardy_py.api.errors import SpecError
 from shardy_py.api.logical_axes import apply_axis_names, idle_rules
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.name_rules import Annotated, apply_to_results, unmatched, unused_rules
-from shardy_py.api.partitioning import RegionBuilder, decided, import_and_propagate, physical_sharding
+from shardy_py.api.partitioning import Planned, RegionBuilder, decided, import_and_propagate, physical_sharding
 from shardy_py.api.peers import digest, peers_of
 from shardy_py.api.placing import placed_arguments
 from shardy_py.api.request import PlanRequest, leaf_shardings
@@ -81,21 +81,6 @@ class NamedPytrees(PlanTrees):
         names = tuple(argument.name for argument in self.positional)
         result = structure_of(self.outlines[2])
         return Structure(inputs, result, names, axis_types_of(self.view.user_mesh), devices_of(self.view.user_mesh))
-
-
-@dataclass(frozen=True, eq=False)
-class Planned:
-    """A plan with what the back ends need besides."""
-
-    plan: Plan
-    imported: Imported
-    traced: TracedCall
-    partitioning: RegionBuilder | None = None
-
-    @property
-    def region(self) -> RegionBuilder | None:
-        """The partitioning, if the plan runs as a region."""
-        return None if self.plan.active_partitioner is None else self.partitioning
 
 
 def result_leaves(traced: TracedCall) -> list[Leaf]:

@@ -26,13 +26,11 @@ from jax.sharding import Mesh, NamedSharding
 from shardy_py.api.agreement import AgreedStage, Agreement, agreement_of, covering, gated
 from shardy_py.api.errors import DonationWarning, NotAvailableError, OrderedEffectError
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.partitioning import DerivedRegions, RegionBuilder, calling, decided, import_and_propagate
+from shardy_py.api.partitioning import DerivedRegions, Planned, calling, decided, import_and_propagate
 from shardy_py.api.placing import Placing
-from shardy_py.api.planning import Planned, make_plan
-from shardy_py.api.request import UserCall, request
+from shardy_py.api.request import UserCall
 from shardy_py.api.signature import ArgumentSlots, configuration
 from shardy_py.api.static_leaves import has_static_leaves, user_tree
-from shardy_py.api.tracing import trace
 from shardy_py.api.trees import argument_paths, location_of
 from shardy_py.backends.callback_errors import CallbackErrors
 from shardy_py.backends.donation import Guard
@@ -41,14 +39,12 @@ from shardy_py.backends.host_threads import must_wait
 from shardy_py.backends.jit import Pinned, left_to_xla, ordered_effects, pinned
 from shardy_py.backends.leaf_order import Rearranged
 from shardy_py.backends.named_shardings import NamedShardings
-from shardy_py.backends.shard_map import fits_inside
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.grouping import grouped
 from shardy_py.errors import PlanWarning
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import is_staged, is_tracing
 from shardy_py.frontends.jaxpr import Imported
-from shardy_py.frontends.mesh_context import no_mesh
 from shardy_py.frontends.transforms import hoisted, used_part, with_inputs
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import only_grows
@@ -425,22 +421,3 @@ def _refuse_unreduced(values: Sequence[PlannedValue], location: str) -> None:
                 why="jax.jit takes unreduced arrays on Explicit axes only, and a plan runs on Auto axes",
                 fix="reduce it before, or drop unreduced= from its spec",
             )
-
-
-def run_inside(call: UserCall, view: MeshView) -> Any:
-    """Runs the function; unless under `lowering="jit"` in a region over the axes that are left, where the plan uses only those."""
-    context = jax.sharding.get_abstract_mesh()
-    sizes = {name: size for name, size in view.sizes.items() if name not in context.manual_axes and size > 1}
-    if call.settings.lowering == "jit" or not sizes or dict(context.shape) != view.sizes:
-        return call.run()
-    plan_request = request(call, view, runs=True)
-    with no_mesh():
-        planned = make_plan(trace(plan_request))
-    plan = planned.plan
-    inputs, outputs = ([v.sharding for v in values] for values in (plan.inputs, plan.outputs))
-    by_planner = planned.region is not None and planned.region.by_planner
-    region = RegionBuilder(planned.imported, planned.traced, context, by_planner=by_planner)
-    if not fits_inside(planned.imported, context, inputs, outputs) or not region.is_run(plan):
-        return call.run()
-    results = region.calling(plan, None)(*jax.tree.leaves(call.layout.dynamic_arguments(call.slots)))
-    return user_tree(jax.tree.unflatten(planned.traced.out_tree, results))

@@ -17,8 +17,8 @@ from jax.sharding import Mesh as JaxMesh
 from shardy_py.api.agreement import covering
 from shardy_py.api.errors import ArgumentTypeError, MeshError
 from shardy_py.api.meshes import MESH_NAME
-from shardy_py.api.partitioning import RegionBuilder
-from shardy_py.api.planning import Planned, described_results, result_leaves
+from shardy_py.api.partitioning import Planned, RegionBuilder
+from shardy_py.api.planning import described_results, result_leaves
 from shardy_py.api.running import compiled_call, program_of
 from shardy_py.api.static_leaves import static_tree
 from shardy_py.api.tracing import TracedCall
