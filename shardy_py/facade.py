@@ -24,7 +24,7 @@ from shardy_py.plan.explain import explain
 from shardy_py.plan.explanation import Explanation
 from shardy_py.plan.findings import Findings
 from shardy_py.plan.memory import analysis as memory_analysis
-from shardy_py.plan.memory.report import MemoryAnalysis
+from shardy_py.plan.memory.analysis import MemoryAnalysis
 from shardy_py.plan.progress import Timings
 from shardy_py.plan.record import PlanError, PlanRecord
 from shardy_py.plan.reshards import Reshard

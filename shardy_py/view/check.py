@@ -12,9 +12,9 @@ from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.cost_analysis import CostAnalysis, summary_rows
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.findings import Findings
+from shardy_py.plan.memory.analysis import MemoryAnalysis
 from shardy_py.plan.memory.analysis import analyse as memory_of
-from shardy_py.plan.memory.report import MemoryAnalysis
-from shardy_py.plan.memory.report import summary_rows as memory_rows
+from shardy_py.plan.memory.analysis import summary_rows as memory_rows
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.report import Report
 from shardy_py.view.text import findings_lines, moves_lines

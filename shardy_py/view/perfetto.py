@@ -23,7 +23,7 @@ from shardy_py.plan.record import PlanRecord
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
     from shardy_py.plan.cost_analysis import CollectiveCost, OpCost
-    from shardy_py.plan.memory.report import MemoryAnalysis
+    from shardy_py.plan.memory.analysis import MemoryAnalysis
 
 NOMINAL_MEMORY = 1e12
 """Bytes per second to and from memory, without named hardware."""

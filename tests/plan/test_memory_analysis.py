@@ -19,8 +19,7 @@ from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.liveness.live import ALIGNMENT
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.facade import Plan
-from shardy_py.plan.memory.analysis import lifetimes
-from shardy_py.plan.memory.report import MemoryAnalysis
+from shardy_py.plan.memory.analysis import MemoryAnalysis, lifetimes
 
 pytestmark = pytest.mark.usefixtures("usual_fusions")
 

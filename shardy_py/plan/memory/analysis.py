@@ -1,16 +1,17 @@
-"""Computes the memory that a call of a planned function takes on one device, without compiling it."""
+"""The memory that a call of a planned function takes on one device, computed without compiling it: figures, their text, remedies."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 from shardy_py.cost.hardware import Hardware, HardwareError
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.liveness.live import Buffer, Liveness, liveness
 from shardy_py.cost.sizes import LocalSizes
-from shardy_py.dialect.format import short_location
+from shardy_py.dialect.format import aligned, printable, short_location
 from shardy_py.ir import Op, Program, Value
 from shardy_py.ir.pieces import local_shape
 from shardy_py.passes.collection import no_collection
@@ -20,9 +21,258 @@ from shardy_py.plan.donation import donatable
 from shardy_py.plan.executed import explicit_of
 from shardy_py.plan.findings import Finding, Findings
 from shardy_py.plan.memory.lifetimes import Lifetimes, LiveBuffer, label_of
-from shardy_py.plan.memory.report import Contributor, MemoryAnalysis, PeakBuffer, Relief, Step
 from shardy_py.plan.record import Analysis, PlanRecord, Variant
+from shardy_py.plan.report import LISTED, Report, html_report, html_rows
 from shardy_py.plan.values import PlannedValue, location_of, typed
+
+FORMAT = "shardy_py.memory"
+VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Contributor:
+    """Arrays in memory at the peak, under one name.
+
+    Attributes:
+        name: Path of an argument or result; of temporaries the primitive that makes them.
+        role: `argument`, `output` (one that takes no donated argument's memory) or `temporary`.
+        type: Element type and shape on a device, of arrays that a loop fills step by step, such as the residuals of a scan; empty of
+            others.
+    """
+
+    name: str
+    role: Literal["argument", "output", "temporary"]
+    bytes: int
+    count: int = 1
+    location: str = ""
+    type: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name, with the type if there is one."""
+        return f"{self.name} {self.type}" if self.type else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the program; ops that are computed where they are read are part of their readers.
+
+    Attributes:
+        primitive: The JAX primitive of the (last) op.
+    """
+
+    bytes: int
+    primitive: str
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeakBuffer:
+    """One array in memory at the peak.
+
+    Attributes:
+        path: As `plan.values` names the value that it holds; empty where it holds none of them, as scratch memory of a library call.
+        role: `argument`, `output` (one that takes no donated argument's memory) or `temporary`.
+        bytes: On one device.
+        type: Element type, shape and the layout in which the value lies there; empty where it holds none.
+        primitive: The JAX primitive that makes it; of a value that is brought to another layout the collective.
+        location: `file:line` of the user's code that makes it, of a collective that it is made for; empty for arguments and results.
+
+    Example:
+        >>> import jax.numpy as jnp, shardy_py as sp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> step = sp.auto_shard(lambda x, w: jnp.sin(x) @ w, mesh={"x": 4}, in_shardings=P("x"), lowering="jit")
+        >>> for buffer in step.plan(jnp.ones((64, 64)), jnp.ones((64, 64))).memory_analysis("h100").peak_buffers[:2]:
+        ...     print(buffer.bytes, buffer.role, buffer.path, buffer.type)
+        16384 temporary w float32[64,64]
+        4096 argument x float32[64@x,64]
+    """
+
+    path: str
+    role: Literal["argument", "output", "temporary"]
+    bytes: int
+    type: str = ""
+    primitive: str = ""
+    location: str = ""
+
+    def __str__(self) -> str:
+        parts = (format_bytes(self.bytes), self.role, self.path, self.type, self.primitive, short_location(self.location))
+        return printable("  ".join(filter(None, parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """Bytes at the peak that a change of the function would free; see `MemoryAnalysis.findings` for the peaks that are left.
+
+    Attributes:
+        residual_bytes: Of residuals that scans keep for their backward passes, which `jax.checkpoint` recomputes.
+        donation_bytes: Of results that could lie in arguments that are not donated.
+    """
+
+    residual_bytes: int
+    donation_bytes: int
+
+
+@dataclass(frozen=True, repr=False)
+class MemoryAnalysis(Report):
+    """Bytes on one device, under the names of `jax.stages.Compiled.memory_analysis()`.
+
+    Arguments and results have memory of their own during the whole call, as XLA runs programs; temporaries share the rest, and make the
+    peak.
+
+    Attributes:
+        name: The function's name.
+        compiler: `"cpu"` where four facts of XLA for CPUs hold (a plan for CPUs, with no hardware named), else `"accelerator"`.
+        argument_size_in_bytes: Of the arguments, with those that nothing uses: the caller holds them, though jaxlib leaves them out.
+        output_size_in_bytes: Of the results.
+        alias_size_in_bytes: Of results that lie in donated arguments.
+        temp_size_in_bytes: Of temporaries, at the step at which they need most.
+        peak_memory_in_bytes: Arguments, results that are not aliased, and temporaries. (jaxlib's figure of this name leaves temporaries
+            out on CPU.)
+        host_argument_size_in_bytes: Of the arguments in the host's memory, which are in no figure above; so are those that follow.
+        host_output_size_in_bytes: Of the results there.
+        host_alias_size_in_bytes: Of results that lie in donated arguments there.
+        host_temp_size_in_bytes: Of temporaries there, at the step at which they need most.
+        generated_code_size_in_bytes: Unknown to a plan, and 0 on CPU in jaxlib too.
+        peak_step: The number in `steps` of the one at which most is alive.
+        steps: In the order in which they run, with the bytes in memory; a loop's body once, between two steps of the loop.
+        contributors: Arrays in memory at the peak, largest first. They add up to the peak, except gaps between arrays.
+        hardware: The hardware it should fit; None without.
+        hardware_bytes: Its memory.
+        plan: The plan, from which findings and buffers are computed; no part of the figures.
+    """
+
+    name: str
+    compiler: Literal["cpu", "accelerator"]
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int
+    temp_size_in_bytes: int
+    peak_memory_in_bytes: int
+    peak_step: int
+    steps: tuple[Step, ...]
+    contributors: tuple[Contributor, ...]
+    hardware: str | None = None
+    hardware_bytes: int | None = None
+    host_argument_size_in_bytes: int = 0
+    host_output_size_in_bytes: int = 0
+    host_alias_size_in_bytes: int = 0
+    host_temp_size_in_bytes: int = 0
+    generated_code_size_in_bytes: int = 0
+    plan: PlanRecord | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def peak(self) -> Step | None:
+        """The step at which most is alive; None of a function that does nothing."""
+        return self.steps[self.peak_step] if self.steps else None
+
+    @property
+    def series(self) -> tuple[int, ...]:
+        """Bytes in memory at each step."""
+        return tuple(step.bytes for step in self.steps)
+
+    @property
+    def headroom_in_bytes(self) -> int | None:
+        """Memory of the hardware less the peak, negative where it does not fit; None without hardware."""
+        return None if self.hardware_bytes is None else self.hardware_bytes - self.peak_memory_in_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak fits the hardware's memory; None without hardware."""
+        room = self.headroom_in_bytes
+        return None if room is None else room >= 0
+
+    @functools.cached_property
+    def findings(self) -> Findings:
+        """Variants with a smaller peak, where it does not fit or residuals of scans are most of it, the best first.
+
+        Variants of the function are planned when this is first read, as where the analysis is printed: with the bodies of scans
+        checkpointed, more arguments donated, large arguments cut further.
+        """
+        return Findings() if self.plan is None else Findings(_remedies(self.plan, self))
+
+    @functools.cached_property
+    def peak_buffers(self) -> tuple[PeakBuffer, ...]:
+        """The single arrays in memory at the peak, the largest first, each with its value and layout."""
+        return () if self.plan is None else _peak_buffers(self.plan, self)
+
+    @functools.cached_property
+    def relief(self) -> Relief | None:
+        """Bytes at the peak that `jax.checkpoint` and further donation could free; None of an analysis without its plan."""
+        plan = self.plan
+        if plan is None:
+            return None
+        donation = sum(donatable(plan.program, plan.inputs, plan.outputs, plan.donation).values())
+        return Relief(_residual_bytes(plan, self), donation)
+
+    def as_text(self, limit: int = LISTED) -> str:
+        """Sizes, the peak with its contributors, and whether it fits.
+
+        Args:
+            limit: Number of contributors to list.
+        """
+        return printable(memory_text(self, limit))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists, strings and numbers, with a version."""
+        derived = {"fits": self.fits, "headroom_in_bytes": self.headroom_in_bytes, "findings": [asdict(f) for f in self.findings]}
+        figures = asdict(replace(self, plan=None))
+        del figures["plan"]
+        return {"format": FORMAT, "version": VERSION, **figures, **derived}
+
+    def _repr_html_(self) -> str:
+        return html_report(_title(self), summary_rows(self), (), (("at the peak", html_rows(contributor_rows(self, LISTED))),))
+
+
+def summary_rows(memory: MemoryAnalysis) -> list[tuple[str, str]]:
+    """Title and figure of each size."""
+    rows = [("arguments", format_bytes(memory.argument_size_in_bytes)), ("results", format_bytes(memory.output_size_in_bytes))]
+    if memory.alias_size_in_bytes:
+        rows.append(("  of them in donated arguments", format_bytes(memory.alias_size_in_bytes)))
+    rows.append(("temporaries", format_bytes(memory.temp_size_in_bytes)))
+    rows.append(("peak", format_bytes(memory.peak_memory_in_bytes)))
+    if memory.peak is not None and memory.temp_size_in_bytes:
+        where = short_location(memory.peak.location)
+        rows.append(("  at", ", ".join(filter(None, (memory.peak.primitive, where, f"step {memory.peak_step} of {len(memory.steps)}")))))
+    host = memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes - memory.host_alias_size_in_bytes
+    if host or memory.host_temp_size_in_bytes:
+        parts = (format_bytes(host), format_bytes(memory.host_temp_size_in_bytes))
+        rows.append(("in the host's memory", "{} of arguments and results, {} of temporaries".format(*parts)))
+    room = memory.headroom_in_bytes
+    if room is not None:
+        margin = f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} too much"
+        rows.append(("fits" if room >= 0 else "does not fit", f"{format_bytes(memory.hardware_bytes or 0)} of {memory.hardware}: {margin}"))
+    return rows
+
+
+def contributor_rows(memory: MemoryAnalysis, limit: int) -> list[tuple[str, ...]]:
+    """Bytes, role, name, place of the largest contributors."""
+    rows = [_row(part) for part in memory.contributors[:limit]]
+    rest = memory.contributors[limit:]
+    if rest:
+        rows.append((format_bytes(sum(part.bytes for part in rest)), "", f"{len(rest)} more", ""))
+    return rows
+
+
+def _row(part: Contributor) -> tuple[str, ...]:
+    many = f" x{part.count}" if part.count > 1 else ""
+    return format_bytes(part.bytes), part.role, part.title + many, short_location(part.location)
+
+
+def memory_text(memory: MemoryAnalysis, limit: int) -> str:
+    """See `MemoryAnalysis.as_text`."""
+    lines = [_title(memory), *(f"  {line}" for line in aligned(summary_rows(memory)))]
+    parts = contributor_rows(memory, limit)
+    if parts:
+        lines += ["at the peak", *(f"  {line}" for line in aligned(parts, right=[0]))]
+    if memory.findings:
+        lines += ["what leaves less", *(f"  {finding.message}" for finding in memory.findings)]
+    return "\n".join(lines)
+
+
+def _title(memory: MemoryAnalysis) -> str:
+    return f"memory of {memory.name} per device, on {'a cpu' if memory.compiler == 'cpu' else 'an accelerator'}"
+
 
 ERROR = 0.2
 """The part by which peaks were at most below those of compiled programs, by docs/memory.md."""
@@ -37,7 +287,7 @@ def analyse(plan: PlanRecord, which: str | Hardware | int | None = None) -> Memo
     on_cpu = _is_on_cpu(plan, name)
     memory = _usage(plan, on_cpu)[0]
     room_of = name or (None if room is None else "the given memory")
-    return replace(memory, hardware=room_of, hardware_bytes=room, queries=_Queries(plan, on_cpu))
+    return replace(memory, hardware=room_of, hardware_bytes=room, plan=plan)
 
 
 def lifetimes(plan: PlanRecord, which: str | Hardware | int | None = None) -> Lifetimes:
@@ -62,33 +312,20 @@ def _usage(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes]:
     return by_platform[on_cpu]
 
 
-@dataclass(frozen=True, eq=False)
-class _Queries:
-    """Answers questions on an analysis that need the plan; see `report.Queries`."""
+def _peak_buffers(plan: PlanRecord, memory: MemoryAnalysis) -> tuple[PeakBuffer, ...]:
+    usage = _usage(plan, memory.compiler == "cpu")[1]
+    buffers = (*usage.resident, *(usage.alive(memory.peak_step) if memory.steps else ()))
+    return tuple(_described(plan, usage, b) for b in sorted(buffers, key=lambda b: -b.bytes))
 
-    plan: PlanRecord
-    on_cpu: bool
 
-    def findings(self, memory: MemoryAnalysis) -> Findings:
-        return Findings(remedies(self.plan, memory, lambda variant: _usage(variant, self.on_cpu)[0]))
-
-    def relief(self, memory: MemoryAnalysis) -> Relief:
-        return relief(self.plan, memory)
-
-    def peak_buffers(self, memory: MemoryAnalysis) -> tuple[PeakBuffer, ...]:
-        usage = _usage(self.plan, self.on_cpu)[1]
-        buffers = (*usage.resident, *(usage.alive(memory.peak_step) if memory.steps else ()))
-        locate = _Locations(usage.running)
-        return tuple(self._described(b, locate) for b in sorted(buffers, key=lambda b: -b.bytes))
-
-    def _described(self, buffer: LiveBuffer, locate: _Locations) -> PeakBuffer:
-        plan, value = self.plan, buffer.value
-        if buffer.role != "temporary":
-            leaf = _leaf(plan, buffer)
-            return PeakBuffer(leaf.path, buffer.role, buffer.bytes, typed(leaf.type, leaf.sharding))
-        path = "" if value is None else plan.names.get(value, value.name or "")
-        of = "" if value is None else typed(value.type, buffer.sharding)
-        return PeakBuffer(path, buffer.role, buffer.bytes, of, buffer.label, locate(buffer.reader or buffer.op))
+def _described(plan: PlanRecord, usage: Lifetimes, buffer: LiveBuffer) -> PeakBuffer:
+    value, op = buffer.value, buffer.reader or buffer.op
+    if buffer.role != "temporary":
+        leaf = _leaf(plan, buffer)
+        return PeakBuffer(leaf.path, buffer.role, buffer.bytes, typed(leaf.type, leaf.sharding))
+    path = "" if value is None else plan.names.get(value, value.name or "")
+    of = "" if value is None else typed(value.type, buffer.sharding)
+    return PeakBuffer(path, buffer.role, buffer.bytes, of, buffer.label, "" if op is None else location_of(usage.running, op))
 
 
 @no_collection()
@@ -100,7 +337,7 @@ def _analysed(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes
     usage = liveness(running.main, LocalSizes(running.meshes), donated, host_arguments, on_cpu)
     outputs = on_device["output"] + (ADDRESS * len(plan.outputs) if on_cpu and len(plan.outputs) != 1 else 0)
     fixed = on_device["argument"] + outputs - on_device["alias"]
-    locate = _Locations(running)
+    locate = functools.cache(functools.partial(location_of, running))
     parts = [*(Contributor(_leaf(plan, b).path, b.role, b.bytes) for b in resident), *_temporaries(usage, running, locate)]
     temporary = max(usage.series, default=0)
     memory = MemoryAnalysis(
@@ -148,22 +385,6 @@ def _room(which: str | Hardware | int | None) -> tuple[str, int | None]:
     return machine.name, machine.hbm_bytes
 
 
-class _Locations:
-    """Source locations of ops, each looked up once."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._locations: dict[Op, str] = {}
-
-    def __call__(self, op: Op | None) -> str:
-        if op is None:
-            return ""
-        location = self._locations.get(op)
-        if location is None:
-            location = self._locations[op] = location_of(self._program, op)
-        return location
-
-
 def _resident(plan: PlanRecord, donated: Mapping[int, int]) -> tuple[dict[str, int], dict[str, int], tuple[LiveBuffer, ...]]:
     """Bytes of arguments, results and results in donated arguments on the device and in the host's memory, and the device's buffers.
 
@@ -198,7 +419,7 @@ def _leaf(plan: PlanRecord, buffer: LiveBuffer) -> PlannedValue:
     return (plan.inputs if buffer.role == "argument" else plan.outputs)[buffer.number]
 
 
-def _temporaries(usage: Liveness, running: Program, locate: _Locations) -> Iterable[Contributor]:
+def _temporaries(usage: Liveness, running: Program, locate: Callable[[Op], str]) -> Iterable[Contributor]:
     """Temporaries alive at the peak; those of one kind and source line are added up.
 
     An array that a loop fills step by step has the name of the op that makes its elements, not of the loop.
@@ -214,7 +435,7 @@ def _temporaries(usage: Liveness, running: Program, locate: _Locations) -> Itera
         yield Contributor(primitive, "temporary", total, count, location, kind)
 
 
-def _maker(buffer: Buffer, usage: Liveness, sizes: LocalSizes, locate: _Locations) -> tuple[str, str, str]:
+def _maker(buffer: Buffer, usage: Liveness, sizes: LocalSizes, locate: Callable[[Op], str]) -> tuple[str, str, str]:
     """Primitive and location of the op that makes a buffer, and the buffer's type where a loop fills it."""
     if buffer.written is not None:
         writer, value = usage.writers[buffer.written], buffer.written
@@ -226,8 +447,6 @@ def _order(part: Contributor) -> tuple[int, str, str, str]:
     return -part.bytes, part.name, part.location, part.type
 
 
-KIND = "smaller-peak"
-
 MIN_SAVING = 0.05
 """A variant whose peak is lower by a smaller part is no remedy: estimates differ from compiled programs by as much."""
 
@@ -238,7 +457,7 @@ MAX_OPS = 50_000
 """Ops of a program from which on no variants are planned: each takes as long as the plan itself."""
 
 
-def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanRecord], MemoryAnalysis]) -> tuple[Finding, ...]:
+def _remedies(plan: PlanRecord, memory: MemoryAnalysis) -> tuple[Finding, ...]:
     """Variants with a smaller peak, where the plan does not fit, or where residuals of scans are most of its peak; the best first."""
     peak, residuals = memory.peak_memory_in_bytes, _residual_bytes(plan, memory)
     dominated = residuals >= max(GRAVE, DOMINANT_SHARE * peak)
@@ -246,7 +465,7 @@ def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanR
         return ()
     smaller: list[tuple[int, Finding]] = []
     for variant in plan.variants.variants(plan, peak):
-        after = analysed(variant.plan).peak_memory_in_bytes
+        after = _usage(variant.plan, memory.compiler == "cpu")[0].peak_memory_in_bytes
         if after > (1 - MIN_SAVING) * peak:
             continue
         room = memory.hardware_bytes
@@ -255,13 +474,8 @@ def remedies(plan: PlanRecord, memory: MemoryAnalysis, analysed: Callable[[PlanR
         of = "" if variant.of_residuals else f" of {format_bytes(peak)}"
         message = f"{about}{variant.change} leaves {format_bytes(after)}{of}{fits}"
         severity = "warning" if memory.fits is False else "info"
-        smaller.append((after, Finding(KIND, message, "", variant.location, severity, peak - after)))
+        smaller.append((after, Finding("smaller-peak", message, "", variant.location, severity, peak - after)))
     return tuple(finding for _, finding in sorted(smaller, key=lambda entry: entry[0]))
-
-
-def relief(plan: PlanRecord, memory: MemoryAnalysis) -> Relief:
-    """The bytes at the peak of a plan that checkpoints and further donation could free."""
-    return Relief(_residual_bytes(plan, memory), sum(donatable(plan.program, plan.inputs, plan.outputs, plan.donation).values()))
 
 
 def _scans(variant: Variant) -> str:

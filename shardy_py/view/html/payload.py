@@ -46,7 +46,7 @@ from shardy_py.plan.values import typed
 
 if TYPE_CHECKING:
     from shardy_py.cost.hardware import Hardware
-    from shardy_py.plan.memory.report import MemoryAnalysis
+    from shardy_py.plan.memory.analysis import MemoryAnalysis
 
 
 @no_collection()
