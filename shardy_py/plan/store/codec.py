@@ -238,7 +238,7 @@ def _several(codec: Codec) -> Codec:
 
 
 def _object(cls: type[Any]) -> Codec:
-    return Codec(functools.partial(_write_object, cls), functools.partial(_read_object, cls))
+    return Codec(functools.partial(_write_object, cls), lambda tables, data: cls(**read_fields(cls, tables, data)))
 
 
 def row_of(cls: Any) -> Codec:
@@ -294,15 +294,15 @@ def _write_object(cls: type[Any], tables: Any, value: Any) -> dict[str, Any]:
     return {name: codec.write(tables, item) for name, item, field, codec in stored if item != default_of(field)}
 
 
-def _read_object(cls: type[Any], tables: Any, data: Any) -> Any:
-    """A value of a class; fields that a file lacks have their defaults."""
+def read_fields(cls: type[Any], tables: Any, data: Any) -> dict[str, Any]:
+    """The fields of a class that a file has; others have their defaults."""
     declared = stored_fields(cls)
     required = [name for name, (field, _) in declared.items() if default_of(field) is MISSING]
     values: dict[str, Any] = {}
     for name, item in members(data, required, tuple(declared)).items():
         with at(name):
             values[name] = declared[name][1].read(tables, item)
-    return cls(**values)
+    return values
 
 
 def default_of(field: Field[Any]) -> Any:

@@ -12,7 +12,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from shardy_py.dialect import Mesh
@@ -21,20 +21,19 @@ from shardy_py.files import write_file
 from shardy_py.ir import Program
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective
-from shardy_py.plan.donation import Donated
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.feeding import Feeding
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.record import PlanRecord, PropagationOptions, Structure
+from shardy_py.plan.record import PlanRecord, Pytrees, RegionPartitioner, Structure
 from shardy_py.plan.search import Alternative, Search
-from shardy_py.plan.store.codec import UNSTORED, StoreError, at, codec_of, described, members
-from shardy_py.plan.store.program import FAILURES, PROGRAM, ProgramTables, read_log, read_program, write_log, write_program
+from shardy_py.plan.store.codec import CODECS, UNSTORED, Codec, StoreError, at, codec_of, described, members, read_fields
+from shardy_py.plan.store.program import FAILURES, PROGRAM, read_log, read_program, write_log, write_program
 from shardy_py.plan.values import PlannedValue
 
 P = TypeVar("P", bound=PlanRecord)
 
 FORMAT = "shardy_py.plan"
-VERSION = 6
+VERSION = 7
 """Raised by each change that makes older readers fail; `read_plan` reads this version only."""
 
 MOST_BYTES = 1 << 30
@@ -110,51 +109,31 @@ class StoredPytrees:
         return self.structures
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What a file has of a plan beside its program and log: the members of its JSON object, written and read by these annotations."""
-
-    name: str
-    mesh: Mesh
-    platform: str
-    inputs: tuple[PlannedValue, ...]
-    outputs: tuple[PlannedValue, ...]
-    planning_findings: tuple[Finding, ...]
-    donation: tuple[Donated, ...]
-    dropped: tuple[int, ...]
-    stated_feeding: Feeding
-    propagation: PropagationOptions
-    partitioner: StoredPartition | None = None
-    pytrees: Structure | None = None
-    search: Search | None = None
-
-    @classmethod
-    def of(cls, plan: PlanRecord) -> Contents:
-        """The contents of a plan; one that runs as a region is partitioned if it has not been."""
-        findings, partition = plan.planning_findings, None
-        if plan.active_partitioner is not None:
-            active = plan.active_partitioner
-            partition = StoredPartition(collectives_of(plan), active.findings(plan), active.local_program(plan))
-        elif plan.partitioner is not None:  # the reason why `lowering="auto"` left it to XLA's partitioner
-            findings = (*findings, *plan.partitioner.findings(plan))
-        return cls(
-            name=plan.name,
-            mesh=plan.mesh,
-            platform=plan.platform,
-            inputs=plan.inputs,
-            outputs=plan.outputs,
-            planning_findings=findings,
-            donation=plan.donation,
-            dropped=plan.dropped,
-            stated_feeding=plan.feeding,
-            propagation=plan.propagation,
-            partitioner=partition,
-            pytrees=None if plan.pytrees is None else plan.pytrees.structure(plan),
-            search=None if plan.search is None else plan.search.stored(),
-        )
+UNSTORED[PlanRecord] = ("program", "log", "timings", "variants")
+_STRUCTURE = codec_of(Structure)
+CODECS[Pytrees] = Codec(
+    lambda tables, pytrees: _STRUCTURE.write(tables, pytrees.structures), lambda tables, data: StoredPytrees(_STRUCTURE.read(tables, data))
+)
+CODECS[RegionPartitioner] = codec_of(StoredPartition)
+_PLAN = codec_of(PlanRecord)
 
 
-_CONTENTS = codec_of(Contents)
+def _stored(plan: PlanRecord) -> PlanRecord:
+    """A plan whose parts a file has; one that runs as a region is partitioned if it has not been."""
+    findings, active, pytrees, partition = plan.planning_findings, plan.active_partitioner, plan.pytrees, None
+    if active is not None:
+        partition = StoredPartition(collectives_of(plan), active.findings(plan), active.local_program(plan))
+    elif plan.partitioner is not None:  # the reason why `lowering="auto"` left it to XLA's partitioner
+        findings = (*findings, *plan.partitioner.findings(plan))
+    return replace(
+        plan,
+        planning_findings=findings,
+        partitioner=partition,
+        pytrees=None if pytrees is None else StoredPytrees(pytrees.structure(plan)),
+        search=None if plan.search is None else plan.search.stored(),
+        stated_feeding=plan.feeding,
+    )
+
 
 SEARCH = codec_of(Search)
 """Of a search without constraints, which need no tables."""
@@ -168,7 +147,7 @@ def write_plan(plan: PlanRecord) -> str:
     """A plan as JSON text, equal for equal plans in every process; a plan that runs as a region is partitioned if it has not been."""
     with no_collection():
         program, tables = write_program(plan.program)
-        contents: dict[str, Any] = {"log": write_log(plan.log, tables), **_CONTENTS.write(tables, Contents.of(plan)), **program}
+        contents: dict[str, Any] = {"log": write_log(plan.log, tables), **_PLAN.write(tables, _stored(plan)), **program}
         return "".join(_lines(sealed({"format": FORMAT, "version": VERSION, "digest": "", **contents})))
 
 
@@ -239,29 +218,28 @@ def _read(data: dict[str, Any], kind: type[P]) -> P:
     tables = read_program({name: data.pop(name) for name in PROGRAM})
     with at("log"):
         log = read_log(data.pop("log"), tables)
-    contents: Contents = _CONTENTS.read(tables, data)
-    _check(contents, tables)
-    parts = {**vars(contents), "pytrees": None if contents.pytrees is None else StoredPytrees(contents.pytrees)}
-    return kind(program=tables.program, log=log, **parts)
+    plan = kind(program=tables.program, log=log, **read_fields(PlanRecord, tables, data))
+    _check(plan)
+    return plan
 
 
-def _check(contents: Contents, tables: ProgramTables) -> None:
+def _check(plan: PlanRecord) -> None:
     """Raises StoreError unless numbers, ranks and meshes of a plan are those of its program."""
-    main, (inputs, outputs) = tables.program.main, (contents.inputs, contents.outputs)  # pyright: ignore[reportOptionalMemberAccess]
-    for side, values, program_values in (("input", inputs, main.arguments), ("output", outputs, main.body.terminator.operands)):
+    main, feeding = plan.program.main, plan.stated_feeding or Feeding()
+    for side, values, program_values in (("input", plan.inputs, main.arguments), ("output", plan.outputs, main.body.terminator.operands)):
         if len(values) != len(program_values):
             raise StoreError(f"{len(values)} values where the program has {len(program_values)}", where=f"{side}s")
         for number, (value, program_value) in enumerate(zip(values, program_values)):
             with at(f"{side}s, row {number}"):
-                _check_value(value, side, program_value.type.rank, contents.mesh, tables.meshes)
-    _check_numbers("donation", [d.input for d in contents.donation], inputs)
-    _check_numbers("donation", [d.output for d in contents.donation if d.output is not None], outputs)
-    _check_numbers("dropped", contents.dropped, inputs)
-    _check_numbers("stated_feeding", contents.stated_feeding.arguments, inputs)
-    _check_numbers("stated_feeding", contents.stated_feeding.results, outputs)
-    if contents.pytrees is not None:
+                _check_value(value, side, program_value.type.rank, plan)
+    _check_numbers("donation", [d.input for d in plan.donation], plan.inputs)
+    _check_numbers("donation", [d.output for d in plan.donation if d.output is not None], plan.outputs)
+    _check_numbers("dropped", plan.dropped, plan.inputs)
+    _check_numbers("stated_feeding", feeding.arguments, plan.inputs)
+    _check_numbers("stated_feeding", feeding.results, plan.outputs)
+    if isinstance(plan.pytrees, StoredPytrees):
         with at("pytrees"):
-            _check_structure(contents.pytrees, len(inputs), len(outputs), contents.mesh)
+            _check_structure(plan.pytrees.structures, len(plan.inputs), len(plan.outputs), plan.mesh)
 
 
 def _check_numbers(where: str, numbers: Any, values: tuple[PlannedValue, ...]) -> None:
@@ -269,7 +247,7 @@ def _check_numbers(where: str, numbers: Any, values: tuple[PlannedValue, ...]) -
         raise StoreError("there is no such input or output", where=where)
 
 
-def _check_value(value: PlannedValue, kind: str, rank: int, mesh: Mesh, meshes: dict[str, Mesh]) -> None:
+def _check_value(value: PlannedValue, kind: str, rank: int, plan: PlanRecord) -> None:
     if value.kind != kind:
         raise StoreError(f"expected an {kind}, got {value.kind}")
     if not value.path:
@@ -279,9 +257,9 @@ def _check_value(value: PlannedValue, kind: str, rank: int, mesh: Mesh, meshes: 
         raise StoreError(f"the value has not the rank of that of the program, {rank}")
     if value.memory_kind not in ("", "pinned_host", "unpinned_host"):
         raise StoreError(f"there is no memory kind {described(value.memory_kind)}")
-    value_mesh = mesh if value.sharding is None else value.sharding.mesh_in(meshes)
-    if value_mesh is not mesh and value_mesh.axes and not value_mesh.is_maximal:
-        raise StoreError(f"the value lies on the mesh {value_mesh}, the plan is for {mesh}")
+    mesh = plan.mesh if value.sharding is None else value.sharding.mesh_in(plan.program.meshes)
+    if mesh is not plan.mesh and mesh.axes and not mesh.is_maximal:
+        raise StoreError(f"the value lies on the mesh {mesh}, the plan is for {plan.mesh}")
 
 
 def _check_structure(structure: Structure, inputs: int, outputs: int, mesh: Mesh) -> None:

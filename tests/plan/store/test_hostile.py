@@ -161,7 +161,7 @@ def step_of_fewer_values(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (change("version", to=5), r"the stored plan has the version 5\n  why: this shardy_py reads version 6"),
+        (change("version", to=6), r"the stored plan has the version 6\n  why: this shardy_py reads version 7"),
         (change("version", to=True), "the stored plan has the version true"),
         (change("format", to="model"), "this is no stored plan"),
         (lambda d: d.pop("log"), "the member 'log' is missing"),

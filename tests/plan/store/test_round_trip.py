@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 import json
 import pickle
@@ -20,7 +19,6 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.facade import Plan
 from shardy_py.plan.store.attributes import Elided
-from shardy_py.plan.store.document import Contents
 from shardy_py.view.html.page import page
 from tests.plan.store.programs import State, f32, small, training, with_constants
 from tests.random_programs import load, program_of_seed
@@ -141,7 +139,7 @@ def test_pickles_and_copies() -> None:
 
 
 def test_a_text_begins_with_its_format() -> None:
-    assert training("shard_map").to_json().startswith('{\n"format":"shardy_py.plan",\n"version":6,\n"digest":"')
+    assert training("shard_map").to_json().startswith('{\n"format":"shardy_py.plan",\n"version":7,\n"digest":"')
 
 
 WITHOUT_JAX = """
@@ -169,13 +167,6 @@ def test_a_stored_plan_is_read_without_jax(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_JAX, package, str(tmp_path / "plan.json.gz")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{plan.as_text()}\n{plan.explain(plan.values[-1].path)}\n{len(plan.collectives)} {len(plan.shardy_reshards)}\n"
-
-
-def test_every_field_is_stored() -> None:
-    stored = {"program", "log", *(field.name for field in dataclasses.fields(Contents))}
-    apart = {"timings", "variants"}  # the first differ between runs, the second need the function
-    missing = {field.name for field in dataclasses.fields(Plan)} - apart - stored
-    assert not missing, f"Plan.{', Plan.'.join(sorted(missing))} is lost when a plan is stored: add it to plan/store/document.py"
 
 
 def test_a_file_is_small() -> None:
