@@ -12,6 +12,7 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Literal, Var
 
 from shardy_py.cost.hardware import Hardware
+from shardy_py.dialect.grouping import Components
 from shardy_py.frontends.partial_sums import partial_sums
 from shardy_py.pipelines.assignment import Assignment
 from shardy_py.pipelines.cost import equation_seconds
@@ -36,12 +37,10 @@ def place_updates(
     nodes: Sequence[FlatEquation], located: Mapping[Var, int], uses: Mapping[Var, Sequence[int]], inputs: Iterable[Var]
 ) -> Updates:
     """Assigns the nodes that run once; `located` values of the pipeline, such as sums over microbatches, have a stage."""
-    same = _Components()
+    same = Components[Var]()
     for node in nodes:
         large = [v for v in (*reads(node.eqn), *node.eqn.outvars) if bytes_of(v) > SMALL or v in located]
-        for v in large[1:]:
-            if shape_of(v) == shape_of(large[0]):
-                same.join(large[0], v)
+        same.join(v for v in large if shape_of(v) == shape_of(large[0]))
     home: dict[Var, int] = {}
     for v, s in located.items():
         home[same.root(v)] = min(s, home.get(same.root(v), s))
@@ -68,24 +67,6 @@ def place_updates(
         for v in node.eqn.outvars:
             round_of[v], stage_of[v] = turn, stage
     return Updates(tuple(groups), owner)
-
-
-class _Components:
-    """Values of one shape that meet in an equation."""
-
-    def __init__(self) -> None:
-        self._parent: dict[Var, Var] = {}
-
-    def root(self, v: Var) -> Var:
-        while (up := self._parent.get(v, v)) is not v:
-            self._parent[v] = self._parent.get(up, up)
-            v = up
-        return v
-
-    def join(self, a: Var, b: Var) -> None:
-        a, b = self.root(a), self.root(b)
-        if a is not b:
-            self._parent[b] = a
 
 
 def closure(

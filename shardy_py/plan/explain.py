@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shardy_py.dialect import TensorSharding
+from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.format import sizes_text
 from shardy_py.errors import UserError
 from shardy_py.ir import Op, Program, Value
@@ -73,13 +74,8 @@ def find(plan: PlanRecord, target: str | PlannedValue) -> Match:
 def _at_calls(entries: Entries, program: Program) -> Entries:
     """Every value once for each call in which it is made, as if it were made on the line of the call."""
     values: list[tuple[Value, PlannedValue]] = []
-    lines_by_location: dict[int, list[str]] = {}
     for value, planned in entries:
-        op = value.defining_op
-        location = None if op is None else op.location
-        lines = lines_by_location.get(id(location))
-        if lines is None:
-            lines = lines_by_location[id(location)] = list(dict.fromkeys(program.calls(location)))
+        lines = () if value.defining_op is None else dict.fromkeys(program.calls(value.defining_op.location))
         values += [(value, dataclasses.replace(planned, location=line)) for line in lines]
     return values
 
@@ -183,64 +179,50 @@ def explain(plan: PlanRecord, target: str | PlannedValue, axis: str | None, dim:
             why="it was made with Options(provenance=False), which keeps no steps of the propagation",
             fix="plan with Options(provenance=True), which is the default",
         )
-    if plan.is_assigned or (plan.search is not None and match.planned.kind != "intermediate"):
-        return _chosen(plan, match, axis, dim, target)
-    explainer = explainer_of(plan)
-    holder = _holder(explainer, match)
-    sharding = match.planned.sharding
-    chains: list[tuple[Reason, ...]] = []
-    also: dict[Source, None] = {}
-    connected: dict[Source, None] = {}
-    for d, dims in enumerate(() if sharding is None else sharding.dims[: len(match.planned.shape)]):
-        for n, a in enumerate(dims.axes):
-            if (axis is None or a.name == axis) and (dim is None or d == dim):
-                links = explainer.derivation(holder, d, dims.axes[: n + 1])
-                chains.append(explainer.reasons(links))
-                more, further = explainer.other_sources(holder, d, a, links)
-                also.update(dict.fromkeys(more))
-                connected.update(dict.fromkeys(further))
-    return Explanation(
-        match.planned.path,
-        typed(match.planned.type, sharding),
-        tuple(chains),
-        axis,
-        _missing(explainer, holder, match.planned, axis, dim, bool(chains)),
-        tuple(also),
-        tuple(source for source in connected if source not in also),
-        match.nearby,
-        "" if not isinstance(target, str) or target == match.planned.path else target,
-        match.planned.primitive,
-        match.planned.location,
-    )
-
-
-def _chosen(plan: PlanRecord, match: Match, axis: str | None, dim: int | None, target: str | PlannedValue) -> Explanation:
-    """The explanation of a value whose sharding a planner chose, unless the user stated it."""
-    planned = match.planned
-    annotation = planned.given
-    chains: list[tuple[Reason, ...]] = []
-    for d, dims in enumerate(() if planned.sharding is None else planned.sharding.dims[: len(planned.shape)]):
-        for n, a in enumerate(dims.axes):
-            if (axis is None or a.name == axis) and (dim is None or d == dim):
-                from_user = annotation is not None and any(a.name == own.name for own in annotation.dims[d].axes)
-                axes = tuple(each.name for each in dims.axes[: n + 1])
-                if from_user:
-                    reason = Reason(planned.path, d, a.name, "annotation", annotation=planned.given_by, axes=axes)
-                else:
-                    reason = Reason(planned.path, d, a.name, "planner", annotation=_choice(plan, planned, d), axes=axes)
-                chains.append((reason,))
-    query = "" if not isinstance(target, str) or target == planned.path else target
-    return Explanation(
+    planned, sharding = match.planned, match.planned.sharding
+    facts = [
+        (d, dims.axes[: n + 1])
+        for d, dims in enumerate(() if sharding is None else sharding.dims[: len(planned.shape)])
+        for n, a in enumerate(dims.axes)
+        if (axis is None or a.name == axis) and (dim is None or d == dim)
+    ]
+    explanation = Explanation(
         planned.path,
-        typed(planned.type, planned.sharding),
-        tuple(chains),
+        typed(planned.type, sharding),
+        (),
         axis,
         nearby=match.nearby,
-        asked=query,
+        asked="" if not isinstance(target, str) or target == planned.path else target,
         primitive=planned.primitive,
         location=planned.location,
-        choice="" if chains else "the planner leaves it whole",
     )
+    if plan.is_assigned or (plan.search is not None and planned.kind != "intermediate"):
+        chains = tuple((_chosen(plan, planned, d, axes),) for d, axes in facts)
+        return dataclasses.replace(explanation, chains=chains, choice="" if chains else "the planner leaves it whole")
+    explainer = explainer_of(plan)
+    holder = _holder(explainer, match)
+    chains, also, connected = [], dict[Source, None](), dict[Source, None]()
+    for d, axes in facts:
+        links = explainer.derivation(holder, d, axes)
+        chains.append(explainer.reasons(links))
+        more, further = explainer.other_sources(holder, d, axes[-1], links)
+        also.update(dict.fromkeys(more))
+        connected.update(dict.fromkeys(further))
+    return dataclasses.replace(
+        explanation,
+        chains=tuple(chains),
+        missing=_missing(explainer, holder, planned, axis, dim, bool(chains)),
+        also=tuple(also),
+        connected=tuple(source for source in connected if source not in also),
+    )
+
+
+def _chosen(plan: PlanRecord, planned: PlannedValue, dim: int, axes: Axes) -> Reason:
+    """The reason for the last of some axes on a dimension of a value that a planner sharded, unless the user stated it."""
+    names = tuple(each.name for each in axes)
+    if planned.given is not None and any(names[-1] == own.name for own in planned.given.dims[dim].axes):
+        return Reason(planned.path, dim, names[-1], "annotation", annotation=planned.given_by, axes=names)
+    return Reason(planned.path, dim, names[-1], "planner", annotation=_choice(plan, planned, dim), axes=names)
 
 
 def _choice(plan: PlanRecord, planned: PlannedValue, dim: int) -> str:

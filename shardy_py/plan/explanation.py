@@ -8,7 +8,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from shardy_py.dialect import OpShardingRule
 from shardy_py.dialect.format import printable, short_location
@@ -76,7 +76,15 @@ class Reason:
     needs: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return printable(reason_text(self))
+        how, _, _ = _how(self)
+        where = f" at {self.location}" if self.location else ""
+        priority = f"user priority {self.user_priority}" if self.user_priority else ""
+        if not self.needs:
+            text = f"{how}{where}" + (f" ({priority})" if priority else "")
+        else:
+            ranks = (f"step {self.step}", priority, f"op priority {self.op_priority}" if self.op_priority >= 0 else "")
+            text = f"{'through ' if self.cause == 'propagated' else ''}{how}{where} ({', '.join(filter(None, ranks))})"
+        return printable(f"{self.value} has {self.axis!r} on dimension {self.dim}: {text}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,7 @@ class Source:
     location: str = ""
 
     def __str__(self) -> str:
-        return printable(source_text(self))
+        return printable(self.annotation + (f" at {short_location(self.location)}" if self.location else f" of {self.value}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +127,7 @@ class Missing:
     fix: str = ""
 
     def __str__(self) -> str:
-        return printable(missing_text(self))
+        return printable(f"dimension {self.dim} lacks {self.axis!r}, {self.kind}: {self.message}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -165,7 +173,22 @@ class Explanation(Report):
             full: Every step, also of long runs through elementwise ops, with rules as SDY writes them and numbers of steps.
             width: Columns at which lines are broken.
         """
-        return printable(explanation_text(self, full=full, width=width))
+        room = max(width, _NARROWEST) - 2
+        below: list[str] = []
+        for chain in self.chains:
+            below += [*([""] if len(self.chains) > 1 else []), *_chain_lines(chain, full, room)]
+        if not self.chains and not self.missing and not self.choice:
+            below.append("it has no dimensions that an axis could be on")
+        elif not self.chains and self.axis is None:
+            below.append(self.choice or "it is replicated: no axis reached it")
+        below += _missing_lines(self.missing, full, room)
+        below += _listed("also from", self.also, room)
+        if full:
+            below += _listed("related to", self.connected, room)
+            below += [f"also made there: {each}" for each in self.nearby]
+        else:
+            below += _listed("also made there", self.nearby, room)
+        return printable("\n".join([*_wrapped(_head(self), room + 2), *_indented(below)]))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: dicts, lists, texts and numbers, with a version."""
@@ -189,21 +212,8 @@ class Explanation(Report):
                 fix="pass what Explanation.to_dict gave, of the same version of shardy_py",
             )
         try:
-            return cls(
-                target=str(data["target"]),
-                sharding=str(data["sharding"]),
-                chains=tuple(tuple(_reason(r) for r in chain) for chain in data["chains"]),
-                axis=data["axis"],
-                missing=tuple(Missing(**{**m, "winner": tuple(_reason(r) for r in m["winner"])}) for m in data["missing"]),
-                also=tuple(Source(**s) for s in data["also"]),
-                connected=tuple(Source(**s) for s in data["connected"]),
-                nearby=tuple(data["nearby"]),
-                asked=str(data["asked"]),
-                primitive=str(data["primitive"]),
-                location=str(data["location"]),
-                choice=str(data.get("choice", "")),
-            )
-        except (KeyError, TypeError) as error:
+            return _read(cls, {name: value for name, value in data.items() if name not in ("format", "version")})
+        except (AttributeError, TypeError) as error:
             raise ShardyError("this is no explanation", where="Explanation.from_dict", why=str(error)) from error
 
     @classmethod
@@ -223,8 +233,14 @@ class Explanation(Report):
         return cls.from_dict(data)
 
 
-def _reason(data: Mapping[str, Any]) -> Reason:
-    return Reason(**{**data, "axes": tuple(data["axes"]), "needs": tuple(data["needs"])})
+def _read(annotation: Any, data: Any) -> Any:
+    """Plain data as the class, or the tuple of values of a class, that an annotation names."""
+    if get_origin(annotation) is tuple:
+        return tuple(_read(get_args(annotation)[0], item) for item in data)
+    if dataclasses.is_dataclass(annotation):
+        hints = get_type_hints(annotation)
+        return annotation(**{name: _read(hints.get(name), item) for name, item in data.items()})  # pyright: ignore[reportCallIssue]
+    return data
 
 
 _RUN = 4
@@ -235,35 +251,13 @@ _LONGEST_RULE = 40
 _NARROWEST = 40
 
 
-def explanation_text(explanation: Explanation, *, full: bool = False, width: int = 116) -> str:
-    """Renders an explanation; see `Explanation.as_text`. With `full`, every step has its number and its rule as SDY writes it."""
-    room = max(width, _NARROWEST) - 2
-    below: list[str] = []
-    for chain in explanation.chains:
-        below += [*([""] if len(explanation.chains) > 1 else []), *chain_text(chain, full=full, width=room)]
-    if not explanation.chains and not explanation.missing and not explanation.choice:
-        below.append("it has no dimensions that an axis could be on")
-    elif not explanation.chains and explanation.axis is None:
-        below.append(explanation.choice or "it is replicated: no axis reached it")
-    below += _missing_lines(explanation.missing, full, room)
-    below += _sources("also from", explanation.also, room)
-    if full:
-        below += _sources("related to", explanation.connected, room)
-        below += [f"also made there: {each}" for each in explanation.nearby]
-    elif explanation.nearby:
-        more = len(explanation.nearby) - _LISTED
-        names = ", ".join(explanation.nearby[:_LISTED]) + (f", {more} more" if more > 0 else "")
-        below += _wrapped(f"also made there: {names}", room)
-    return "\n".join([*_wrapped(_head(explanation), room + 2), *_indented(below)])
-
-
 def _head(explanation: Explanation) -> str:
     origin = ", ".join(part for part in (explanation.primitive, short_location(explanation.location)) if part)
     question = f"{explanation.asked} is " if explanation.asked else ""
     return f"{question}{explanation.target}{f' ({origin})' if origin else ''}: {explanation.sharding}"
 
 
-def chain_text(chain: Sequence[Reason], *, full: bool, width: int) -> list[str]:
+def _chain_lines(chain: Sequence[Reason], full: bool, width: int) -> list[str]:
     """Renders a chain as lines: the annotations where it ends, then a table of its steps."""
     first = chain[0]
     ends = dict.fromkeys(_end(reason) for reason in chain if not reason.needs)
@@ -398,18 +392,16 @@ def _missing_lines(all_missing: Sequence[Missing], full: bool, width: int) -> li
             lines.append(f"  its rule is {missing.rule}" + (f", factor {missing.factor}" if missing.factor else ""))
         if missing.winner and missing.winner not in shown:
             shown.add(missing.winner)
-            lines += _indented(chain_text(missing.winner, full=full, width=width - 2))
+            lines += _indented(_chain_lines(missing.winner, full, width - 2))
         if missing.fix:
             lines += _indented(_wrapped(f"fix: {missing.fix}", width - 2))
     return lines
 
 
-def _sources(head: str, sources: Sequence[Source], width: int) -> list[str]:
-    if not sources:
-        return []
-    more = len(sources) - _LISTED
-    names = ", ".join(str(source) for source in sources[:_LISTED])
-    return _wrapped(f"{head}: {names}" + (f", and {more} more" if more > 0 else ""), width)
+def _listed(head: str, entries: Sequence[Source | str], width: int) -> list[str]:
+    """The first of several as a sentence; none of none."""
+    more = [f"{len(entries) - _LISTED} more"] * (len(entries) > _LISTED)
+    return _wrapped(f"{head}: {', '.join([*map(str, entries[:_LISTED]), *more])}", width) if entries else []
 
 
 def _end(reason: Reason) -> str:
@@ -421,29 +413,3 @@ def _end(reason: Reason) -> str:
 
 def _indented(lines: Sequence[str]) -> list[str]:
     return [f"  {line}" if line else "" for line in lines]
-
-
-def reason_text(reason: Reason) -> str:
-    """Renders a reason as a sentence."""
-    head = f"{reason.value} has {reason.axis!r} on dimension {reason.dim}"
-    if not reason.needs:
-        where = f" at {reason.location}" if reason.location else ""
-        priority = f" (user priority {reason.user_priority})" if reason.user_priority else ""
-        return f"{head}: {reason.annotation or 'annotated'}{where}{priority}"
-    how, _, _ = _how(reason)
-    how = f"through {how}" if reason.cause == "propagated" else how
-    where = f" at {reason.location}" if reason.location else ""
-    ranks = f", user priority {reason.user_priority}" if reason.user_priority else ""
-    ranks += f", op priority {reason.op_priority}" if reason.op_priority >= 0 else ""
-    return f"{head}: {how}{where} (step {reason.step}{ranks})"
-
-
-def source_text(source: Source) -> str:
-    """Renders an annotation as a phrase."""
-    where = f" at {short_location(source.location)}" if source.location else f" of {source.value}"
-    return f"{source.annotation}{where}"
-
-
-def missing_text(missing: Missing) -> str:
-    """Renders the reason for a missing axis as a line."""
-    return f"dimension {missing.dim} lacks {missing.axis!r}, {missing.kind}: {missing.message}"

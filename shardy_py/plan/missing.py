@@ -17,6 +17,7 @@ from shardy_py.passes.export.update_non_divisible_input_output_shardings import 
 from shardy_py.passes.propagation.compatible import BACKWARD, FORWARD, NONE, compatible_major_axes, fit_across_factors, fit_within_factor
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.step import FactorStrategy, common_mesh, propagate_step
+from shardy_py.plan.checks.specs import nearest
 from shardy_py.plan.explainer import Explainer, title
 from shardy_py.plan.explanation import Missing, Reason
 from shardy_py.plan.neighbours import Neighbours, dims_with
@@ -152,12 +153,6 @@ def _dim_of(mapping: Sequence[Sequence[int]], factor: int) -> int:
     return next(d for d, dim in enumerate(mapping) if factor in dim)
 
 
-def nearest_sizes(size: int, axes: Axes, mesh: Mesh) -> tuple[int, int]:
-    """The largest size below and the smallest above that some axes divide; the first is 0 where there is none."""
-    shards = num_shards(axes, mesh)
-    return size // shards * shards, -(-size // shards) * shards
-
-
 _BEST = ("conflict", "closed", "used", "replicated", "indivisible", "barrier", "blocked")
 """Kinds of obstacles, the most informative first, for several at the same distance."""
 _MAX_STOPS = 16
@@ -248,12 +243,12 @@ class _ObstacleSearch:
             if why == INDIVISIBLE:
                 mesh = old.mesh_in(self.explainer.meshes)
                 axes = old.dims[self.dim].axes
-                below, above = nearest_sizes(self.size, axes, mesh)
-                shards = f"{num_shards(axes, mesh)} ({', '.join(map(format_axis, axes))})"
-                fix = f"make it {below} or {above}" if below else f"make it {above}"
+                shards = num_shards(axes, mesh)
                 message = (
-                    f"{self.axis!r} came to {name}, but {self.size} is not a multiple of {shards}: inputs and outputs lie in equal pieces"
+                    f"{self.axis!r} came to {name}, but {self.size} is not a multiple of {shards} ({', '.join(map(format_axis, axes))}):"
+                    " inputs and outputs lie in equal pieces"
                 )
+                fix = f"make it {nearest(self.size, shards)}"
                 return self.absence("indivisible", message, winner=self.chain(self.holder, self.dim, self.axis), fix=fix)
         why = cuts[0][2] if cuts else "it was taken away after the propagation"
         return self.absence("cut", f"{self.axis!r} came to {name}, but {why}", winner=self.chain(self.holder, self.dim, self.axis))
@@ -352,29 +347,24 @@ class _ObstacleSearch:
             why = f"{axis!r} is on {place} already{before}"
             return "used", why, "", self.chain(holder, blocker.dim, axis)
         if blocker.kind in ("indivisible", "overflow"):
-            mesh = self.explainer.plan.mesh
-            shards = mesh.shape[axis] if axis in mesh.shape else 1
+            shards = self.explainer.plan.mesh.shape.get(axis, 1)
             size = blocker.size or neighbours.rule.factor_sizes[stop.factor]
-            below, above = nearest_sizes(size, (AxisRef(axis),), mesh)
-            nearest = f"{below} or {above}" if below else str(above)
             why = f"{shards} devices along {axis!r} do not divide the factor {symbol} of size {size} of {place}"
-            return "indivisible", why, f"make it {nearest}", ()
-        if blocker.kind == "barrier":
-            return "barrier", "the barrier lets no sharding pass in this direction", "change its allowed_direction", ()
+            return "indivisible", why, f"make it {nearest(size, shards)}", ()
         if blocker.kind == "blocked":
             whole = " (it needs it whole)" if neighbours.rule.is_need_replication(stop.factor) else ""
             return "blocked", f"nothing propagates along its factor {symbol}{whole}", "constrain the value itself", ()
-        if blocker.kind == "major":
-            return "major", f"the more significant part of {place} is not sharded whole, so that its factor {symbol} cannot be", "", ()
-        if blocker.kind == "conservative":
-            return "conservative", f"{axis!r} would have to be split, which conservative=True forbids", "", ()
-        if blocker.kind == "part":
-            return "part", "", "", ()
-        if blocker.kind == "manual":
-            return "manual", f"{axis!r} is manual inside of it", "", ()
-        if blocker.kind == "mesh":
-            return "mesh", "its values are on different meshes", "", ()
-        return "late", "the propagation did not return to it after that", "constrain the value itself", ()
+        words = {
+            "barrier": ("the barrier lets no sharding pass in this direction", "change its allowed_direction"),
+            "major": (f"the more significant part of {place} is not sharded whole, so that its factor {symbol} cannot be", ""),
+            "conservative": (f"{axis!r} would have to be split, which conservative=True forbids", ""),
+            "part": ("", ""),
+            "manual": (f"{axis!r} is manual inside of it", ""),
+            "mesh": ("its values are on different meshes", ""),
+            "late": ("the propagation did not return to it after that", "constrain the value itself"),
+        }
+        kind = blocker.kind if blocker.kind in words else "late"
+        return kind, *words[kind], ()
 
     def conflict(self, stop: Stop, target: Holder, target_dim: int, holder: Holder, place: str) -> tuple[str, str, tuple[Reason, ...]]:
         blocker = stop.obstacle

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from shardy_py.dialect import OpShardingRule, PropagationDirection, TensorSharding
+from shardy_py.dialect.grouping import Components
 from shardy_py.ir import Op, Program, TensorType, Value
 from shardy_py.passes import dataflow
 from shardy_py.passes.collection import no_collection
@@ -52,6 +53,8 @@ class Neighbourhood:
         self.all: list[Neighbours] = []
         self.at: dict[Holder, list[tuple[Neighbours, int]]] = {}
         self.ops: set[Op | None] = set()
+        self._sharing: dict[str, Components[Place]] = {}
+        self._parts_with: dict[str, frozenset[Place]] = {}
         with no_collection():
             self._build(program)
 
@@ -122,56 +125,35 @@ class Neighbourhood:
                     yield neighbours, i, factor
 
     @functools.cached_property
-    def related(self) -> Parts:
+    def related(self) -> Components[Place]:
         """The dimensions that rules connect."""
-        parts = Parts()
-        with no_collection():
-            for neighbours in self.all:
-                holders = neighbours.holders
-                for places in _by_factor(neighbours.rule, neighbours.directions):
-                    parts.join([(holders[i], d) for i, d in places])
-        return parts
+        return self._connected(None)
 
-    @functools.cached_property
-    def _with(self) -> dict[str, frozenset[Place]]:
-        return {}
+    def sharing(self, axis: str) -> Components[Place]:
+        """The dimensions that have an axis, connected where rules connect them."""
+        if axis not in self._sharing:
+            self._sharing[axis] = self._connected({holder: self.with_axis(holder, axis) for holder in self.at})
+        return self._sharing[axis]
 
     def parts_with(self, axis: str) -> frozenset[Place]:
         """The roots of the parts of `related` in which any dimension has an axis."""
-        parts = self._with.get(axis)
-        if parts is None:
-            end, sharding_at = self.history.end, self.history.at
-            places = ((holder, d) for holder in self.at for d in dims_with(sharding_at(holder, end), axis))
-            parts = self._with[axis] = frozenset(map(self.related.root, places))
-        return parts
+        if axis not in self._parts_with:
+            places = ((holder, d) for holder in self.at for d in self.with_axis(holder, axis))
+            self._parts_with[axis] = frozenset(map(self.related.root, places))
+        return self._parts_with[axis]
 
-    @functools.cached_property
-    def _sharing(self) -> dict[str, Parts]:
-        return {}
+    def with_axis(self, holder: Holder, axis: str) -> tuple[int, ...]:
+        """The dimensions of a value that have an axis or a part of it when propagation ends."""
+        return dims_with(self.history.at(holder, self.history.end), axis)
 
-    def sharing(self, axis: str) -> Parts:
-        """The dimensions that have an axis, connected where rules connect them."""
-        parts = self._sharing.get(axis)
-        if parts is None:
-            with no_collection():
-                parts = self._sharing[axis] = self._shared(axis)
-        return parts
-
-    def _shared(self, axis: str) -> Parts:
-        parts = Parts()
-        end, sharding_at = self.history.end, self.history.at
-        having = {holder: dims for holder in self.at if (dims := dims_with(sharding_at(holder, end), axis))}
-        seen: set[int] = set()
-        for holder in having:
-            for neighbours, _ in self.at[holder]:
-                if id(neighbours) in seen:
-                    continue
-                seen.add(id(neighbours))
-                holders = neighbours.holders
-                for places in _by_factor(neighbours.rule, neighbours.directions):
-                    shared = [(h, d) for i, d in places if (h := holders[i]) in having and d in having[h]]
-                    if len(shared) > 1:
-                        parts.join(shared)
+    @no_collection()
+    def _connected(self, dims: Mapping[Holder, tuple[int, ...]] | None) -> Components[Place]:
+        """Connects dimensions, all or some of each value, along the factors that shardings propagate along."""
+        parts = Components[Place]()
+        for neighbours in self.all:
+            holders = neighbours.holders
+            for places in _by_factor(neighbours.rule, neighbours.directions):
+                parts.join([(holders[i], d) for i, d in places if dims is None or d in dims[holders[i]]])
         return parts
 
 
@@ -191,26 +173,3 @@ def _by_factor(rule: OpShardingRule, directions: tuple[int, ...]) -> tuple[tuple
 def dims_with(sharding: TensorSharding | None, axis: str) -> tuple[int, ...]:
     """The dimensions that have an axis or a part of it."""
     return () if sharding is None else tuple(d for d, dim in enumerate(sharding.dims) if any(a.name == axis for a in dim.axes))
-
-
-class Parts:
-    """Places joined to connected parts."""
-
-    def __init__(self) -> None:
-        self._above: dict[Place, Place] = {}
-
-    def root(self, place: Place) -> Place:
-        """The representative of a place's part."""
-        above = self._above
-        while (up := above.get(place, place)) is not place:
-            above[place] = place = above.get(up, up)
-        return place
-
-    def join(self, places: list[Place]) -> None:
-        """Makes one part of several places."""
-        if not places:
-            return
-        first = self.root(self._above.setdefault(places[0], places[0]))
-        for place in places[1:]:
-            other = self.root(self._above.setdefault(place, place))
-            self._above[other] = first

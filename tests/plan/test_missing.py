@@ -10,10 +10,8 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.facade import Plan
 from shardy_py.plan.explanation import KINDS, Missing
-from shardy_py.plan.missing import nearest_sizes
 
 MESH = {"data": 2, "model": 4}
 U = P.UNCONSTRAINED
@@ -96,7 +94,6 @@ def test_indivisible_names_the_nearest_sizes() -> None:
     why = plan.explain("a")
     assert [m.kind for m in why.missing if m.axis == "model"] == ["indivisible", "used"]
     assert "it is replicated" in str(why)
-    assert nearest_sizes(3, (AxisRef("x"),), Mesh([("x", 4)])) == (0, 4)
 
 
 def test_parts_of_axes_are_cut() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardy_py.dialect.grouping import Components, grouped
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.passes.base import Pass
@@ -38,20 +39,10 @@ class ShardingGroupImport(Pass):
         for group, constraints in members.items():
             _check(group, constraints)
 
-        joined = {group: group for group in members}
-
-        def find(group: int) -> int:
-            while joined[group] != group:
-                joined[group] = group = joined[joined[group]]
-            return group
-
-        groups_of: dict[Value, list[int]] = {}
-        for op in ops:
-            groups_of.setdefault(op.operands[0], []).append(op.attributes["group_id"])
-        for first, *others in groups_of.values():
-            for other in others:
-                joined[find(other)] = find(first)
-        leaders = (group for group in members if find(group) == group)
+        joined = Components[int]()
+        for of_value in grouped(ops, lambda op: op.operands[0]).values():
+            joined.join(op.attributes["group_id"] for op in of_value)
+        leaders = (group for group in members if joined.root(group) == group)
         numbers = {group: i for i, group in enumerate(leaders)}
 
         seen: set[Value] = set()
@@ -62,7 +53,7 @@ class ShardingGroupImport(Pass):
                 repeated.setdefault(op.block, set()).add(op)
                 continue
             seen.add(op.operands[0])
-            op.attributes = {**op.attributes, "group_id": numbers[find(op.attributes["group_id"])]}
+            op.attributes = {**op.attributes, "group_id": numbers[joined.root(op.attributes["group_id"])]}
         for block, dropped in repeated.items():
             for op in dropped:
                 op.drop_uses()
