@@ -24,6 +24,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.files import write_file
 from shardy_py.ir import Program
 from shardy_py.ir.verifier import DIALECTS, verify
+from shardy_py.opt.debug_attributes import run_pass
 from shardy_py.opt.pipeline_text import PassCall, PipelineError, parse_pipeline
 from shardy_py.opt.table import OLD_NAMES, OLD_OPTIONS, PASSES
 from shardy_py.passes.base import FUNCTION, MODULE, Pass
@@ -243,7 +244,7 @@ def run_pipeline(program: Program, pipeline: str, *, verify_each: bool = False) 
     passes = [bind(call, pipeline) for call in parse_pipeline(pipeline)]
     with no_collection():
         for i, pass_ in enumerate(passes):
-            pass_.run(program)
+            run_pass(pass_, program)
             if verify_each or i + 1 < len(passes):
                 try:
                     verify(program)

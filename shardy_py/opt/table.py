@@ -9,8 +9,6 @@ from typing import ClassVar
 from shardy_py.dialect import INSTALLED, Semantics
 from shardy_py.ir import Program
 from shardy_py.opt.add_func_data_flow_edges import AddFuncDataFlowEdges
-from shardy_py.opt.aggressive_propagate import AggressivePropagate
-from shardy_py.opt.basic_propagate import BasicPropagate
 from shardy_py.opt.canonicalize import COLLECTIVES, RESHARDS, Canonicalize
 from shardy_py.opt.constant_or_scalar_merger import ConstantOrScalarMerger
 from shardy_py.opt.drop_sharding_and_mesh import DropShardingAndMesh
@@ -22,12 +20,12 @@ from shardy_py.opt.inline_meshes import InlineMeshes
 from shardy_py.opt.insert_explicit_reshards import InsertExplicitReshards
 from shardy_py.opt.insert_func_call_reshards import InsertFuncCallReshards
 from shardy_py.opt.lift_inlined_meshes import LiftInlinedMeshes
-from shardy_py.opt.op_priority_propagate import OpPriorityPropagate
 from shardy_py.opt.partitioner.convert_global_to_local.convert import ConvertGlobalToLocal
 from shardy_py.opt.partitioner.pad_for_divisibility import PadForDivisibility
 from shardy_py.opt.partitioner.resolve_permutation_factors import ResolvePermutationFactors
 from shardy_py.opt.populate_op_sharding_rules import PopulateOpShardingRules
 from shardy_py.opt.pre_order_funcs import PreOrderFuncs
+from shardy_py.opt.propagate import AggressivePropagate, BasicPropagate, OpPriorityPropagate
 from shardy_py.opt.propagate_sharding_from_func_to_call import PropagateShardingFromFuncToCall
 from shardy_py.opt.propagate_to_func_results import PropagateToFuncResults
 from shardy_py.opt.remove_all_gather_reduce_scatter_for_cmv1 import RemoveAllGatherReduceScatterForCmv1

@@ -22,6 +22,8 @@ UNUSED = "accepted and not used"
 CONSERVATIVE = "never propagate parts of axes, nor along dimensions that a factor does not tile"
 DEDUP_FUNCTIONS_FULLY = "keep one copy of each function, whatever the shardings"
 KEEP_SHARDING_RULES = "leave sharding rules attached to ops"
+SHARDING_ORIGINS = "note for each axis where it comes from"
+PROPAGATION_EDGES = "note each step of the propagation"
 
 
 class Option(NamedTuple):

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
-from shardy_py.passes.base import Pass, option
+from shardy_py.passes.base import PROPAGATION_EDGES, SHARDING_ORIGINS, Pass, option
 from shardy_py.passes.dataflow import EDGE, FUNC_EDGE, MANUAL_COMPUTATION, edge_of, get_sharding, set_sharding, shardable_value
-from shardy_py.passes.debug.recording import PROPAGATION_EDGES, SHARDING_ORIGINS, recording
 from shardy_py.passes.propagation.log import CONSTRAINTS, Log, LogStep
 from shardy_py.passes.walk import ops_of
 from shardy_py.rules import rule_for
@@ -39,29 +38,23 @@ class ApplyShardingConstraints(Pass):
 
         Source: Shardy's apply_sharding_constraints.cc.
         """
-        edges = self.debug_propagation_edge_sharding
-        with recording(program, log, sharding_origins=self.debug_sharding_origins, propagation_edges=edges) as steps:
-            _apply_all(program, steps)
-
-
-def _apply_all(program: Program, log: Log | None) -> None:
-    ops = ops_of(program, _CONSTRAINING)
-    if not ops:
-        return
-    moves, yields = _Moves(), program.semantics.has("constraints: fully open shardings yield")
-    for op in ops:
-        if op.name == CONSTRAINT:
-            x = op.operands[0]
-            _follow_chain(op, x, moves, yields)
-            sharding = op.results[0].sharding
-            if sharding is not None and _applies(x, sharding, yields):
-                _apply(x, sharding, op, moves, log)
-            continue
-        for i, sharding in enumerate(op.attributes.get("in_shardings") or ()):
-            x = op.operands[i]
-            if _applies(x, sharding, yields):
-                _apply(x, sharding, op, moves, log)
-    moves.finish()
+        ops = ops_of(program, _CONSTRAINING)
+        if not ops:
+            return
+        moves, yields = _Moves(), program.semantics.has("constraints: fully open shardings yield")
+        for op in ops:
+            if op.name == CONSTRAINT:
+                x = op.operands[0]
+                _follow_chain(op, x, moves, yields)
+                sharding = op.results[0].sharding
+                if sharding is not None and _applies(x, sharding, yields):
+                    _apply(x, sharding, op, moves, log)
+                continue
+            for i, sharding in enumerate(op.attributes.get("in_shardings") or ()):
+                x = op.operands[i]
+                if _applies(x, sharding, yields):
+                    _apply(x, sharding, op, moves, log)
+        moves.finish()
 
 
 def _applies(x: Value, sharding: TensorSharding, yields: bool) -> bool:

@@ -7,9 +7,7 @@ from typing import Any
 from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
 from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Program
-from shardy_py.opt.aggressive_propagate import AggressivePropagate
-from shardy_py.opt.basic_propagate import BasicPropagate
-from shardy_py.opt.op_priority_propagate import OpPriorityPropagate
+from shardy_py.opt.propagate import AggressivePropagate, BasicPropagate, OpPriorityPropagate
 from shardy_py.passes.propagation.base import PropagationPass
 from shardy_py.passes.propagation.step import propagate_step
 from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.frontends.mlir import from_mlir
-from shardy_py.opt.aggressive_propagate import AggressivePropagate
+from shardy_py.opt.propagate import AggressivePropagate
 from shardy_py.passes.propagation.log import LogStep
 from shardy_py.passes.propagation.rounds import ShardingGroupConflictWarning, sharding_groups
 from tests.passes.propagation.modules import MESH_TEXT, propagated

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from shardy_py.opt import run_passes
-from shardy_py.passes.debug.recording import EdgesOfOp
-from tests.passes.debug.random_returns import returns
+from shardy_py.opt.debug_attributes import EdgesOfOp
+from tests.opt.random_returns import returns
 from tests.reference import run_pipeline
 
 MESH = 'sdy.mesh @mesh = <["a"=2, "b"=2, "c"=8]>\n'

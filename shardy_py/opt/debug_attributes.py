@@ -1,10 +1,10 @@
-"""Runs passes with the debug attributes switched on."""
+"""The debug attributes of a propagation, which are written from its log: `sdy.sharding_origins` and `sdy.propagation_edges`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
@@ -13,32 +13,36 @@ from shardy_py.dialect.projection import project
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.ir.attribute_text import AttributeText
 from shardy_py.passes import dataflow
+from shardy_py.passes.base import Pass
+from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
+from shardy_py.passes.import_.apply_sharding_constraints import ApplyShardingConstraints
+from shardy_py.passes.propagation.base import PropagationPass
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult, Log, LogStep
 from shardy_py.passes.propagation.step import common_mesh
 from shardy_py.passes.walk import ops_in, ops_of_post
 from shardy_py.rules import identity_rule
 
-SHARDING_ORIGINS = "note for each axis where it comes from"
-PROPAGATION_EDGES = "note each step of the propagation"
 
-
-@contextmanager
-def recording(program: Program, log: Log | None, *, sharding_origins: bool, propagation_edges: bool) -> Generator[Log | None]:
-    """Gives a log for a pass to write to, None where nobody wants one, and sets the debug attributes from it afterwards."""
-    if not sharding_origins and not propagation_edges:
-        yield log
+def run_pass(pass_: Pass, program: Program) -> None:
+    """Runs a pass and sets the debug attributes that it is asked for, before it drops the rules that these are read from."""
+    takes_notes = isinstance(pass_, PropagationPass | ApplyShardingConstraints)
+    if not takes_notes or not (pass_.debug_sharding_origins or pass_.debug_propagation_edge_sharding):
+        pass_.run(program)
         return
-    origins = ShardingOrigins(program) if sharding_origins else None
+    origins = ShardingOrigins(program) if pass_.debug_sharding_origins else None
     steps: Log = []
-    yield steps
+    if isinstance(pass_, PropagationPass):
+        replace(pass_, keep_sharding_rules=True).run(program, steps)
+    else:
+        pass_.run(program, steps)
     if origins is not None:
         origins.follow(steps)
         origins.write()
-    if propagation_edges:
+    if pass_.debug_propagation_edge_sharding:
         write_edges(program, steps)
-    if log is not None:
-        log += steps
+    if isinstance(pass_, PropagationPass) and not pass_.keep_sharding_rules:
+        DropShardingRules().run(program)
 
 
 EDGES = "sdy.propagation_edges"

@@ -1,1 +1,0 @@
-"""Attributes that say how the propagation came to its shardings: its steps, and where each axis comes from."""
