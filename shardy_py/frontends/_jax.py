@@ -40,8 +40,10 @@ from jax._src.random import core as _random
 from jax._src.random import prng as _prng
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax._src.state.discharge import _run_state_impl
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var, new_jaxpr_eqn, primitives
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var, jaxpr_as_fun, new_jaxpr_eqn, primitives
 from jax.interpreters import mlir, partial_eval
+from jax.interpreters.ad import Zero
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import chlo as chlo
@@ -291,15 +293,45 @@ def context_on(context: Any, change: Callable[[Any], Any]) -> Any:
         return _core.JaxprEqnContext()
 
 
-def changed_rule(thunk: Any, change: Callable[[Jaxpr], Jaxpr], mesh: AbstractMesh) -> Any:
-    """A user's derivative in the parameters of a `custom_jvp_call` or `custom_vjp_call`, whose jaxpr is changed once it is traced."""
+def changed_rule(thunk: Any, change: Callable[[Any], Any], mesh: AbstractMesh) -> Any:
+    """A user's derivative in the parameters of a `custom_jvp_call` or `custom_vjp_call`; its jaxpr and constants are changed when traced."""
 
     def changed(*zeros: bool) -> Any:
         with traced_on(mesh):
-            jaxpr, *rest = thunk.call_wrapped(*zeros)
-        return change(jaxpr), *rest
+            return tuple(map(change, thunk.call_wrapped(*zeros)))
 
     return _linear_util.wrap_init(changed, debug_info=thunk.debug_info)
+
+
+def changed_backward(bwd: Any, types: Callable[[], Sequence[Any]], change: Callable[[Any], Any], mesh: AbstractMesh) -> Any:
+    """The backward function in the parameters of a `custom_vjp_call`, whose jaxpr is changed once it is traced.
+
+    Args:
+        types: The types of its arguments on the mesh, which residuals have once `fwd_jaxpr_thunk` was traced.
+        change: Changes a `ClosedJaxpr`, and the type of a zero.
+    """
+
+    def changed(*args: Any) -> Any:
+        structure: list[Any] = []
+
+        def arrays(*values: Any) -> list[Any]:
+            rest = iter(values)
+            inputs = [type(x)(aval) if isinstance(x, _ZEROS) else next(rest) for x, aval in zip(args, avals, strict=True)]
+            leaves, tree = jax.tree.flatten(bwd.call_wrapped(*inputs))
+            structure[:] = tree, [leaf if isinstance(leaf, _ZEROS) else None for leaf in leaves]
+            return [leaf for leaf in leaves if not isinstance(leaf, _ZEROS)]
+
+        avals = types()
+        with traced_on(mesh):
+            closed = traced_locally(arrays, [aval for x, aval in zip(args, avals) if not isinstance(x, _ZEROS)])
+        results = iter(jaxpr_as_fun(change(closed))(*(x for x in args if not isinstance(x, _ZEROS))))
+        tree, zeros = structure
+        return jax.tree.unflatten(tree, [next(results) if zero is None else type(zero)(change(zero.aval)) for zero in zeros])
+
+    return _linear_util.wrap_init(changed, debug_info=bwd.debug_info)
+
+
+_ZEROS = (Zero, SymbolicZero)
 
 
 def current_settings() -> Settings:

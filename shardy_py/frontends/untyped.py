@@ -10,6 +10,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -98,8 +100,10 @@ class _Untyping:
                 continue
             outs = list(map(bind, eqn.outvars))
             params = {name: self._param(value, places=eqn.primitive.name in _PLACING) for name, value in eqn.params.items()}
-            for name in _RULES.intersection(params):
-                params[name] = _jax.changed_rule(params[name], self.jaxpr, eqn.ctx.cur_abstract_mesh)
+            if "jvp_jaxpr_fun" in params:
+                params["jvp_jaxpr_fun"] = _jax.changed_rule(params["jvp_jaxpr_fun"], self._param, eqn.ctx.cur_abstract_mesh)
+            if "fwd_jaxpr_thunk" in params:
+                params |= self._backward(eqn)
             if eqn.primitive.name == "sharding_constraint":
                 params["sharding"] = _joined(params["sharding"], eqn.outvars[0].aval)
             eqns.append(eqn.replace(invars=ins, outvars=outs, params=params, ctx=_jax.context_on(eqn.ctx, _without_explicit)))
@@ -110,13 +114,38 @@ class _Untyping:
         self._jaxprs[jaxpr] = copy.replace(constvars=constvars, invars=invars, outvars=list(map(read, jaxpr.outvars)), eqns=eqns)
         return self._jaxprs[jaxpr]
 
-    def _param(self, value: Any, *, places: bool) -> Any:
+    def _backward(self, eqn: JaxprEqn) -> dict[str, Any]:
+        """The functions of a `custom_vjp_call` that are traced where it is differentiated."""
+        params, mesh = eqn.params, eqn.ctx.cur_abstract_mesh
+        traced: list[Any] = []
+
+        def forward(value: Any) -> Any:
+            if isinstance(value, Jaxpr):
+                traced[:] = [v.aval for v in value.outvars]
+            return self._param(value)
+
+        def types() -> list[Any]:
+            """Of the residuals, some of which are arguments of the call, and of the cotangents of its results."""
+            computed = iter(traced)
+            *_, forwarded = params["out_trees"]()
+            residuals = [next(computed) if i is None else eqn.invars[i].aval for i in forwarded]
+            return [*residuals, *(v.aval.to_ct_aval() for v in eqn.outvars)]
+
+        return {
+            "fwd_jaxpr_thunk": _jax.changed_rule(params["fwd_jaxpr_thunk"], forward, mesh),
+            "bwd": _jax.changed_backward(params["bwd"], types, self._param, mesh),
+        }
+
+    def _param(self, value: Any, *, places: bool = False) -> Any:
         if isinstance(value, ClosedJaxpr):
-            return ClosedJaxpr(self.jaxpr(value.jaxpr), value.consts)
+            return ClosedJaxpr(self.jaxpr(value.jaxpr), self._param(value.consts))
         if isinstance(value, Jaxpr):
             return self.jaxpr(value)
-        if type(value) is tuple:
-            return tuple(self._param(each, places=places) for each in value)
+        if type(value) in (tuple, list):
+            return type(value)(self._param(each, places=places) for each in value)
+        if isinstance(value, jax.Array) and not isinstance(value, Tracer) and _jax.has_explicit_axes(value.aval):
+            with jax.ensure_compile_time_eval(), traced_on(_without_explicit(value.aval.sharding.mesh)):
+                return jax.device_put(value, NamedSharding(_without_explicit(value.sharding.mesh), value.sharding.spec))
         if isinstance(value, NamedSharding) and AxisType.Explicit in value.mesh.axis_types:
             return NamedSharding(_without_explicit(value.mesh), value.spec) if places else None
         if isinstance(value, (AbstractMesh, Mesh)):
@@ -172,9 +201,6 @@ def _spec(aval: Any) -> Any:
 
 _PLACING = ("device_put", "jit", "sharding_constraint")
 """Primitives whose shardings say where values are to lie; those of others repeat the types of their results."""
-
-_RULES = {"fwd_jaxpr_thunk", "jvp_jaxpr_fun"}
-"""Parameters that trace a derivative of the user's, where one is needed."""
 
 _CONSTRAINED_INSIDE = ("cond", "custom_jvp_call", "custom_vjp_call", "jit", "checkpoint", "closed_call", "scan", "while")
 """Primitives whose results are those of their bodies, which have constraints."""

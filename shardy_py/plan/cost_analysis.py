@@ -42,6 +42,7 @@ class OpCost:
         transcendentals: Elements of functions such as exp.
         seconds: By the roofline; None without hardware.
         trips: Number of executions; one where a trip count is unknown.
+        host_bytes: Bytes that it moves between the host and the device.
     """
 
     value: str
@@ -53,6 +54,7 @@ class OpCost:
     bytes_accessed: float
     seconds: float | None
     trips: int
+    host_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,11 @@ class CostAnalysis(Report, Mapping[str, float]):
     def communicated_bytes(self) -> int:
         """Bytes that one device receives."""
         return sum(c.bytes for c in self.collectives)
+
+    @functools.cached_property
+    def host_bytes(self) -> float:
+        """Bytes that ops of the program move between the host and one device."""
+        return sum(op.host_bytes for op in self.ops)
 
     @functools.cached_property
     def compute_seconds(self) -> float | None:
@@ -324,6 +331,7 @@ def summary_rows(cost: CostAnalysis) -> list[tuple[str, str]]:
         ("memory traffic", format_bytes(int(cost.bytes_accessed))),
         ("communicated", format_bytes(cost.communicated_bytes)),
     ]
+    rows += [("to and from host", format_bytes(int(cost.host_bytes)))] if cost.host_bytes else []
     rows += [("fed", format_bytes(cost.fed_bytes))] if cost.fed_bytes else []
     compute, communication, exposed, step = cost.compute_seconds, cost.communication_seconds, cost.exposed_seconds, cost.step_seconds
     if cost.hardware is not None and compute is not None and communication is not None and exposed is not None and step is not None:
@@ -464,6 +472,7 @@ def cost_dict(cost: CostAnalysis) -> dict[str, Any]:
         "communicated_bytes": cost.communicated_bytes,
         "compute_seconds": cost.compute_seconds,
         "communication_seconds": cost.communication_seconds,
+        "host_bytes": cost.host_bytes,
         "fed_bytes": cost.fed_bytes,
         "feeding_seconds": cost.feeding_seconds,
         "exposed_seconds": _bounds(cost.exposed_seconds),

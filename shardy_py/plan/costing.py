@@ -49,6 +49,7 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
                 run.bytes * run.trips,
                 None if once is None else once * run.trips,
                 run.trips,
+                run.work.host * run.trips,
             )
         )
     exact = walked.exact and all(c.trips is not None for c in transfers)

@@ -281,6 +281,35 @@ def test_transformed_outside(transform: Callable[..., Any]) -> None:
     np.testing.assert_allclose(np.asarray(result), np.asarray(expected), rtol=1e-5, atol=1e-5)
 
 
+def rescaled(a: Any, w: Any, table: Any) -> Any:
+    """A product whose backward function states shardings, has a residual that is an argument, and gives no cotangent for one argument."""
+
+    @jax.custom_vjp
+    def product(a: Any, w: Any, count: Any) -> tuple[Any, Any]:
+        result = jnp.einsum("ij,jk->ik", a, w, out_sharding=P("x", None))
+        return result, jnp.argmax(result, axis=1)
+
+    def backward(residuals: Any, cotangents: Any) -> Any:
+        a, w = residuals
+        of_a = jnp.einsum("ik,jk->ij", cotangents[0], w, out_sharding=P("x", "y"))
+        return of_a * table, jnp.einsum("ij,ik->jk", a, cotangents[0], out_sharding=P("y", None)), None
+
+    product.defvjp(lambda a, w, count: (product(a, w, count), (a * 1, w)), backward)
+    return lax.scan(lambda a, _: (jax.reshard(product(a, w, 3)[0], P("x", "y")), None), a, None, length=2)[0]
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_backward_function_that_states_shardings_outside(lowering: str) -> None:
+    with jax.set_mesh(mesh()):
+        a, w, table = arguments((A, ("y", None), A), mesh())
+        gradients = jax.jit(jax.grad(lambda a, w: (rescaled(a, w, table) ** 2).sum(), argnums=(0, 1)))(a, w)
+        planned = sp.auto_shard(lambda a, w: (rescaled(a, w, table) ** 2).sum(), lowering=lowering)
+        results = jax.grad(planned, argnums=(0, 1))(a, w)
+    for result, expected in zip(results, gradients, strict=True):
+        np.testing.assert_allclose(np.asarray(result), np.asarray(expected), rtol=1e-4, atol=1e-4)
+        assert jax.typeof(result) == jax.typeof(expected)
+
+
 def test_arguments_without_a_sharding_are_whole() -> None:
     args = [np.ones((16, 16), np.float32)] * 3
     plan = sp.auto_shard(megatron, mesh=mesh()).plan(*args)

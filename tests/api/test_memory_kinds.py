@@ -85,14 +85,14 @@ def test_numpy_is_put_where_the_annotation_says() -> None:
     assert step(np.ones((8, 8), np.float32)).sharding.memory_kind == "pinned_host"
 
 
-def planned(lowering: str = "auto") -> sp.Plan:
+def planned(lowering: str = "auto", rows: int = 1024) -> sp.Plan:
     mesh = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     shardings = [NamedSharding(mesh, P(None, "y"), memory_kind=kind) for kind in ("device", "pinned_host", "pinned_host")]
     step = sp.auto_shard(
         adam, mesh=mesh, in_shardings=(*shardings, P("x")), out_shardings=shardings, donate_argnums=(0, 1, 2), lowering=lowering,
         options=sp.Options(platform="tpu"),
     )  # fmt: skip
-    return step.plan(*[jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 4)
+    return step.plan(*[jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 3, jax.ShapeDtypeStruct((rows, 1024), jnp.float32))
 
 
 @pytest.mark.parametrize("lowering", ["jit", "shard_map"])
@@ -111,6 +111,17 @@ def test_what_moves_between_host_and_device_takes_the_time_of_their_link(lowerin
     assert rate is not None
     moves = [op for op in cost.ops if op.primitive == "device_put"]
     assert sum(op.seconds or 0 for op in moves) == pytest.approx(4 * 2**20 / rate)  # two moments, there and back
+    assert cost.host_bytes == cost.to_dict()["host_bytes"] == 4 * 2**20
+    assert "to and from host 4 MiB" in " ".join(cost.as_text().split())
+
+
+@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
+def test_moves_that_nothing_hides_are_a_finding(lowering: str) -> None:
+    (finding,) = [finding for finding in planned(lowering).findings if finding.kind == "host-transfer"]
+    assert (finding.severity, finding.bytes) == ("info", 4 * 2**20)
+    assert "moves 4 MiB between the host and each device, 131 us over the link of v5p" in finding.message
+    assert finding.location.endswith(f":{adam.__code__.co_firstlineno + 2}")
+    assert not [finding for finding in planned(lowering, rows=2**19).findings if finding.kind == "host-transfer"]
 
 
 def test_a_plan_says_what_is_on_the_host() -> None:

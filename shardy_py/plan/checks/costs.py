@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Literal, cast
 
+from shardy_py.cost.hardware_table import HARDWARE
+from shardy_py.cost.liveness.placement import placed_in
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import sort_and_merge
 from shardy_py.dialect.format import format_axis, short_location
@@ -13,6 +15,7 @@ from shardy_py.partition.xla_moves import is_involuntary
 from shardy_py.passes.dataflow import WHILE
 from shardy_py.passes.export.collective_bytes import reshard_bytes
 from shardy_py.passes.export.collective_steps import CollectiveStep, collectives_for
+from shardy_py.plan import costing
 from shardy_py.plan.checks.context import CheckContext, is_replicated
 from shardy_py.plan.checks.fixes import Proposal, receives_less
 from shardy_py.plan.checks.specs import spec_text, with_axes_on
@@ -218,6 +221,32 @@ def costly_constraint(context: CheckContext) -> Iterator[Finding]:
         " become None, which is whole, where no rules are in force"
     )
     yield Finding("costly-constraint", message, location=lines[0].path if lines else "", fix=fix)
+
+
+_MACHINES = {"tpu": "v5p", "cuda": "h100", "rocm": "mi300x"}
+"""Platform -> the hardware by which time is told, where no planner names it."""
+
+
+def host_transfers(context: CheckContext) -> Iterator[Finding]:
+    """Moves between the host and the devices, from `NOTABLE` bytes on, that take longer than the rest of the step, which cannot hide them."""
+    plan = context.plan
+    machine = plan.search.hardware if plan.search is not None and plan.search.hardware in HARDWARE else _MACHINES.get(plan.platform)
+    if machine is None or not any(placed_in(op) for op, _ in context.ops):
+        return
+    cost = costing.analyse(plan, machine)
+    moves = [op for op in cost.ops if op.host_bytes]
+    seconds = sum(op.seconds or 0.0 for op in moves)
+    others = (cost.compute_seconds or 0.0) - seconds + (cost.communication_seconds or 0.0)
+    if cost.host_bytes < NOTABLE or seconds <= others:
+        return
+    largest = max(moves, key=lambda op: op.host_bytes)
+    moved = f"{format_bytes(int(cost.host_bytes))} between the host and each device"
+    message = (
+        f"the step moves {moved}, {seconds_text(seconds)} over the link of {machine}, and all else takes {seconds_text(others)}, too little"
+        f" to hide it{more_text(len(moves), 'such moves')}"
+    )
+    fix = "keep on the devices what fits there (plan.memory_analysis), or do more in a step for each move, as with a larger batch"
+    yield Finding("host-transfer", message, largest.value, largest.location, graded(int(cost.host_bytes)), int(cost.host_bytes), fix)
 
 
 _SLICE = "stablehlo.dynamic_slice"

@@ -17,7 +17,7 @@ from shardy_py.plan.checks.axes import (
     unused_axis,
 )
 from shardy_py.plan.checks.context import CheckContext
-from shardy_py.plan.checks.costs import costly_constraint, costly_reshard, cut_along_scan, left_to_xla, opaque, smaller_peak
+from shardy_py.plan.checks.costs import costly_constraint, costly_reshard, cut_along_scan, host_transfers, left_to_xla, opaque, smaller_peak
 from shardy_py.plan.checks.fixes import Proposal, with_fixes
 from shardy_py.plan.checks.shardings import indivisible, replicated_large
 from shardy_py.plan.checks.wording import merged
@@ -72,6 +72,9 @@ KINDS = (
     FindingKind("costly-constraint", "warning", "constraints inside that cost more than a tenth of a planner's step", costly_constraint),
     FindingKind(
         "costly-reshard", "warning, note", "XLA replicates a value to reshard it, or an intermediate is gathered whole", costly_reshard
+    ),
+    FindingKind(
+        "host-transfer", "warning, note", "moves between the host and the devices that take longer than the rest of a step", host_transfers
     ),
     FindingKind("left-to-xla", "note", "a value that XLA will shard differently from the plan, where shardings conflict", left_to_xla),
     FindingKind("axis-lost-in-reshape", "warning, note", "a reshape whose result cannot have an axis of its operand", axis_lost_in_reshape),
