@@ -294,7 +294,7 @@ def context_on(context: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def changed_rule(thunk: Any, change: Callable[[Any], Any], mesh: AbstractMesh) -> Any:
-    """A user's derivative in the parameters of a `custom_jvp_call` or `custom_vjp_call`; its jaxpr and constants are changed when traced."""
+    """A derivative in the parameters of a `custom_jvp_call` or `custom_vjp_call`, whose jaxpr and constants are changed when traced."""
 
     def changed(*zeros: bool) -> Any:
         with traced_on(mesh):

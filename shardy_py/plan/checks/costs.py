@@ -228,7 +228,7 @@ _MACHINES = {"tpu": "v5p", "cuda": "h100", "rocm": "mi300x"}
 
 
 def host_transfers(context: CheckContext) -> Iterator[Finding]:
-    """Moves between the host and the devices, from `NOTABLE` bytes on, that take longer than the rest of the step, which cannot hide them."""
+    """Moves between the host and the devices, from `NOTABLE` bytes on, that take longer than all else in a step, which cannot hide them."""
     plan = context.plan
     machine = plan.search.hardware if plan.search is not None and plan.search.hardware in HARDWARE else _MACHINES.get(plan.platform)
     if machine is None or not any(placed_in(op) for op, _ in context.ops):
