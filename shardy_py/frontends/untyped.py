@@ -143,9 +143,10 @@ class _Untyping:
             return self.jaxpr(value)
         if type(value) in (tuple, list):
             return type(value)(self._param(each, places=places) for each in value)
-        if isinstance(value, jax.Array) and not isinstance(value, Tracer) and _jax.has_explicit_axes(value.aval):
-            with jax.ensure_compile_time_eval(), traced_on(_without_explicit(value.aval.sharding.mesh)):
-                return jax.device_put(value, NamedSharding(_without_explicit(value.sharding.mesh), value.sharding.spec))
+        sharding = value.sharding if isinstance(value, jax.Array) and not isinstance(value, Tracer) else None
+        if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
+            with jax.ensure_compile_time_eval(), traced_on(_without_explicit(sharding.mesh.abstract_mesh)):
+                return jax.device_put(value, NamedSharding(_without_explicit(sharding.mesh), sharding.spec))
         if isinstance(value, NamedSharding) and AxisType.Explicit in value.mesh.axis_types:
             return NamedSharding(_without_explicit(value.mesh), value.spec) if places else None
         if isinstance(value, (AbstractMesh, Mesh)):

@@ -21,7 +21,7 @@ from shardy_py.frontends.readers import READERS, TABLES
 from tests.frontends.lowering import difference, imported, lowered
 
 ITS_VERSION = jax.__version_info__[:3] == (0, 10, 2)
-ON_ITS_VERSION = pytest.mark.skipif(not ITS_VERSION, reason="jax 0.12 lowers this otherwise")
+ON_ITS_VERSION = pytest.mark.skipif(not ITS_VERSION, reason="a difference of docs/differences.md: lowerings of 0.12")
 CHANGED = frozenset(("groups", "functions_that_jax_traces_to_lower", "partly_manual_regions", "nested_manual_regions"))
 """Cases that jax 0.12 lowers otherwise than 0.10.2, which the readers follow."""
 
@@ -279,7 +279,7 @@ def loops_in_manual_regions(x: Any) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_a_reader_gives_what_jax_lowers(name: str) -> None:
     if name in CHANGED and not ITS_VERSION:
-        pytest.skip("jax 0.12 lowers this otherwise")
+        pytest.skip("a difference of docs/differences.md: lowerings of 0.12")
     function, args = CASES[name]
     assert difference(imported(function, args).program, lowered(function, args)) == ""
 
