@@ -48,7 +48,7 @@ from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.transforms import hoisted, used_part, with_inputs
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import only_grows
-from shardy_py.plan.checks.table import observed_in
+from shardy_py.plan.checks.table import has_grave
 from shardy_py.plan.checks.wording import NOTABLE
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.donation import Arrangement, Donated, arrangement
@@ -86,7 +86,7 @@ def report(planned: Planned) -> None:
 
 def _grave(plan: Plan) -> list[Finding]:
     """Warnings, without those that are about few bytes."""
-    if all(f.severity == "info" for f in observed_in(plan)[0]):
+    if not has_grave(plan):
         return []  # and no plans are made to try fixes
     grave = (f for f in plan.findings if f.severity != "info" and f.kind not in _WARNED_ELSEWHERE)
     return [f for f in grave if not f.bytes or f.bytes >= NOTABLE]

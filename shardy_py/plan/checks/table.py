@@ -20,7 +20,7 @@ from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.costs import costly_constraint, costly_reshard, cut_along_scan, host_transfers, left_to_xla, opaque, smaller_peak
 from shardy_py.plan.checks.fixes import Proposal, with_fixes
 from shardy_py.plan.checks.shardings import indivisible, replicated_large
-from shardy_py.plan.checks.wording import merged
+from shardy_py.plan.checks.wording import NOTABLE, merged
 from shardy_py.plan.findings import Finding, Findings
 from shardy_py.plan.record import Analysis, PlanRecord
 from shardy_py.plan.search import NOTHING
@@ -125,6 +125,19 @@ def observed_in(plan: PlanRecord) -> tuple[Findings, Mapping[object, Proposal]]:
     order = {kind.name: i for i, kind in enumerate(KINDS)}
     findings = sorted(context.findings, key=lambda f: (_RANK[f.severity], -f.bytes, order.get(f.kind, len(order))))
     return merged(findings, _causes(plan)), {} if plan.search is not None else context.proposals
+
+
+def has_grave(plan: PlanRecord) -> bool:
+    """Whether a plan has a warning; checks run only where they can find one: each needs values of `NOTABLE` bytes together.
+
+    Two do not: what XLA's partitioner moves in a loop counts as often as it runs, and constraints cost a planner's step time.
+    """
+    own = plan.planning_findings if plan.partitioner is None else (*plan.planning_findings, *plan.partitioner.findings(plan))
+    if any(finding.severity != "info" for finding in own):
+        return True
+    values = (*plan.inputs, *(result for op in plan.program.walk() for result in op.results))
+    is_small = plan.active_partitioner is not None and plan.search is None and sum(value.type.bytes for value in values) < NOTABLE
+    return not is_small and any(finding.severity != "info" for finding in observed_in(plan)[0])
 
 
 @Analysis
