@@ -29,7 +29,7 @@ from jax.sharding import Mesh
 from shardy_py.api.peers import Peers, peers_of
 from shardy_py.api.signature import settings_by_name
 from shardy_py.api.tracing import TracedCall
-from shardy_py.frontends.context import is_extended_dtype, is_lowered_ahead, is_staged, known_value
+from shardy_py.frontends.context import is_extended_dtype, is_lowered_ahead, known_value
 from shardy_py.ir.printer import print_program
 from shardy_py.plan.record import PlanRecord
 
@@ -179,26 +179,3 @@ agreed_p.def_abstract_eval(lambda x, **_: x)
 mlir.register_lowering(agreed_p, _lower, cacheable=False)
 ad.deflinear2(agreed_p, lambda ct, _, agreement: [agreed_p.bind(ct, agreement=agreement)])
 batching.defvectorized(agreed_p)
-
-
-class AgreedStage:
-    """A lowered or compiled stage of JAX; the processes agree before the compiled one runs for the first time."""
-
-    def __init__(self, stage: Any, agreement: Agreement) -> None:
-        self._stage = stage
-        self._agreement = agreement
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("_stage", "_agreement"):  # while it is copied
-            raise AttributeError(name)
-        return getattr(self._stage, name)
-
-    def compile(self, *args: Any, **options: Any) -> AgreedStage:
-        """As `jax.stages.Lowered.compile`."""
-        return AgreedStage(self._stage.compile(*args, **options), self._agreement)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.stages.Compiled.__call__`."""
-        if not is_staged():
-            self._agreement.settle(jax.tree.leaves((args, kwargs)), lambda: None)
-        return self._stage(*args, **kwargs)

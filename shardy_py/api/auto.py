@@ -20,6 +20,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.api import nnx_modules
 from shardy_py.api.errors import ArgumentTypeError, MeshError, SpecError
+from shardy_py.api.executable import SignatureChanged
 from shardy_py.api.logical_axes import check_logical_rules
 from shardy_py.api.meshes import MeshView, view_of
 from shardy_py.api.name_rules import check_rules
@@ -28,7 +29,7 @@ from shardy_py.api.partitioning import LOWERINGS, Planned, RegionBuilder
 from shardy_py.api.peers import report_failures, tell_end
 from shardy_py.api.planning import make_plan
 from shardy_py.api.request import PlanRequest, Settings, UserCall, is_on_mesh, request
-from shardy_py.api.running import CompiledCall, check_buffers, compiled_call
+from shardy_py.api.running import CompiledCall, check_buffers
 from shardy_py.api.signature import Arguments, ArgumentSlots
 from shardy_py.api.specs import mesh_of
 from shardy_py.api.static_leaves import static_call, user_tree
@@ -36,7 +37,6 @@ from shardy_py.api.tracing import TracedCall, trace
 from shardy_py.api.trees import location_of
 from shardy_py.api.verifying import Request, Verification, verify
 from shardy_py.backends import host_threads
-from shardy_py.backends.executable import SignatureChanged
 from shardy_py.backends.shard_map import fits_inside
 from shardy_py.cost.hardware import platform_named
 from shardy_py.dialect.format import sizes_text
@@ -195,7 +195,7 @@ class Traced:
         }
         options = {name: value for name, value in explicit.items() if value is not None}
         planned = self._planned_here if lowering_platforms is None else self._planned
-        entry = compiled_call(planned, abstract=lowering_platforms is not None, in_order=_private_parameters is not None)
+        entry = CompiledCall(planned, abstract=lowering_platforms is not None, in_order=_private_parameters is not None)
         return entry.lower(**options)
 
 
@@ -314,11 +314,11 @@ class AutoSharded(Generic[P, R]):
 
     def _planned(self, plan_request: PlanRequest) -> CompiledCall:
         self.plan_count += 1
-        return compiled_call(make_plan(trace(plan_request), runs=not is_tracing()))
+        return CompiledCall(make_plan(trace(plan_request), runs=not is_tracing()))
 
     def _remember(self, entry: CompiledCall, layout: ArgumentSlots) -> None:
         """Lets the next call try this entry first; not while signatures alternate, for a wrong try costs more than a key."""
-        if not entry.is_cacheable or layout.keywords or entry.closed_over:
+        if not entry.is_cacheable or layout.keywords:
             return
         if self._misses < 4:
             self._last = entry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import logging
@@ -11,7 +10,7 @@ import pathlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -23,21 +22,19 @@ from jax.extend.core import ClosedJaxpr
 from jax.extend.source_info_util import summarize
 from jax.sharding import Mesh, NamedSharding
 
-from shardy_py.api.agreement import AgreedStage, Agreement, agreement_of, covering, gated
+from shardy_py.api.agreement import Agreement, agreement_of, covering
 from shardy_py.api.errors import DonationWarning, NotAvailableError, OrderedEffectError
+from shardy_py.api.executable import Executable, Stage
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.partitioning import DerivedRegions, Planned, calling, decided, import_and_propagate
 from shardy_py.api.placing import Placing
 from shardy_py.api.request import UserCall
-from shardy_py.api.signature import ArgumentSlots, configuration
 from shardy_py.api.static_leaves import has_static_leaves, user_tree
 from shardy_py.api.trees import argument_paths, location_of
 from shardy_py.backends.callback_errors import CallbackErrors
 from shardy_py.backends.donation import Guard
-from shardy_py.backends.executable import JitSignature, executable
 from shardy_py.backends.host_threads import must_wait
 from shardy_py.backends.jit import Pinned, left_to_xla, ordered_effects, pinned
-from shardy_py.backends.leaf_order import Rearranged
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.grouping import grouped
@@ -51,7 +48,7 @@ from shardy_py.passes.propagation.log import only_grows
 from shardy_py.plan.checks.table import has_grave
 from shardy_py.plan.checks.wording import NOTABLE
 from shardy_py.plan.collectives import format_bytes
-from shardy_py.plan.donation import Arrangement, Donated, arrangement
+from shardy_py.plan.donation import Donated, arrangement
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.paths import paths_as_one
@@ -196,26 +193,45 @@ def check_buffers(call: UserCall) -> None:
         guard.explain(leaves, donated, paths)
 
 
-@dataclass(frozen=True, eq=False)
 class CompiledCall:
     """A planned and jitted signature.
 
     Attributes:
         is_cacheable: Whether later calls may use it; not where the function closes over values of an outer trace.
+        is_reported: Whether it has been said what deserves a look in the plan.
+
+    Args:
+        abstract: Accept a mesh without devices; what is made can be lowered only.
+        in_order: Keep the order of arguments and results in the compiled program, although donated arrays may get other results then.
+
+    Raises MeshError if the mesh has no devices. Raises NotAvailableError if an input or output is unreduced. Raises OrderedEffectError if
+    the function has ordered effects and the mesh several devices.
     """
 
-    planned: Planned
-    _pinned: Pinned | None
-    jitted: Rearranged
-    run: Callable[[Sequence[Any], Sequence[Any]], Any]
-    agreement: Agreement | None
-    placing: Placing
-    tangents: tuple[Tangents, Tangents] | None
-    layout: ArgumentSlots
-    guard: Guard
-    is_cacheable: bool
-    has_static: bool
-    closed_over: bool = False
+    def __init__(self, planned: Planned, *, abstract: bool = False, in_order: bool = False) -> None:
+        self.planned = planned
+        traced, plan = planned.traced, planned.plan
+        request = traced.request
+        view = request.view
+        self.layout = request.layout
+        mesh = view.user_mesh if abstract else view.runnable()
+        _refuse_ordered(traced.jaxpr, view, request.location)
+        _refuse_unreduced((*plan.inputs, *plan.outputs), request.location)
+        _warn_of_refused(plan.donation, request.location)
+        devices = None if abstract or not isinstance(mesh, Mesh) else mesh
+        self._pinned, replay = program_of(planned, mesh if isinstance(mesh, Mesh) else None)
+        named = NamedShardings(mesh)
+        self.agreement = None if devices is None else agreement_of(plan, traced, devices)
+        ins = tuple(named(v.sharding, len(v.shape), v.memory_kind) for v in plan.inputs)
+        outs = [named(None if 0 in v.shape and EMPTY_COMES_WHOLE else v.sharding, len(v.shape), v.memory_kind) for v in plan.outputs]
+        order = replace(arrangement(plan.donation, plan.program, plan.outputs), is_fixed=in_order)
+        self.jitted = Executable(traced, replay, order, mesh, ins, outs, self.agreement)
+        self.run = self.jitted.run if devices is None else _run(self.jitted, devices, self.agreement, traced.callback_errors)
+        self.placing = Placing(request, mesh, ins)
+        self.tangents = None if view.explicit or not isinstance(mesh, Mesh) else (Tangents(ins), Tangents(outs))
+        self.guard = Guard(bool(self.layout.donated), request.location)
+        self.is_cacheable, self.has_static = not traced.closes_over_tracers, has_static_leaves(traced.out_tree)
+        self.is_reported = False
 
     @property
     def plan(self) -> Plan:
@@ -232,7 +248,7 @@ class CompiledCall:
 
     def __call__(self, slots: Sequence[Any]) -> Any:
         """Runs a call; raises SignatureChanged if it does not have the signature that was planned for."""
-        leaves, statics = self.jitted.inputs.flat(slots)
+        leaves, statics = self.jitted.flat(slots)
         if self.guard.bad(leaves):
             self.guard.explain(leaves, self._donated, self._paths)
         leaves = self.placing(leaves)
@@ -248,22 +264,17 @@ class CompiledCall:
             result = tree.unflatten(of_results.placed(results))
         return user_tree(result) if self.has_static else result
 
-    @property
-    def is_reported(self) -> bool:
-        """Whether it has been said what deserves a look in the plan."""
-        return "_reported" in self.__dict__
-
     def report(self) -> None:
         """Says what deserves a look in the plan, once; under `Options(check="raise")` raises each time."""
         if not self.is_reported:
             report(self.planned)
-            self.__dict__["_reported"] = True
+            self.is_reported = True
 
     def _settle(self, agreement: Agreement, slots: Sequence[Any], leaves: Sequence[Any], statics: Sequence[Any]) -> None:
         """Waits for the other processes of the mesh; last, so that a failure of this process comes before they go on."""
         if is_staged():
             return  # what is written down passes a gate when it runs
-        arguments, _ = self.jitted.inputs.flat(slots)
+        arguments, _ = self.jitted.flat(slots)
         if is_tracing():
             agreement.settle_within(arguments)
         else:
@@ -291,66 +302,14 @@ class CompiledCall:
         planned_for = self.planned.traced.request.shardings
         return all(now is then or now is placed for now, then, placed in zip(shardings, planned_for, self._placed))
 
-    def lower(self, **options: Any) -> Any:
+    def lower(self, **options: Any) -> Stage:
         """The `jax.stages.Lowered`."""
         request = self.planned.traced.request
         with no_collection(), covering():  # what is lowered for itself asks nobody before it runs
-            lowered = self.jitted.trace(request.structs, [request.slots[i] for i in self.layout.static]).lower(**options)
-        return lowered if self.agreement is None else AgreedStage(lowered, self.agreement)
+            return self.jitted.trace(request.structs, [request.slots[i] for i in self.layout.static]).lower(**options)
 
 
-def compiled_call(planned: Planned, *, abstract: bool = False, in_order: bool = False) -> CompiledCall:
-    """Pins a plan and jits it.
-
-    Raises MeshError if the mesh has no devices. Raises NotAvailableError if an input or output is unreduced. Raises OrderedEffectError if
-    the function has ordered effects and the mesh several devices.
-
-    Args:
-        abstract: Accept a mesh without devices; what is made can be lowered only.
-        in_order: Keep the order of arguments and results in the compiled program, although donated arrays may get other results then.
-    """
-    traced = planned.traced
-    request = traced.request
-    view, layout, plan = request.view, request.layout, planned.plan
-    mesh = view.user_mesh if abstract else view.runnable()
-    _refuse_ordered(traced.jaxpr, view, request.location)
-    _refuse_unreduced((*plan.inputs, *plan.outputs), request.location)
-    _warn_of_refused(plan.donation, request.location)
-
-    devices = mesh if isinstance(mesh, Mesh) else None
-    pins, replay = program_of(planned, devices)
-    named = NamedShardings(mesh)
-    agreement = None if abstract or devices is None else agreement_of(plan, traced, devices)
-    types, statics = request.key[2], request.key[4]
-    in_shardings = tuple(named(v.sharding, len(v.shape), v.memory_kind) for v in plan.inputs)
-    out_shardings = [named(None if 0 in v.shape and EMPTY_COMES_WHOLE else v.sharding, len(v.shape), v.memory_kind) for v in plan.outputs]
-    order = arrangement(plan.donation, plan.program, plan.outputs)
-    jitted = executable(
-        request.name,
-        layout.labels,
-        replay,
-        traced.eagerly,
-        traced.result.outline,
-        JitSignature(request.in_tree, request.outlines, types, statics, configuration()),
-        mesh=mesh,
-        explicit=view.explicit,
-        in_shardings=in_shardings,
-        out_shardings=out_shardings,
-        static_slots=layout.static,
-        arrangement=Arrangement(order.slots) if in_order else order,
-        configuration=configuration,
-        gate=None if agreement is None else functools.partial(gated, agreement),
-        keywords=dataclasses.asdict(request.settings.jit),
-    )
-    guard = Guard(bool(layout.donated), request.location)
-    run = jitted.run if abstract or devices is None else _run(jitted, devices, agreement, traced.callback_errors)
-    placing = Placing(request, mesh, in_shardings)
-    tangents = None if view.explicit or devices is None else (Tangents(in_shardings), Tangents(out_shardings))
-    is_cacheable, has_static = not traced.closes_over_tracers, has_static_leaves(traced.out_tree)
-    return CompiledCall(planned, pins, jitted, run, agreement, placing, tangents, layout, guard, is_cacheable, has_static)
-
-
-def _run(jitted: Rearranged, mesh: Mesh, agreement: Agreement | None, callback_errors: CallbackErrors | None) -> Callable[..., Any]:
+def _run(jitted: Executable, mesh: Mesh, agreement: Agreement | None, callback_errors: CallbackErrors | None) -> Callable[..., Any]:
     """What runs a program on a mesh: waiting for the result where the devices would need more threads than there are."""
     if callback_errors is not None and agreement is None:  # of several processes only one would raise, and the others go on with zeros
         return lambda leaves, statics: jitted.run(leaves, statics) if is_tracing() else callback_errors.run(jitted.run, leaves, statics)

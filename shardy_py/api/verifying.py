@@ -19,7 +19,7 @@ from shardy_py.api.errors import ArgumentTypeError, MeshError
 from shardy_py.api.meshes import MESH_NAME
 from shardy_py.api.partitioning import Planned, RegionBuilder
 from shardy_py.api.planning import described_results, result_leaves
-from shardy_py.api.running import compiled_call, program_of
+from shardy_py.api.running import CompiledCall, program_of
 from shardy_py.api.static_leaves import static_tree
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.compare import Comparison, compare, fetch, fetched_or_error, first_line, plain, tolerance_of
@@ -200,7 +200,7 @@ def verify(planned: Planned, slots: Sequence[Any], options: Request) -> Verifica
     if idle is not None:
         return Verification(request.name, request.location, request.view.describe(), RunComparison(()), None, idle)
     inputs = _inputs(planned, slots)
-    results = [fetched_or_error(x) for x in jax.tree.leaves(static_tree(compiled_call(planned)(slots)))]
+    results = [fetched_or_error(x) for x in jax.tree.leaves(static_tree(CompiledCall(planned)(slots)))]
     with covering():  # the processes of the mesh have agreed on the whole
         run, beside = _runs(planned, inputs, results, mesh, options)
     return Verification(request.name, request.location, request.view.describe(), run, beside)

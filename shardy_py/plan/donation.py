@@ -222,12 +222,14 @@ class Arrangement:
     """Order of arguments and results of a jitted function for which JAX pairs donated inputs with outputs as planned.
 
     Attributes:
+        donated: The leaves of the arguments that are donated, in their order.
         outputs: The order of the leaves of the result; None as they are.
+        is_fixed: Whether arguments and results keep their order, although donated arrays may get other results then.
     """
 
-    slots: tuple[int, ...] = ()
+    donated: tuple[int, ...] = ()
     outputs: tuple[int, ...] | None = None
-    leaves: tuple[int, ...] | None = None
+    is_fixed: bool = False
 
 
 def arrangement(donated: Sequence[Donated], program: Program, outputs: Sequence[PlannedValue]) -> Arrangement:
@@ -236,20 +238,15 @@ def arrangement(donated: Sequence[Donated], program: Program, outputs: Sequence[
     if not output_of:
         return Arrangement()
     outs = _buffers(outputs, program.main.body.terminator.operands, program)
-    slots = tuple(sorted({d.slot for d in donated if d.output is not None}))
-    kinds = {i: outs[k].memory_kind for i, k in output_of.items()}
-    donors = [replace(_donor(d), memory_kind=kinds.get(d.input, "")) for d in donated if d.slot in slots and d.parameter is not None]
-    if len(donors) == len(output_of):
-        if first_fit(donors, outs) == output_of:
-            return Arrangement(slots)
-        order = _order([*output_of.values()], outs)
-        if first_fit(donors, [outs[k] for k in order]) == output_of:
-            return Arrangement(slots, order)
+    donors = [d for d in donated if d.output is not None]
+    buffers = [replace(_donor(d), memory_kind=outs[output_of[d.input]].memory_kind) for d in donors]
+    if first_fit(buffers, outs) == output_of:
+        return Arrangement(tuple(output_of))
     # Exact pairs first: JAX would give an input that takes an output of another type one of its own type instead.
-    chosen = sorted((d for d in donated if d.output is not None), key=lambda d: (not _is_exact(d, outs[output_of[d.input]]), d.input))
-    leaves = tuple(d.input for d in chosen)
+    donors.sort(key=lambda d: (not _is_exact(d, outs[output_of[d.input]]), d.input))
+    leaves = tuple(d.input for d in donors)
     order = _order([output_of[i] for i in leaves], outs)
-    return Arrangement(slots, None if order == tuple(range(len(outs))) else order, leaves)
+    return Arrangement(leaves, None if order == tuple(range(len(outs))) else order)
 
 
 def _donor(d: Donated) -> DonatedBuffer:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.api import running
-from shardy_py.api.running import compiled_call
+from shardy_py.api.running import CompiledCall
 from shardy_py.backends import jit
 from shardy_py.plan import jit_program
 from tests.random_programs import load, program_of_seed
@@ -32,7 +32,7 @@ def run_plans(monkeypatch):
 
 
 def entry(step, *args):
-    return compiled_call(step.trace(*args)._planned)
+    return CompiledCall(step.trace(*args)._planned)
 
 
 A = np.arange(64, dtype=np.float32).reshape(8, 8)
