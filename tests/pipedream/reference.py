@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shardy_py.pipedream import Partition, ProfileGraph
 from shardy_py.pipedream.partitions.cuts import Cuts, all_downsets, optimized_part, reached_downsets
-from shardy_py.pipedream.partitions.tables import PARAMETER_COPIES
+from shardy_py.pipedream.partitions.levels import PARAMETER_COPIES
 from shardy_py.pipedream.profiles.graph import positions
 
 Table = dict[tuple[int, int, int], float]
@@ -32,6 +32,8 @@ def pipedream(graph: ProfileGraph, asked: Asked) -> float:
     part = optimized_part(graph)
     states = reached_downsets(part)
     assert states is not None
+    # PipeDream takes any topological order, by hash; on several levels the answer depends on it where cuts lie beside each other.
+    states = sorted(states, key=lambda state: (round(sum(part.nodes[i].time_ms for i in positions(state)), 9), state.bit_count(), state))
     cuts = Cuts(part, states, True)
     time, act, params = ([0.0, *map(float, values)] for values in (cuts.seconds, cuts.activations, cuts.parameters))
     size = len(states)
@@ -48,7 +50,7 @@ def pipedream(graph: ProfileGraph, asked: Asked) -> float:
                     best[i, j, m] = (compute[i, j] + 4 * m * p / (bandwidth * (m + 1)) / inner) / (m + 1)
         for i in range(1 if final else size):
             for m in range(1, n):
-                for j in range(i + 1, size):
+                for j in range(i, size):  # PipeDream begins at i + 1, and so finds no stage of one state on fewer machines
                     found = best.get((i, j, m), math.inf)
                     if asked.fewer:
                         found = min(found, best.get((i, j, m - 1), math.inf))

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from shardy_py.pipedream import ProfileGraph, ProfileNode, partition
 from shardy_py.pipedream.partitions.bound import classes, lower_bound
 from shardy_py.pipedream.partitions.cuts import all_downsets
-from shardy_py.pipedream.partitions.levels import Machines
+from shardy_py.pipedream.partitions.levels import Machines, Rules
 from shardy_py.pipedream.partitions.search import near, order_cuts, search
-from shardy_py.pipedream.partitions.tables import Rules
 from tests.pipedream import reference
 from tests.pipedream.graphs import graphs
 from tests.pipedream.shapes import inception, nasnet

@@ -15,8 +15,7 @@ from functools import partial
 import numpy as np
 
 from shardy_py.pipedream.partitions.cuts import Floats, masks_as_rows, output_index
-from shardy_py.pipedream.partitions.levels import SLACK
-from shardy_py.pipedream.partitions.tables import PARAMETER_COPIES, Rules
+from shardy_py.pipedream.partitions.levels import PARAMETER_COPIES, SLACK, Rules
 from shardy_py.pipedream.profiles.graph import ProfileGraph, positions
 from shardy_py.pipelines.minimum_cut import Network
 

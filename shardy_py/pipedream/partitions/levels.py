@@ -1,4 +1,11 @@
-"""Solving all levels of machines over given cuts, innermost first, and reading the stages back, outermost first."""
+"""Costs of the stages between cuts on each level of machines, the best stages over given cuts, and the stages read back.
+
+A stage that lies behind cut k, ends with cut j, and is replicated over w machines takes, per minibatch,
+
+    max( (compute + 4 (w - 1) parameters / (bandwidth w)) / w,  2 bytes_k / (bandwidth w),  2 bytes_j / (bandwidth w) )
+
+Source: PipeDream, optimizer_graph_hierarchical.py. Levels are solved innermost first and read outermost first.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardy_py.pipedream.partitions.cuts import Bools, Cuts, Floats
-from shardy_py.pipedream.partitions.tables import MachineLevel, PipeDreamTable, Rules
 
 # Sums of times in another order differ by this much; what is closer counts as equal.
 SLACK = 1 + 1e-12
@@ -21,6 +27,103 @@ AT_ONCE = 1 << 16
 Indices = NDArray[np.intp]
 
 
+# One place, or several.
+Starts = int | NDArray[np.intp]
+Ends = int | slice | NDArray[np.intp]
+
+# Weights, their gradients, and two moments of Adam.
+PARAMETER_COPIES = 4
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of a partition.
+
+    Args:
+        exact: Whether to use true bytes and memory; else PipeDream's, faults included.
+        compression: Divisor of activations when they are sent; None leaves transfers out.
+    """
+
+    exact: bool
+    compression: float | None
+    straight: bool
+    fewer: bool
+    memory: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class MachineLevel:
+    """One level of machines: its stages between any two cuts, and their costs.
+
+    Args:
+        inner: Divisor of parameter bytes when they are summed: the number of machines in each machine.
+        waiting: Machines of the innermost level behind all of this level's, for each copy of it.
+    """
+
+    cuts: Cuts
+    rules: Rules
+    machines: int
+    bandwidth: float
+    inner: int
+    below: int = 1
+    inside: MachineLevel | None = None
+    waiting: int = 0
+
+    @property
+    def widest(self) -> int:
+        """The most machines that one stage may be replicated over."""
+        return 1 if self.rules.straight else self.machines
+
+    def within(self, width: int, used: int) -> MachineLevel | None:
+        """The level inside of the machines of a stage that is replicated over `width` of them, if `used` end with it."""
+        if self.inside is None or not self.rules.exact:
+            return self.inside
+        behind = (self.machines - used) * self.below + self.waiting
+        return replace(self.inside, waiting=-(-behind // width))
+
+    def grown(self, values: Floats, starts: Starts, ends: Ends) -> Floats:
+        """The amount of something between cut start - 1 and a cut: by cut, or by start and cut."""
+        starts = np.asarray(starts)
+        return values[ends] - np.where(starts > 0, values[starts - 1], 0.0)[..., None]
+
+    def seconds(self, starts: Starts, width: int, ends: Ends, work: Floats, *, first: bool = False, sends: bool = True) -> Floats:
+        """Seconds of stages between cuts on `width` machines; `first` stages receive nothing, and PipeDream does not count their sends."""
+        cuts, rules = self.cuts, self.rules
+        shared = self.inner if rules.exact or first else 1
+        seconds = work
+        if width > 1:
+            parameters = self.grown(cuts.parameters, starts, ends)
+            seconds = (work + 4 * (width - 1) * parameters / (self.bandwidth * width) / shared) / width
+        if rules.compression is not None:
+            each = 2.0 / (self.bandwidth * width) / rules.compression
+            if not first:
+                seconds = np.maximum(seconds, each * cuts.bytes[np.asarray(starts) - 1][..., None])
+            if sends and (rules.exact or not first):
+                seconds = np.maximum(seconds, each * cuts.sent[ends])
+        return seconds
+
+    def memory(self, starts: Starts, ends: Ends, width: int, used: int | NDArray[np.int_]) -> Floats:
+        """Bytes that a machine of the stages from behind cut start - 1 to some cuts needs, if `used` machines end with them.
+
+        PipeDream: activations and parameters for every minibatch in flight in later stages. Exact: activations for these and the
+        current one, parameters with gradients and optimizer state once. A row for each start, or for each of several numbers of
+        machines.
+        """
+        activations = self.grown(self.cuts.activations, starts, ends)
+        parameters = self.grown(self.cuts.parameters, starts, ends)
+        flight = self.in_flight(width, used)
+        flight = flight if isinstance(flight, int) else flight[:, None]
+        if self.rules.exact:
+            return np.asarray(flight * activations + PARAMETER_COPIES * parameters)
+        return np.asarray(flight * (activations + parameters))
+
+    def in_flight(self, width: int, used: int | NDArray[np.int_]) -> int | NDArray[np.int_]:
+        """Minibatches whose activations a stage keeps; PipeDream does not count the current one."""
+        if self.rules.exact:
+            return -(-(self.machines - used + self.waiting) // width) + 1
+        return -(-(self.machines - used) // width)
+
+
 @dataclass(frozen=True)
 class Segment:
     """A stage on one level of machines: the nodes behind cut start - 1 and up to cut end, on `width` machines."""
@@ -28,43 +131,6 @@ class Segment:
     start: int
     end: int
     width: int
-
-
-def first_path(filled: PipeDreamTable, table: Floats, start: int, end: int) -> list[Segment]:
-    """The stages behind one entry of a table, in order: as few as possible, then cut as early as possible."""
-    segments: list[Segment] = []
-    level = filled.level
-    m = level.machines - 1
-    row = table[start if len(table) > 1 else 0]
-    while True:
-        value = row[m, end]
-        if _first_seconds(filled, start, end, m + 1) <= value:
-            return [Segment(start, end, m + 1), *reversed(segments)]
-        if level.rules.fewer and m and end > start and row[m - 1, end] <= value:
-            m -= 1
-            continue
-        k, width = _last_cut(filled, row, start, end, m)
-        segments.append(Segment(k + 1, end, width))
-        end, m = k, m - width
-
-
-def _first_seconds(filled: PipeDreamTable, start: int, end: int, width: int) -> float:
-    if width > filled.level.widest or not filled.level.fits(start, end, width, width):
-        return np.inf
-    return float(filled.first(start, width)[end - start])
-
-
-def _last_cut(filled: PipeDreamTable, row: Floats, start: int, end: int, m: int) -> tuple[int, int]:
-    """The lowest cut before the last stage that gives the table's value, then the smallest width."""
-    level = filled.level
-    for k in range(start, end):
-        if level.cuts.inside[k, end] and row[:m, k].min() <= row[m, end]:
-            for width in range(1, min(level.widest, m) + 1):
-                before = row[m - width, k]
-                if before <= row[m, end] and level.fits(k + 1, end, width, m + 1):
-                    if max(before, float(filled.behind(k, width, slice(end, end + 1))[0])) <= row[m, end]:
-                        return k, width
-    raise AssertionError("a value of the table has no stage that gives it")
 
 
 def balanced_path(level: MachineLevel, bound: float, start: int, end: int) -> list[Segment]:
@@ -328,26 +394,6 @@ def _light(cuts: Cuts, rules: Rules, machines: Machines, bound: float) -> Cuts:
     rate = max(machines.bandwidths) * rules.compression * (1 if rules.straight else machines.total)
     heavy = 2 * cuts.sent / rate > bound
     return replace(cuts, downsets=[cut for cut, out in zip(cuts.downsets, heavy) if not out]) if heavy.any() else cuts
-
-
-def solve_as_pipedream(cuts: Cuts, rules: Rules, machines: Machines) -> CutSolution:
-    """The partition that PipeDream's tables over given cuts give: of equally fast ones that with the fewest stages, cut earliest."""
-    last = len(cuts.downsets) - 1
-    tables: list[tuple[PipeDreamTable, Floats]] = []
-    levels = _levels(cuts, rules, machines)
-    compute: Floats | None = None
-    for level in levels:
-        table = PipeDreamTable(level, compute)
-        tables.append((table, table.filled(1 if level is levels[-1] else last + 1)))
-        compute = tables[-1][1][:, level.machines - 1]
-    seconds = float(tables[-1][1][0, -1, last])
-    solution = CutSolution(cuts, seconds)
-    outer = [(Segment(0, last, 1), 1)]
-    for table, filled in reversed(tables) if math.isfinite(seconds) else ():
-        paths = [(first_path(table, filled, segment.start, segment.end), copies) for segment, copies in outer]
-        outer = [(part, part.width * copies) for path, copies in paths for part in path]
-        solution = _with_level(solution, outer)
-    return solution
 
 
 def _levels(cuts: Cuts, rules: Rules, machines: Machines) -> list[MachineLevel]:

@@ -12,10 +12,9 @@ import numpy as np
 from shardy_py.cost.quantity import quantity
 from shardy_py.errors import ShardyError
 from shardy_py.pipedream.partitions.cuts import Cuts, crossing_bytes, masks_as_rows, optimized_part
-from shardy_py.pipedream.partitions.levels import CutSolution, Machines, solve, solve_as_pipedream
+from shardy_py.pipedream.partitions.levels import PARAMETER_COPIES, CutSolution, Machines, Rules, solve
 from shardy_py.pipedream.partitions.result import LevelStage, Partition, PartitionStage
 from shardy_py.pipedream.partitions.search import search
-from shardy_py.pipedream.partitions.tables import PARAMETER_COPIES, Rules
 from shardy_py.pipedream.profiles.graph import ProfileGraph, positions
 
 MODES = ("pipedream", "exact")
@@ -38,11 +37,10 @@ def partition(
     """Divides a profile graph into the pipeline stages whose slowest is fastest.
 
     Mode "pipedream" answers as PipeDream's optimizer_graph_hierarchical.py does, to the last digit of the predicted time,
-    faults included; stages that are equally fast are chosen deterministically. Mode "exact" keeps its cost model and mends
-    it: a tensor that crosses a boundary counts once, also what the first stage sends takes time, parameter sums between
-    servers share the machines of a server everywhere, memory is that of 1F1B with gradients and Adam's moments, all cuts are
-    tried also of graphs with several sources, and of equally fast partitions it takes the one whose second slowest stage is
-    fastest, then the one that sends the fewest bytes.
+    faults included. Mode "exact" keeps its cost model and mends it: a tensor that crosses a boundary counts once, also what the
+    first stage sends takes time, parameter sums between servers share the machines of a server everywhere, memory is that of
+    1F1B with gradients and Adam's moments, and all cuts are tried also of graphs with several sources. Of equally fast
+    partitions both take the one whose second slowest stage is fastest, then the one that sends the fewest bytes.
 
     Graphs with too many cuts to try them all are searched within bounds; `Partition.gap` says how far off the answer may be.
 
@@ -181,7 +179,7 @@ def _too_big(part: ProfileGraph, cuts: Cuts, rules: Rules, machines: Machines) -
     """Names the stage that is too big in the partition that needs the least memory."""
     memory = rules.memory or 0.0
     least = _least(cuts, rules, machines)
-    roomy = _solved(cuts, replace(rules, memory=least), machines)
+    roomy = solve(cuts, replace(rules, memory=least), machines)
     if math.isinf(roomy.seconds):
         return _no_pipeline(part, machines)
     stages = _result(part, part, roomy, 0.0, "exact").stages
@@ -198,15 +196,11 @@ def _least(cuts: Cuts, rules: Rules, machines: Machines) -> float:
     low, high = min(rules.memory or 0.0, most), most
     while high > low * (1 + 1e-7):
         middle = math.sqrt(low * high)
-        if math.isinf(_solved(cuts, replace(rules, memory=middle), machines).seconds):
+        if math.isinf(solve(cuts, replace(rules, memory=middle), machines).seconds):
             low = middle
         else:
             high = middle
     return high
-
-
-def _solved(cuts: Cuts, rules: Rules, machines: Machines) -> CutSolution:
-    return solve(cuts, rules, machines) if rules.exact else solve_as_pipedream(cuts, rules, machines)
 
 
 def _does_not_fit(number: int, stage: PartitionStage, needed: float, memory: float, when: str) -> PartitionError:

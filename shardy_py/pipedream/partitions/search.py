@@ -17,8 +17,7 @@ import numpy as np
 
 from shardy_py.pipedream.partitions.bound import classes, lower_bound
 from shardy_py.pipedream.partitions.cuts import Bools, Cuts, Floats, all_downsets, masks_as_rows, reached_downsets
-from shardy_py.pipedream.partitions.levels import LADDER, SLACK, CutSolution, Machines, solve, solve_as_pipedream
-from shardy_py.pipedream.partitions.tables import Rules
+from shardy_py.pipedream.partitions.levels import LADDER, SLACK, CutSolution, Machines, Rules, solve
 from shardy_py.pipedream.profiles.graph import ProfileGraph
 
 # How many nodes before and behind a cut are tried when it is improved, and how often.
@@ -34,14 +33,7 @@ STATES = {"one level": 6000, "several": 1600}
 
 def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[CutSolution, float]:
     """The best partition found, and seconds below which none can be."""
-    limit = _limit(machines)
-    states = reached_downsets(graph, STATES["one level" if len(machines.counts) == 1 else "several"])
-    if not rules.exact and states is not None:
-        solution = solve_as_pipedream(Cuts(graph, states, True), rules, machines)
-        return solution, solution.seconds
-    if rules.exact and (downsets := all_downsets(graph, limit)) is not None:
-        even = sum(node.time_ms for node in graph.nodes) / 1000.0 / machines.total
-        solution = solve(_family(graph, downsets, rules), rules, machines, lowest=even)
+    if (solution := _over_all_cuts(graph, rules, machines)) is not None:
         return solution, solution.seconds
     pool = _CutPool(graph, transfers=rules.compression is not None)
     lowest = lower_bound(graph, pool.classes, rules, machines.counts, machines.bandwidths)
@@ -49,10 +41,9 @@ def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[CutSo
         return _bounded(pool, rules, machines, lowest, []), lowest
     # With the cuts of PipeDream's mode, so that the exact mode is never worse.
     theirs = replace(rules, exact=False)
-    if states is None:
+    start = _over_all_cuts(graph, theirs, machines)
+    if start is None:
         start = _bounded(pool, theirs, machines, lower_bound(graph, pool.classes, theirs, machines.counts, machines.bandwidths), [])
-    else:
-        start = solve_as_pipedream(Cuts(graph, states, True), theirs, machines)
     # With several levels its cuts may lie beside each other; a node then belongs to the first stage that has it.
     fixed_cuts = [] if math.isinf(start.seconds) else list(accumulate(start.ends, or_))
     # Cuts of many narrow stages are good ones for fewer and wider stages, not the other way round.
@@ -62,6 +53,16 @@ def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[CutSo
     if math.isinf(straight.seconds):
         return _bounded(pool, rules, machines, lowest, fixed_cuts), lowest
     return _improved(pool, rules, machines, lowest, [*fixed_cuts, *straight.ends], straight), lowest
+
+
+def _over_all_cuts(graph: ProfileGraph, rules: Rules, machines: Machines) -> CutSolution | None:
+    """The best partition over all cuts that a mode has; None where they are too many."""
+    states = STATES["one level" if len(machines.counts) == 1 else "several"]
+    downsets = all_downsets(graph, _limit(machines)) if rules.exact else reached_downsets(graph, states)
+    if downsets is None:
+        return None
+    even = sum(node.time_ms for node in graph.nodes) / 1000.0 / machines.total
+    return solve(Cuts(graph, _by_work(graph, downsets), not rules.exact), rules, machines, lowest=even)
 
 
 def _straight(pool: _CutPool, rules: Rules, machines: Machines, lowest: float, fixed_cuts: Sequence[int]) -> CutSolution:
@@ -149,13 +150,13 @@ def _improved(pool: _CutPool, rules: Rules, machines: Machines, lowest: float, f
 
 
 def _family(graph: ProfileGraph, downsets: Iterable[int], rules: Rules) -> Cuts:
-    return Cuts(graph, _by_work(graph, downsets), not rules.exact)
+    """Cuts of a pool, the whole graph among them."""
+    return Cuts(graph, _by_work(graph, (*downsets, (1 << len(graph)) - 1)), not rules.exact)
 
 
 def _by_work(graph: ProfileGraph, downsets: Iterable[int]) -> list[int]:
-    """Each set once, in the order of the work in it, the whole graph last."""
-    everything = (1 << len(graph)) - 1
-    chosen = list({*downsets, everything} - {0})
+    """Each set once, in the order of the work in it."""
+    chosen = list({*downsets} - {0})
     # In whole picoseconds, so that a set has at least the work of what it holds to the last digit.
     work = masks_as_rows(chosen, len(graph)).astype(np.float64) @ np.round([node.time_ms * 1e9 for node in graph.nodes])
     keys = [(float(seconds), downset.bit_count(), downset) for seconds, downset in zip(work, chosen)]
