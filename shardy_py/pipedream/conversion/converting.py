@@ -18,8 +18,7 @@ from shardy_py.pipedream.conversion import lines
 from shardy_py.pipedream.conversion.descriptions import ConversionError
 from shardy_py.pipedream.conversion.expressions import import_line, modules_of, written
 from shardy_py.pipedream.conversion.kinds import is_name
-from shardy_py.pipedream.conversion.lines import BreakableCode, comment, statement
-from shardy_py.pipedream.conversion.program import ModelStage, ModelStep, StagedModel, cut, read_program
+from shardy_py.pipedream.conversion.program import ModelStage, StagedModel, cut, read_program
 from shardy_py.pipedream.partitions.result import Partition
 from shardy_py.pipedream.profiles.graph import ProfileGraph
 
@@ -95,7 +94,7 @@ def write_package(cut: StagedModel, arch: str, model_name: str) -> dict[str, str
             texts[f"stage{stage.index}.py"] = _module(cut, stage, f"Stage{stage.index}", about)
         texts[f"{arch}.py"] = _fused(cut, arch, model_name)
     texts["__init__.py"] = _init(cut, arch, model_name)
-    return {name: lines.checked(text, name) for name, text in texts.items()}
+    return texts
 
 
 def _own_source(name: str) -> str:
@@ -104,93 +103,56 @@ def _own_source(name: str) -> str:
 
 
 def _module(cut: StagedModel, stage: ModelStage, class_name: str, about: str) -> str:
-    body = _body(cut, stage)
     modules = {"flax.linen", *(module for step in stage.steps for module in modules_of(step.call))}
     if any(_crosses_as_shape(cut, id) for id in stage.gives):
         modules.add("jax.numpy")
-    count = sum(bool(step.call.kind.module) for step in stage.steps)
-    docs = f'    """{about}: {count} layer{"s" * (count != 1)}."""'
-    signature = _signature([cut.names[id] for id in stage.takes])
-    return "\n".join(
-        [*_top(about, modules), f"class {class_name}(nn.Module):", docs, "", "    @nn.compact", *signature, *body, ""],
-    )
-
-
-def _top(about: str, modules: set[str]) -> list[str]:
     own = sorted(modules & {"layers", "recurrent"})
-    others = sorted({import_line(module) for module in modules - set(own)})
-    blocks = [["from __future__ import annotations"], others, [f"from . import {', '.join(own)}"] if own else []]
-    return [MARK, f'"""{about}."""', *(line for block in blocks if block for line in ("", *block)), "", ""]
+    imports = [*sorted({import_line(module) for module in modules - set(own)}), *(["", f"from . import {', '.join(own)}"] if own else [])]
+    count = sum(bool(step.call.kind.module) for step in stage.steps)
+    docs = f"{about}: {count} layer{'s' * (count != 1)}."
+    return _class_module(class_name, f"{about}.", imports, docs, [cut.names[id] for id in stage.takes], _body(cut, stage))
 
 
-def _signature(names: Sequence[str]) -> list[str]:
-    parts = ["self", *names, "*", "train=False", "key=None"]
-    return statement("def __call__", lines.call("", parts), 4, ":")
+def _class_module(class_name: str, about: str, imports: Sequence[str], docs: str, takes: Sequence[str], body: Sequence[str]) -> str:
+    top = [MARK, f'"""{about}"""', "", "from __future__ import annotations", "", *imports, "", ""]
+    head = [f"class {class_name}(nn.Module):", f'    """{docs}"""', "", "    @nn.compact"]
+    signature = lines.call("    def __call__", ["self", *takes, "*", "train=False", "key=None"])
+    return lines.module(class_name, [*top, *head, f"{signature}:", *(f"        {line}" for line in body), ""])
 
 
 def _body(cut: StagedModel, stage: ModelStage) -> list[str]:
-    program, pad = cut.program, 8
+    program = cut.program
     text: list[str] = []
     local = {step.id: _local(step.name) for step in stage.steps}
     for id in stage.takes:
         local[id] = cut.names[id]
-        step = program.by_id[id]
-        text += comment(f"{cut.names[id]}: {step.id}, {step.description}", pad)
+        text.append(lines.comment(f"{cut.names[id]}: {id}, {program.by_id[id].description}"))
     for id in stage.takes:
         if _crosses_as_shape(cut, id):
             # The array has no elements: only its shape is used.
             local[id] = _local(program.by_id[id].name)
-            text += statement(f"{local[id]} = ", f"{cut.names[id]}.shape[{'0' if program.by_id[id].gives == 'size' else ':-1'}]", pad)
+            text.append(f"{local[id]} = {cut.names[id]}.shape[{'0' if program.by_id[id].gives == 'size' else ':-1'}]")
     for step in stage.steps:
-        text += _statements(step, local, [program.by_id[id].gives for id in step.operands], cut.states.get(step.id, 0), pad)
+        gives = [program.by_id[id].gives for id in step.operands]
+        value = written(step.call, step.name, [local[id] for id in step.operands], gives, cut.states.get(step.id, 0))
+        text.append(f"{local[step.id]} = {value}")
     results = []
     for id in stage.gives:
-        what = program.by_id[id].gives
         array = {"size": f"jnp.zeros(({local[id]}, 0))", "shape": f"jnp.zeros((*{local[id]}, 0))"}
-        results.append(array.get(what, local[id]) if _crosses_as_shape(cut, id) else local[id])
-    return text + returned(results, pad)
-
-
-def _statements(step: ModelStep, local: dict[str, str], gives: list[str], states: int, pad: int) -> list[str]:
-    layer, value = written(step.call, step.name, [local[id] for id in step.operands], gives, states)
-    target = f"{local[step.id]} = "
-    if layer is None:
-        return statement(target, value, pad)
-    whole = BreakableCode(value.head.replace("{}", layer.flat), value.parts, value.tail)
-    if len(f"{' ' * pad}{target}{whole.flat}") <= lines.WIDTH:
-        return statement(target, whole, pad)
-    return [
-        *statement("layer = ", layer, pad),
-        *statement(target, BreakableCode(value.head.replace("{}", "layer"), value.parts, value.tail), pad),
-    ]
-
-
-def returned(results: Sequence[str], pad: int) -> list[str]:
-    """The statement that returns some values."""
-    flat = statement("return ", ", ".join(results) or "()", pad)
-    return flat if len(flat[0]) <= lines.WIDTH else statement("return ", lines.call("", results), pad)
-
-
-def assigned(names: Sequence[str], call: BreakableCode, pad: int) -> list[str]:
-    """Statements that give the results of a call their names."""
-    target = ", ".join(names)
-    if len(target) > 60:
-        return [*statement("outs = ", call, pad), *statement("", BreakableCode("(", tuple(names), ")"), pad, " = outs")]
-    return statement(f"{target} = " if target else "", call, pad)
+        results.append(array.get(program.by_id[id].gives, local[id]) if _crosses_as_shape(cut, id) else local[id])
+    return [*text, lines.returned(results)]
 
 
 def _fused(cut: StagedModel, arch: str, model_name: str) -> str:
-    text: list[str] = []
+    body: list[str] = []
     for stage in cut.stages:
+        module = f'Stage{stage.index}(name="stage{stage.index}")'
         arguments = [*(cut.names[id] for id in stage.takes), "train=train", "key=key"]
-        call = lines.call(f'Stage{stage.index}(name="stage{stage.index}")', arguments)
-        text += assigned([cut.names[id] for id in stage.gives], call, 8)
-    text += returned([cut.names[id] for id in cut.program.results], 8)
-    about = f"{arch}: {len(cut.stages)} stages in a row"
-    stages = [f"from .stage{stage.index} import Stage{stage.index}" for stage in cut.stages]
-    head = [MARK, f'"""{about}."""', "", "from __future__ import annotations", "", "import flax.linen as nn", "", *sorted(stages), "", ""]
-    signature = _signature([cut.names[id] for id in cut.program.inputs])
-    return "\n".join([*head, f"class {model_name}(nn.Module):", f'    """{about}."""', "", "    @nn.compact", *signature, *text, ""])
+        body += lines.assigned([cut.names[id] for id in stage.gives], lines.call(module, arguments))
+    body.append(lines.returned([cut.names[id] for id in cut.program.results]))
+    about = f"{arch}: {len(cut.stages)} stages in a row."
+    imports = ["import flax.linen as nn", "", *sorted(f"from .stage{stage.index} import Stage{stage.index}" for stage in cut.stages)]
+    return _class_module(model_name, about, imports, about, [cut.names[id] for id in cut.program.inputs], body)
 
 
 def _init(cut: StagedModel, arch: str, model_name: str) -> str:
@@ -214,15 +176,13 @@ def init_module(
     whole: tuple[str, str],
 ) -> str:
     """The `__init__.py` of a package."""
-    table = [lines.call("", [code, *map(_listed, names)]) for code, *names in [*stages, ("criterion", outputs, ["loss"])]]
-    statements = "\n".join(imports)
-    rows = "\n".join(line for row in table for line in statement("", row, 8, ","))
-    return f'''{MARK}
+    rows = [lines.call("", [code, *(json.dumps(each) for each in names)]) for code, *names in [*stages, ("criterion", outputs, ["loss"])]]
+    text = f'''{MARK}
 """{arch} in {len(stages)} stage{"s" * (len(stages) != 1)}."""
 
 from __future__ import annotations
 
-{statements}
+{chr(10).join(imports)}
 
 
 def arch():
@@ -233,7 +193,7 @@ def arch():
 def model(criterion):
     """Each stage with the names of what it takes and gives; the criterion makes the loss."""
     return [
-{rows}
+{chr(10).join(f"        {row}," for row in rows)}
     ]
 
 
@@ -241,10 +201,7 @@ def full_model():
     """All stages as one {whole[0]}."""
     return {whole[1]}
 '''
-
-
-def _listed(names: Sequence[str]) -> BreakableCode:
-    return BreakableCode("[", tuple(f'"{name}"' for name in names), "]")
+    return lines.module("__init__", text.split("\n"))
 
 
 def _crosses_as_shape(cut: StagedModel, id: str) -> bool:

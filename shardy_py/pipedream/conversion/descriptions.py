@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from shardy_py.errors import ShardyError
 
 LONGEST = 20_000
-DEEPEST = 16
 
-_HEAD = re.compile(r"\s*([A-Za-z_][\w.]*)\s*")
-_CHILD = re.compile(r"\s*\(([A-Za-z_]\w*|\d+)\):\s*")
+_KIND = re.compile(r"[A-Za-z_][\w.]*")
+_CHILD = re.compile(r"(\()?\s*\(([A-Za-z_]\w*|\d+)\):\s*")
 
 
 class ConversionError(ShardyError):
@@ -52,67 +51,32 @@ def parse_description(text: str) -> Description:
     """
     if len(text) > LONGEST:
         raise _refused(text, f"it has {len(text)} characters; the longest description taken has {LONGEST}")
-    description, end = _layer(text, 0, 0)
-    if text[end:].strip():
-        raise _refused(text, f"{text[end:].strip()!r} stands behind the layer")
-    return description
-
-
-def _layer(text: str, start: int, depth: int) -> tuple[Description, int]:
-    if depth > DEEPEST:
-        raise _refused(text, f"layers are nested more than {DEEPEST} deep")
-    head = _HEAD.match(text, start)
-    if head is None:
-        raise _refused(text, "it does not start with the name of a layer or op")
-    kind, at = head[1], head.end()
-    if not text.startswith("(", at):
-        return Description(kind), at
-    end = _closing(text, at)
-    child = _CHILD.match(text, at + 1)
-    if child is None:
-        positional, named = _arguments(text, text[at + 1 : end])
-        return Description(kind, positional, named), end + 1
-    children: dict[str, Description] = {}
-    place = at + 1
-    while place < end and text[place:end].strip():
-        child = _CHILD.match(text, place, end)
-        if child is None or child[1] in children:
-            raise _refused(text, f"{text[place:end].strip()[:40]!r} is not a further layer, `(name): Layer(...)`")
-        children[child[1]], place = _layer(text, child.end(), depth + 1)
-    return Description(kind, children=children), end + 1
-
-
-def _closing(text: str, start: int) -> int:
-    """Index of the parenthesis that closes the one at `start`."""
-    depth, quote = 0, ""
-    for i in range(start, len(text)):
-        char = text[i]
-        if quote:
-            quote = "" if char == quote and text[i - 1] != "\\" else quote
-        elif char in "'\"":
-            quote = char
-        elif char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-            if not depth:
-                return i
-    raise _refused(text, "a parenthesis is not closed")
-
-
-def _arguments(text: str, inside: str) -> tuple[tuple[object, ...], dict[str, object]]:
+    # Layers inside of a layer are written "(name): Layer(...)", one behind the other; here they are arguments "_name=Layer(...)".
+    code = _CHILD.sub(lambda child: f"{child[1] or ','}_{child[2]}=", text)
     try:
-        tree = ast.parse(f"_({inside.strip()})", mode="eval").body
+        tree = ast.parse(code.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _refused(text, f"{inside.strip()[:60]!r} is not a list of arguments") from None
-    if not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "_"):
-        raise _refused(text, f"{inside.strip()[:60]!r} is more than a list of arguments")
+        raise _refused(text, "it is not a name, or a name with arguments in parentheses") from None
+    return _layer(text, tree.body)
+
+
+def _layer(text: str, node: ast.expr) -> Description:
+    head = node.func if isinstance(node, ast.Call) else node
+    kind = head.id if isinstance(head, ast.Name) else _shown(head)
+    if not _KIND.fullmatch(kind):
+        raise _refused(text, f"{kind!r} is no name of a layer or op")
+    if not isinstance(node, ast.Call):
+        return Description(kind)
     named: dict[str, object] = {}
-    for keyword in tree.keywords:
-        if keyword.arg is None or keyword.arg in named:
-            raise _refused(text, "an argument is given by ** or twice")
-        named[keyword.arg] = _value(text, keyword.value)
-    return tuple(_value(text, argument) for argument in tree.args), named
+    children: dict[str, Description] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise _refused(text, "arguments are given by **")
+        if keyword.arg.startswith("_"):
+            children[keyword.arg[1:]] = _layer(text, keyword.value)
+        else:
+            named[keyword.arg] = _value(text, keyword.value)
+    return Description(kind, tuple(_value(text, argument) for argument in node.args), named, children)
 
 
 def _value(text: str, node: ast.expr) -> object:

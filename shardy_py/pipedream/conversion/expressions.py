@@ -1,13 +1,11 @@
-"""Code of a step, and the functions of ops that are written in place."""
+"""Code of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from shardy_py.pipedream.conversion import lines
 from shardy_py.pipedream.conversion.kinds import Call
-from shardy_py.pipedream.conversion.lines import BreakableCode
 
 # What stands before a name of a module in generated code, and the line that imports it; a package's own layers have a line together.
 IMPORTS = {
@@ -45,65 +43,38 @@ def modules_of(call: Call) -> tuple[str, ...]:
     return ("jax.numpy",) if call.kind.name in ("Concat", "Transpose") else ()
 
 
-def written(
-    call: Call, name: str, operands: Sequence[str], gives: Sequence[str], states: int = 0
-) -> tuple[BreakableCode | None, BreakableCode]:
-    """The code that makes the layer, if the call is of one, and the code of the value, in which `{}` stands for the layer."""
+def written(call: Call, name: str, operands: Sequence[str], gives: Sequence[str], states: int = 0) -> str:
+    """The code of the value of a call."""
     kind = call.kind
     if kind.module:
         target = f"{prefix_of(kind.module)}.{kind.attribute}"
         training = [f"{word}={word}" for word in kind.training]
-        arguments = [*map(literal, call.positional), *(f"{key}={literal(value)}" for key, value in call.named.items())]
+        named = call.named if kind.layer or kind.arguments is None else named_values(call)
+        positional = call.positional if named is call.named else ()
+        arguments = [*map(literal, positional), *(f"{key}={literal(value)}" for key, value in named.items())]
         if kind.layer:
-            return lines.call(target, [*arguments, f"name={literal(name)}"]), lines.call("{}", [*operands, *training])
-        arguments = [f"{key}={literal(value)}" for key, value in named_values(call).items()] if kind.arguments is not None else arguments
-        return None, lines.call(target, [*operands, *arguments, *training])
-    values: Sequence[Any] = (*call.positional, *call.named.values())
+            return lines.call(lines.call(target, [*arguments, f"name={literal(name)}"]), [*operands, *training])
+        return lines.call(target, [*operands, *arguments, *training])
+    values = (*call.positional, *call.named.values())
     match kind.name:
         case "Add" | "Mul":
-            return None, BreakableCode((" + " if kind.name == "Add" else " * ").join(operands))
+            return (" + " if kind.name == "Add" else " * ").join(operands)
         case "Concat":
-            return None, lines.call("jnp.concatenate", [BreakableCode("[", tuple(operands), "]"), f"axis={values[0] if values else 0}"])
+            return f"jnp.concatenate([{', '.join(operands)}], axis={values[0] if values else 0})"
         case "Size":
-            return None, BreakableCode(f"{operands[0]}.shape{f'[{values[0]}]' if values else ''}")
+            return f"{operands[0]}.shape{f'[{values[0]}]' if values else ''}"
         case "Transpose":
-            return None, lines.call("jnp.swapaxes", [operands[0], *map(literal, values)])
+            return lines.call("jnp.swapaxes", [operands[0], *map(literal, values)])
         case "View":
-            array, sizes = _split(operands, gives)
-            sizes = [size if what == "size" else f"*{size}" for size, what in sizes]
-            return None, lines.call(f"{array}.reshape", [str(size) for size in _new_shape(sizes, f"{array}.shape[0]", call.positional)])
+            array = next(operand for operand, what in zip(operands, gives) if what not in ("size", "shape"))
+            sizes = [operand if what == "size" else f"*{operand}" for operand, what in zip(operands, gives) if what in ("size", "shape")]
+            return lines.call(f"{array}.reshape", _new_shape(sizes, f"{array}.shape[0]", call.positional))
         case "__getitem__":
-            return None, BreakableCode(f"{operands[0]}[{_key(values[0])}]")
+            return f"{operands[0]}[{_key(values[0])}]"
         case "hidden":
-            return None, BreakableCode(f"({', '.join(['None'] * states)}{',' * (states == 1)})")
+            return lines.several(["None"] * states)
         case other:
             raise AssertionError(other)
-
-
-def evaluate(call: Call, operands: Sequence[Any], gives: Sequence[str], states: int = 0) -> Any:
-    """The value of an op that is written in place."""
-    import jax.numpy as jnp
-
-    values: Sequence[Any] = (*call.positional, *call.named.values())
-    name = call.kind.name
-    if name in ("Add", "Mul"):
-        total = operands[0]
-        for operand in operands[1:]:
-            total = total + operand if name == "Add" else total * operand
-        return total
-    if name == "Concat":
-        return jnp.concatenate(operands, values[0] if values else 0)
-    if name == "Size":
-        return operands[0].shape[values[0]] if values else operands[0].shape
-    if name == "Transpose":
-        return jnp.swapaxes(operands[0], *values)
-    if name == "View":
-        array, sizes = _split(operands, gives)
-        dimensions = [size for each, what in sizes for size in ([each] if what == "size" else each)]
-        return array.reshape(_new_shape(dimensions, array.shape[0], call.positional))
-    if name == "__getitem__":
-        return operands[0][values[0]]
-    return (None,) * states
 
 
 def named_values(call: Call) -> dict[str, object]:
@@ -112,13 +83,7 @@ def named_values(call: Call) -> dict[str, object]:
     return {**dict(zip(names, call.positional)), **call.named}
 
 
-def _split(operands: Sequence[Any], gives: Sequence[str]) -> tuple[Any, list[tuple[Any, str]]]:
-    """The array among the operands of a View, and the others with their sort."""
-    sizes = [(operand, what) for operand, what in zip(operands, gives) if what in ("size", "shape")]
-    return next(operand for operand, what in zip(operands, gives) if what not in ("size", "shape")), sizes
-
-
-def _new_shape(sizes: Sequence[Any], first: Any, rest: Sequence[Any]) -> list[Any]:
+def _new_shape(sizes: Sequence[str], first: str, rest: Sequence[int]) -> list[str]:
     """The shape that a View gives.
 
     PipeDream's description leaves out the first size, which is an operand if it was computed. Where it was a constant, it is
@@ -126,8 +91,8 @@ def _new_shape(sizes: Sequence[Any], first: Any, rest: Sequence[Any]) -> list[An
     is in the description, with the value that it had when it was profiled.
     """
     if not rest:
-        return [*sizes] if sizes else [-1]
-    return [sizes[0] if sizes else first if -1 in rest else -1, *rest]
+        return [*sizes] if sizes else ["-1"]
+    return [sizes[0] if sizes else first if -1 in rest else "-1", *map(str, rest)]
 
 
 def _key(key: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import io
 import os
 import re
@@ -21,107 +22,58 @@ from shardy_py.pipedream.conversion import lines
 from shardy_py.pipedream.conversion.converting import (
     MARK,
     Package,
-    assigned,
     check_name,
     init_module,
     read_ranks,
-    returned,
     write_configs,
     write_files,
 )
 from shardy_py.pipedream.conversion.descriptions import ConversionError
-from shardy_py.pipedream.conversion.lines import BreakableCode, comment, statement
 
-# Arguments that say nothing about the values, where they are unset.
-_SILENT = frozenset({"accuracy", "out_dtype", "out_sharding", "sharding", "precision", "preferred_element_type", "dimensions", "strides"})
+# Parameters that are no arguments of the function of `jax.lax`, and say nothing that others do not.
+_SILENT = frozenset({"update_jaxpr", "update_consts", "weak_type"})
 
-_OTHER_NAMES = {
-    "add_any": "add",
-    "and": "bitwise_and",
-    "or": "bitwise_or",
-    "xor": "bitwise_xor",
-    "not": "bitwise_not",
-    "scatter-add": "scatter_add",
-    "scatter-mul": "scatter_mul",
-    "population_count": "population_count",
-}
+_OTHER_NAMES = {"add_any": "add", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not": "bitwise_not"}
 
-# Primitive -> its arguments that are passed to the function of `jax.lax`, all by name.
-_NAMED: dict[str, tuple[str, ...]] = {
-    "broadcast_in_dim": ("shape", "broadcast_dimensions"),
-    "convert_element_type": ("new_dtype",),
-    "cumlogsumexp": ("axis", "reverse"),
-    "cummax": ("axis", "reverse"),
-    "cummin": ("axis", "reverse"),
-    "cumprod": ("axis", "reverse"),
-    "cumsum": ("axis", "reverse"),
-    "dot_general": ("dimension_numbers", "precision", "preferred_element_type"),
-    "gather": ("dimension_numbers", "slice_sizes", "unique_indices", "indices_are_sorted", "mode", "fill_value"),
-    "integer_pow": ("y",),
-    "pad": ("padding_config",),
-    "reduce_and": ("axes",),
-    "reduce_max": ("axes",),
-    "reduce_min": ("axes",),
-    "reduce_or": ("axes",),
-    "reduce_prod": ("axes",),
-    "reduce_sum": ("axes",),
-    "reshape": ("new_sizes", "dimensions"),
-    "rev": ("dimensions",),
-    "round": ("rounding_method",),
-    "scatter": ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode"),
-    "scatter-add": ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode"),
-    "scatter-mul": ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode"),
-    "slice": ("start_indices", "limit_indices", "strides"),
-    "split": ("sizes", "axis"),
-    "squeeze": ("dimensions",),
-    "transpose": ("permutation",),
-    "conv_general_dilated": (
-        "window_strides",
-        "padding",
-        "lhs_dilation",
-        "rhs_dilation",
-        "dimension_numbers",
-        "feature_group_count",
-        "batch_group_count",
-        "precision",
-        "preferred_element_type",
-    ),
-}
 
-# Primitive -> its call, where operands are not simply passed one by one.
-_SPECIAL: dict[str, Callable[[dict[str, Any], Sequence[str]], tuple[str, Sequence[str | BreakableCode]]]] = {
-    "argmax": lambda p, o: ("lax.argmax", [*o, f"axis={value(p['axes'][0])}", f"index_dtype={value(p['index_dtype'])}"]),
-    "argmin": lambda p, o: ("lax.argmin", [*o, f"axis={value(p['axes'][0])}", f"index_dtype={value(p['index_dtype'])}"]),
-    "concatenate": lambda p, o: ("lax.concatenate", [f"[{', '.join(o)}]", f"dimension={value(p['dimension'])}"]),
-    "copy": lambda p, o: ("jnp.copy", list(o)),
-    "dynamic_slice": lambda p, o: ("lax.dynamic_slice", [o[0], f"[{', '.join(o[1:])}]", value(p["slice_sizes"])]),
-    "dynamic_update_slice": lambda p, o: ("lax.dynamic_update_slice", [o[0], o[1], f"[{', '.join(o[2:])}]"]),
-    "iota": lambda p, o: ("lax.broadcasted_iota", [value(p["dtype"]), value(p["shape"]), value(p["dimension"])]),
-    "sort": lambda p, o: (
-        "lax.sort",
-        [f"({', '.join(o)},)", *(f"{key}={value(p[key])}" for key in ("dimension", "is_stable", "num_keys"))],
-    ),
+def _argument_position(p: dict[str, Any], o: Sequence[str]) -> list[str]:
+    return [*o, f"axis={value(p['axes'][0])}", f"index_dtype={value(p['index_dtype'])}"]
+
+
+# Primitive -> its function and arguments, where operands are not simply passed one by one.
+_SPECIAL: dict[str, tuple[str, Callable[[dict[str, Any], Sequence[str]], Sequence[str]]]] = {
+    "argmax": ("lax.argmax", _argument_position),
+    "argmin": ("lax.argmin", _argument_position),
+    "concatenate": ("lax.concatenate", lambda p, o: [f"[{', '.join(o)}]", f"dimension={value(p['dimension'])}"]),
+    "copy": ("jnp.copy", lambda p, o: o),
+    "dynamic_slice": ("lax.dynamic_slice", lambda p, o: [o[0], f"[{', '.join(o[1:])}]", value(p["slice_sizes"])]),
+    "dynamic_update_slice": ("lax.dynamic_update_slice", lambda p, o: [o[0], o[1], f"[{', '.join(o[2:])}]"]),
+    "iota": ("lax.broadcasted_iota", lambda p, o: [value(p["dtype"]), value(p["shape"]), value(p["dimension"])]),
+    "sort": ("lax.sort", lambda p, o: [lines.several(o), *(f"{key}={value(p[key])}" for key in ("dimension", "is_stable", "num_keys"))]),
 }
 
 
-def call_of(eqn: JaxprEqn, operands: Sequence[str]) -> tuple[str, Sequence[str | BreakableCode]]:
-    """The code of an equation's function and arguments; raises ConversionError if no function of `jax.lax` takes these."""
-    name, params = eqn.primitive.name, eqn.params
+def call_of(eqn: JaxprEqn, operands: Sequence[str]) -> str:
+    """The call of an equation's function; raises ConversionError if no function of `jax.lax` takes its operands and parameters."""
+    name, params = eqn.primitive.name, {key: each for key, each in eqn.params.items() if each is not None}
     if name in _SPECIAL:
-        return _SPECIAL[name](params, operands)
-    function = _OTHER_NAMES.get(name, name)
-    named_parameters = _NAMED.get(name)
-    rest = set(params) - set(named_parameters or ()) - {"update_jaxpr", "update_consts", "weak_type"}
-    unsupported = sorted(key for key in rest if not (key in _SILENT and params[key] is None))
-    if (
-        not hasattr(lax, function)
-        or (named_parameters is None and unsupported)
-        or any(key in unsupported for key in ("sharding", "out_sharding"))
-    ):
-        why = f"its arguments {', '.join(unsupported)} are not known here" if unsupported else "it is no function of jax.lax"
-        raise ConversionError(f"the primitive {name!r} cannot be written as code", why=why, fix="move it out of the stages")
-    named = [argument(key, params[key]) for key in named_parameters or () if params.get(key) is not None]
-    return f"lax.{function}", [*operands, *named]
+        function, arguments = _SPECIAL[name]
+        return lines.call(function, arguments(params, operands))
+    function = _OTHER_NAMES.get(name, name.replace("-", "_"))
+    try:
+        signature = inspect.signature(getattr(lax, function))
+        named = {key: params[key] for key in signature.parameters if key in params}
+        signature.bind(*operands, **named)
+    except (AttributeError, TypeError, ValueError):
+        raise _unwritten(name, "it is no function of jax.lax") from None
+    unsupported = sorted(params.keys() - named.keys() - _SILENT)
+    if unsupported:
+        raise _unwritten(name, f"its arguments {', '.join(unsupported)} are not known here")
+    return lines.call(f"lax.{function}", [*operands, *(f"{key}={value(each)}" for key, each in named.items())])
+
+
+def _unwritten(name: str, why: str, fix: str = "move it out of the stages") -> ConversionError:
+    return ConversionError(f"the primitive {name!r} cannot be written as code", why=why, fix=fix)
 
 
 def value(parameter: Any) -> str:
@@ -137,28 +89,13 @@ def value(parameter: Any) -> str:
     if isinstance(parameter, tuple | list):
         if hasattr(parameter, "_fields") and hasattr(lax, type(parameter).__name__):
             return f"lax.{type(parameter).__name__}({', '.join(f'{key}={value(part)}' for key, part in zip(parameter._fields, parameter))})"  # pyright: ignore
-        return f"({', '.join(map(value, parameter))}{',' if len(parameter) == 1 else ''})"
+        return lines.several(list(map(value, parameter)))
     fields = getattr(parameter, "__dataclass_fields__", None)
     if fields is not None and hasattr(lax, type(parameter).__name__):
         return f"lax.{type(parameter).__name__}({', '.join(f'{key}={value(getattr(parameter, key))}' for key in fields)})"
     if isinstance(parameter, np.dtype) or (isinstance(parameter, type) and issubclass(parameter, np.generic)):
         return f"jnp.{np.dtype(parameter).name}" if np.dtype(parameter).name != "bool" else "jnp.bool_"
     raise ConversionError(f"an argument {str(parameter)[:60]!r} of type {type(parameter).__name__} cannot be written as code")
-
-
-def argument(name: str, parameter: Any) -> str | BreakableCode:
-    """An argument by name, broken inside its brackets where it is long."""
-    text = f"{name}={value(parameter)}"
-    if len(text) < 70 or (not isinstance(parameter, tuple | list) and not hasattr(parameter, "__dataclass_fields__")):
-        return text
-    if hasattr(parameter, "_fields"):
-        parts = [argument(key, part) for key, part in zip(parameter._fields, parameter)]  # pyright: ignore
-        return BreakableCode(f"{name}=lax.{type(parameter).__name__}(", tuple(parts), ")")
-    fields = getattr(parameter, "__dataclass_fields__", None)
-    if fields is not None:
-        parts = [argument(key, getattr(parameter, key)) for key in fields]
-        return BreakableCode(f"{name}=lax.{type(parameter).__name__}(", tuple(parts), ")")
-    return BreakableCode(f"{name}=(", tuple(map(value, parameter)), ")")
 
 
 def scalar(literal: Literal) -> str:
@@ -218,14 +155,11 @@ class FunctionWriter:
         except ConversionError as error:
             raise error.at(f"equation {' '.join(str(eqn).split())[:100]!r}") from None
         targets = [self.names[v] for v in eqn.outvars]
-        shapes = "; ".join(_shape(v.aval) for v in eqn.outvars)
-        target = f"({targets[0]},)" if many and len(targets) == 1 else ", ".join(targets)
         if not targets:
             return []
-        code_lines = statement(f"{target} = ", code, 4)
-        if len(code_lines) == 1 and len(code_lines[0]) + len(shapes) + 4 <= lines.WIDTH:
-            return [f"{code_lines[0]}  # {shapes}"]
-        return [*lines.comment(shapes, 4), *code_lines]
+        statement = f"    {lines.several(targets) if many else targets[0]} = {code}"
+        shapes = lines.comment("; ".join(_shape(v.aval) for v in eqn.outvars))
+        return [f"{statement}  {shapes}"] if len(statement) + 2 + len(shapes) <= lines.WIDTH else [f"    {shapes}", statement]
 
     def operand(self, atom: Any) -> str:
         """The code of a variable or literal."""
@@ -245,10 +179,9 @@ class FunctionWriter:
         for var in jaxpr.invars:
             self.names[var] = self.fresh("x")
         body = [line for eqn in jaxpr.eqns for line in self.equation(eqn)]
-        results = [self.operand(atom) for atom in jaxpr.outvars]
-        head = statement(f"def {name}", lines.call("", [self.names[var] for var in jaxpr.invars]), 0, ":")
-        returned = statement("return ", results[0] if len(results) == 1 else BreakableCode("(", tuple(results), ")"), 4)
-        self.functions.append([*head, *body, *returned])
+        head = lines.call(f"def {name}", [self.names[var] for var in jaxpr.invars])
+        results = lines.several([self.operand(atom) for atom in jaxpr.outvars])
+        self.functions.append([f"{head}:", *body, f"    return {results}"])
         return name
 
     def constant(self, const: Any) -> str:
@@ -257,85 +190,59 @@ class FunctionWriter:
         self.constants[name] = const
         return f'CONSTANTS["{name}"]'
 
-    def _call(self, eqn: JaxprEqn, operands: list[str]) -> tuple[BreakableCode | str, bool]:
+    def _call(self, eqn: JaxprEqn, operands: list[str]) -> tuple[str, bool]:
+        """The code of an equation, and whether it gives a sequence of results."""
         name, params = eqn.primitive.name, eqn.params
         if name in PLAIN_CALLS:
             inner = params[body_parameter(params)]
             if not isinstance(inner, ClosedJaxpr | Jaxpr):
-                raise ConversionError(f"the primitive {name!r} cannot be written as code")
+                raise _unwritten(name, "it has no jaxpr")
             function = self.function(inner, str(params.get("name", name)))
             if name == "remat2":
                 if params.get("policy") is not None:
                     raise ConversionError("a checkpoint with a policy cannot be written as code")
                 function = f"jax.checkpoint({function})"
-            return lines.call(function, operands), len(eqn.outvars) != 1
+            return lines.call(function, operands), True
         if name.startswith(("custom_jvp_call", "custom_vjp_call")):
             function_of_rule = function_with_rule(eqn)
             if function_of_rule is None:
-                raise ConversionError(
-                    f"the primitive {name!r} cannot be written as code",
-                    why="its derivative rule is a Python function",
-                    fix="a function of jax.nn with one argument can",
-                )
+                raise _unwritten(name, "its derivative rule is a Python function", "a function of jax.nn with one argument can")
             return lines.call(function_of_rule, operands), False
         if name == "scan":
-            return self._scan(eqn, operands), True
+            consts, carry = scan_counts(eqn)
+            parts = operands[:consts], operands[consts : consts + carry], operands[consts + carry :]
+            options = [f"{key}={value(params[key])}" for key in ("length", "reverse", "unroll")]
+            return lines.call("_scan", [self.function(params["jaxpr"], "step"), *map(lines.several, parts), *options]), True
         if name == "while":
-            return self._while(params, operands), True
+            test, body = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+            functions = [self.function(params["cond_jaxpr"], "test"), self.function(params["body_jaxpr"], "body")]
+            parts = operands[:test], operands[test:body], operands[body:]
+            return lines.call("_while", [*functions, *map(lines.several, parts)]), True
         if name == "cond":
-            branches = tuple(self.function(branch, "branch") for branch in params["branches"])
-            return lines.call("lax.switch", [f"jnp.int32({operands[0]})", BreakableCode("[", branches, "]"), *operands[1:]]), len(
-                eqn.outvars
-            ) != 1
-        function, parts = call_of(eqn, operands)
-        return lines.call(function, parts), eqn.primitive.multiple_results
+            branches = [self.function(branch, "branch") for branch in params["branches"]]
+            return lines.call("lax.switch", [f"jnp.int32({operands[0]})", f"[{', '.join(branches)}]", *operands[1:]]), True
+        return call_of(eqn, operands), eqn.primitive.multiple_results
 
-    def _scan(self, eqn: JaxprEqn, operands: list[str]) -> BreakableCode:
-        params = eqn.params
-        consts, carry = scan_counts(eqn)
-        body = self.function(params["jaxpr"], "step")
-        step = self.fresh("_scan")
-        body_call = f"{body}(*consts, *carry, *x)"
-        body_call = f"({body_call},)" if len(params["jaxpr"].jaxpr.outvars) == 1 else body_call
-        self.functions.append(
-            [
-                f"def {step}(consts, start, xs):",
-                "    def step(carry, x):",
-                f"        out = {body_call}",
-                f"        return out[:{carry}], out[{carry}:]",
-                "",
-                *statement(
-                    "last, rows = ",
-                    lines.call(
-                        "lax.scan", ["step", "start", "xs", *(f"{key}={value(params[key])}" for key in ("length", "reverse", "unroll"))]
-                    ),
-                    4,
-                ),
-                "    return (*last, *rows)",
-            ]
-        )
-        parts = [operands[:consts], operands[consts : consts + carry], operands[consts + carry :]]
-        return lines.call(step, [BreakableCode("(", tuple(part), ",)" if len(part) == 1 else ")") for part in parts])
 
-    def _while(self, params: Mapping[str, Any], operands: list[str]) -> BreakableCode:
-        tested, body_consts = params["cond_nconsts"], params["body_nconsts"]
-        test, body = self.function(params["cond_jaxpr"], "test"), self.function(params["body_jaxpr"], "body")
-        loop = self.fresh("_while")
-        body_call = f"{body}(*body_consts, *carry)"
-        self.functions.append(
-            [
-                f"def {loop}(test_consts, body_consts, start):",
-                "    def test(carry):",
-                f"        return {test}(*test_consts, *carry)",
-                "",
-                "    def body(carry):",
-                f"        return {f'({body_call},)' if len(params['body_jaxpr'].jaxpr.outvars) == 1 else body_call}",
-                "",
-                "    return lax.while_loop(test, body, start)",
-            ]
-        )
-        parts = [operands[:tested], operands[tested : tested + body_consts], operands[tested + body_consts :]]
-        return lines.call(loop, [BreakableCode("(", tuple(part), ",)" if len(part) == 1 else ")") for part in parts])
+_LOOPS = {
+    "_scan(": """
+def _scan(step, consts, start, xs, **options):
+    def body(carry, x):
+        out = step(*consts, *carry, *x)
+        return out[: len(start)], out[len(start) :]
+
+    last, rows = lax.scan(body, start, xs, **options)
+    return (*last, *rows)
+""",
+    "_while(": """
+def _while(test, body, test_consts, body_consts, start):
+    def goes_on(carry):
+        return test(*test_consts, *carry)[0]
+
+    return lax.while_loop(goes_on, lambda carry: body(*body_consts, *carry), start)
+""",
+}
+"""Functions of loops that a module has where it calls them."""
 
 
 def _shape(aval: Any) -> str:
@@ -438,7 +345,6 @@ def convert_jaxpr(
     results = [_result(atom, names) for atom in jaxpr.jaxpr.outvars]
     files[f"{arch}.py"] = _whole(parts, names, [names[v] for v in inputs], results, arch)
     files["__init__.py"] = _init(parts, names, results, arch)
-    files = {name: lines.checked(text, name) if isinstance(text, str) else text for name, text in files.items()}
     files |= write_configs(len(parts), ranks)
     return Package(write_files(directory, files), arch, tuple(files), len(parts))
 
@@ -487,33 +393,37 @@ def _read(eqn: JaxprEqn) -> list[Var]:
 
 def _stage(writer: FunctionWriter, part: _Part, number: int, count: int, arch: str) -> str:
     body = [line for eqn in part.equations for line in writer.equation(eqn)]
-    takes = [line for v in part.takes for line in comment(f"{writer.names[v]}: {v.aval.str_short(short_dtypes=False)}", 4)]
-    head = statement(f"def stage{number}", lines.call("", [writer.names[v] for v in part.takes]), 0, ":")
+    takes = [f"    {lines.comment(f'{writer.names[v]}: {_shape(v.aval)}')}" for v in part.takes]
+    head = lines.call(f"def stage{number}", [writer.names[v] for v in part.takes])
     docs = f'    """Stage {number} of {count} of {arch}: {len(part.equations)} equation{"s" * (len(part.equations) != 1)}."""'
     inner = [line for function in writer.functions for line in ("", "", *function)]
-    text = "\n".join([*inner, "", "", *head, docs, *takes, *body, *returned([writer.names[v] for v in part.gives], 4), ""])
+    results = f"    {lines.returned([writer.names[v] for v in part.gives])}"
+    text = [*inner, "", "", f"{head}:", docs, *takes, *body, results, ""]
+    code = "\n".join(text)
+    loops = [line for word, loop in _LOOPS.items() if word in code for line in ("", *loop.rstrip().split("\n"))]
+    code += "\n".join(loops)
     imports = [
         line
         for word, line in (("jax.", "import jax"), ("jnp.", "import jax.numpy as jnp"), ("lax.", "from jax import lax"))
-        if word in text
+        if word in code
     ]
-    own = ["", "from .constants import CONSTANTS"] if "CONSTANTS[" in text else []
+    own = ["", "from .constants import CONSTANTS"] if "CONSTANTS[" in code else []
     top = [MARK, f'"""Stage {number} of {count} of {arch}."""', "", "from __future__ import annotations"]
-    return "\n".join([*top, *(["", *imports] if imports else []), *own, text])
+    return lines.module(f"stage{number}", [*top, *(["", *imports] if imports else []), *own, *loops, *text])
 
 
 def _whole(parts: Sequence[_Part], names: Mapping[Var, str], inputs: Sequence[str], results: Sequence[str], arch: str) -> str:
     body: list[str] = []
     for number, part in enumerate(parts):
-        call = lines.call(f"stage{number}", [names[v] for v in part.takes])
-        body += assigned([names[v] for v in part.gives], call, 4)
-    head = statement(f"def {arch}", lines.call("", inputs), 0, ":")
+        body += lines.assigned([names[v] for v in part.gives], lines.call(f"stage{number}", [names[v] for v in part.takes]))
+    body.append(lines.returned(results))
     about = f'"""{arch}: {len(parts)} stage{"s" * (len(parts) != 1)} in a row."""'
     imports = ["import jax.numpy as jnp", ""] if any(result.startswith("jnp.") for result in results) else []
     own = ["from .constants import CONSTANTS"] if any("CONSTANTS[" in result for result in results) else []
     own += sorted(f"from .stage{number} import stage{number}" for number in range(len(parts)))
     top = [MARK, about, "", "from __future__ import annotations", "", *imports, *own, "", ""]
-    return "\n".join([*top, *head, f"    {about}", *body, *returned(results, 4), ""])
+    head = lines.call(f"def {arch}", inputs)
+    return lines.module(arch, [*top, f"{head}:", f"    {about}", *(f"    {line}" for line in body), ""])
 
 
 def _init(parts: Sequence[_Part], names: Mapping[Var, str], results: Sequence[str], arch: str) -> str:

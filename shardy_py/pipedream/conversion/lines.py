@@ -1,11 +1,13 @@
-"""Lines of code of at most 100 characters, broken the way formatters break them."""
+"""Generated modules: names that are free in them, and their lines, of at most 100 characters."""
 
 from __future__ import annotations
 
 import builtins
+import io
 import keyword
+import tokenize
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 
 WIDTH = 100
 
@@ -15,56 +17,71 @@ USED = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class BreakableCode:
-    """An expression that may be broken inside its brackets."""
-
-    head: str
-    parts: tuple[str | BreakableCode, ...] = ()
-    tail: str = ""
-
-    @property
-    def flat(self) -> str:
-        """On one line."""
-        return self.head + ", ".join(part if isinstance(part, str) else part.flat for part in self.parts) + self.tail
+def module(name: str, lines: Sequence[str]) -> str:
+    """The text of a module, long lines broken; it is compiled, so that a mistake is found where it is made."""
+    text = "\n".join(line for long in lines for line in broken(long))
+    compile(text, name, "exec", dont_inherit=True)
+    return text
 
 
-def statement(prefix: str, code: BreakableCode | str, indent: int, end: str = "") -> list[str]:
-    """A statement on as many lines as it needs.
+def broken(line: str) -> list[str]:
+    """A statement on as many lines as it needs, broken inside its longest brackets as formatters do; a comment is cut off.
 
     Example:
-        >>> statement("x = ", BreakableCode("f(", ("1", "2"), ")"), 4)
-        ['    x = f(1, 2)']
+        >>> broken(f"y = f({'x' * 60}, {'y' * 34})")
+        ['y = f(', '    xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx, yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy', ')']
     """
-    pad = " " * indent
-    code = code if isinstance(code, BreakableCode) else BreakableCode(code)
-    whole = f"{pad}{prefix}{code.flat}{end}"
-    if len(whole) <= WIDTH or not code.parts:
-        return [whole]
-    inner = " " * (indent + 4)
-    one = inner + ", ".join(part if isinstance(part, str) else part.flat for part in code.parts)
-    body = [one] if len(one) <= WIDTH else [line for part in code.parts for line in statement("", part, indent + 4, ",")]
-    return [f"{pad}{prefix}{code.head}", *body, f"{pad}{code.tail}{end}"]
+    if line.lstrip().startswith("#"):
+        return [line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."]
+    if len(line) <= WIDTH:
+        return [line]
+    pad = len(line) - len(line.lstrip())
+    pairs: list[list[int]] = []  # of outermost brackets: the start, the commas inside, the end
+    depth = 0
+    for token in tokenize.generate_tokens(io.StringIO(line[pad:]).readline):
+        depth -= token.string in (")", "]", "}")
+        if not depth and token.string in ("(", "[", "{"):
+            pairs.append([pad + token.start[1]])
+        elif (depth == 1 and token.string == ",") or (not depth and token.string in (")", "]", "}")):
+            pairs[-1].append(pad + token.start[1])
+        depth += token.string in ("(", "[", "{")
+    if not pairs:
+        return [line]
+    places = max(pairs, key=lambda pair: pair[-1] - pair[0])
+    parts = [line[start + 1 : end].strip() for start, end in pairwise(places)]
+    inner, comma = " " * (pad + 4), "," * (len(parts) > 1)
+    whole = (inner + ", ".join(parts)).rstrip()
+    body = [whole] if len(whole) <= WIDTH else [each for part in parts if part for each in broken(f"{inner}{part}{comma}")]
+    return [line[: places[0] + 1], *body, " " * pad + line[places[-1] :]]
 
 
-def call(head: str, parts: Sequence[str | BreakableCode]) -> BreakableCode:
-    """A call, or anything else that ends in a parenthesis."""
-    return BreakableCode(f"{head}(", tuple(parts), ")")
+def call(function: str, arguments: Sequence[str]) -> str:
+    """The code of a call."""
+    return f"{function}({', '.join(arguments)})"
 
 
-def comment(text: str, indent: int) -> list[str]:
+def several(parts: Sequence[str]) -> str:
+    """The code of a tuple."""
+    return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
+
+
+def returned(results: Sequence[str]) -> str:
+    """The statement that returns some values."""
+    flat = ", ".join(results)
+    return f"return {flat}" if results and len(flat) < WIDTH - 16 else f"return {results[0] if len(results) == 1 else several(results)}"
+
+
+def assigned(names: Sequence[str], value: str) -> list[str]:
+    """Statements that give the results of a call their names."""
+    target = ", ".join(names)
+    return [f"{target} = {value}" if target else value] if len(target) <= 60 else [f"outs = {value}", f"({target}) = outs"]
+
+
+def comment(text: str) -> str:
     """A comment; text of a file loses everything that is not printable ASCII."""
-    clean = "".join(char if " " <= char <= "~" else "?" for char in " ".join(text.split()))
-    room = WIDTH - indent - 2
-    return [f"{' ' * indent}# {clean if len(clean) <= room else clean[: room - 3] + '...'}"]
+    return "# " + "".join(char if " " <= char <= "~" else "?" for char in " ".join(text.split()))
 
 
 def is_free(name: str) -> bool:
     """Whether a variable may have this name in generated code."""
     return name.isidentifier() and name not in USED and not keyword.iskeyword(name)
-
-
-def checked(text: str, name: str) -> str:
-    """The text of a module after a look at whether it is Python: a mistake is found where it is made."""
-    compile(text, name, "exec", dont_inherit=True)
-    return text
