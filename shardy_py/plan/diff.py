@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from shardy_py.dialect.format import aligned, printable, short_location, sizes_text
 from shardy_py.dialect.grouping import grouped
-from shardy_py.ir import Block, Op, Value
+from shardy_py.ir import Op, Value
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.table import observed_in
 from shardy_py.plan.collectives import format_bytes, received_by
 from shardy_py.plan.executed import collectives_of, reshards_of
 from shardy_py.plan.findings import Finding, Findings
-from shardy_py.plan.paths import paths_as_one
+from shardy_py.plan.paths import paths_as_one, without_numbers
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.report import Report
 from shardy_py.plan.reshards import Reshard
-from shardy_py.plan.values import PlannedValue, typed
-
-_ROUNDS = 2
-"""Radius of the surroundings of a value, in ops."""
+from shardy_py.plan.values import PlannedValue, source_of, typed
 
 _MAX_ALIGNED = 64
 """Up to so many equals, changed shardings are distinguished from additions and removals."""
@@ -35,155 +32,91 @@ def partners(plan: PlanRecord, other: PlanRecord) -> list[int]:
 
     Runs in time linear in the number of ops.
     """
-    matches = [-1] * len(plan.values)
     named = {(v.kind, v.path): number for number, v in enumerate(other.values) if v.kind != "intermediate"}
-    for number, value in enumerate(plan.values):
-        if value.kind != "intermediate":
-            matches[number] = named.get((value.kind, value.path), -1)
+    matches = [named.get((value.kind, value.path), -1) for value in plan.values]
     numbers: dict[Hashable, int] = {}
-    first, second = _Descriptions(plan, numbers), _Descriptions(other, numbers)
+    first, second = _descriptions(plan, numbers), _descriptions(other, numbers)
     offset, other_offset = len(plan.inputs), len(other.inputs)
-    left, right = list(range(len(first.planned))), list(range(len(second.planned)))
-    for level in range(len(_LEVELS)):
-        pairs = list(_pairs(level, first, second, left, right))
-        for i, j in pairs:
-            matches[offset + i] = other_offset + j
-        matched, matched_there = {i for i, _ in pairs}, {j for _, j in pairs}
-        left = [i for i in left if i not in matched]
-        right = [j for j in right if j not in matched_there]
-        if not left or not right:
-            break
+    left, right = range(len(first)), range(len(second))
+    for level in range(_LEVELS):
+        there = grouped(right, lambda j, level=level: second[j][level])
+        taken: set[int] = set()
+        for key, here in grouped(left, lambda i, level=level: first[i][level]).items():
+            alike = there.get(key, [])
+            if len(here) == len(alike) or (level >= _ENOUGH and alike):
+                for i, j in zip(here, alike) if len(here) == len(alike) else _aligned(plan, other, here, alike):
+                    matches[offset + i] = other_offset + j
+                    taken.add(j)
+        left = [i for i in left if matches[offset + i] < 0]
+        right = [j for j in right if j not in taken]
     return matches
 
 
-class _Descriptions:
-    """The intermediates of a plan with their descriptions; equal descriptions are equal numbers in both plans."""
+_LEVELS = 6
+"""Descriptions of a value, finest first: its op with two rounds of neighbours, with one, alone; by scope, by function, by rank."""
 
-    def __init__(self, plan: PlanRecord, numbers: dict[Hashable, int]) -> None:
-        self.plan = plan
-        self.numbers = numbers
-        self.values = [value for value, _ in plan.intermediates]
-        self.planned = [planned for _, planned in plan.intermediates]
-        self.functions = self._functions()
-        self.rounds = self._rounds()
+_ENOUGH = 2
+"""From this one on, a description suffices where the plans have different numbers of equals."""
 
-    def number(self, key: Hashable) -> int:
-        """The number of a description."""
-        return self.numbers.setdefault(key, len(self.numbers))
 
-    def _functions(self) -> list[str]:
-        """The user's function in which each was written; inside a library's function, in which it was called."""
-        names: dict[Op, str] = {}
-        locate = self.plan.program.locate
-        functions: list[str] = []
-        for value in self.values:
-            op = value.owner
-            assert isinstance(op, Op)
-            name = names.get(op)
-            if name is None:
-                where = locate(op.location)
-                inherited = "" if op.parent is None else names.get(op.parent, "")
-                name = names[op] = inherited if where is None else where.function
-            functions.append(name)
-        return functions
+def _descriptions(plan: PlanRecord, numbers: dict[Hashable, int]) -> list[tuple[Hashable, ...]]:
+    """The descriptions of each intermediate; `numbers` has those of ops, equal ones of both plans with one number."""
 
-    def _rounds(self) -> list[dict[Op, int]]:
-        """Descriptions of each op: alone, with its neighbours, and with theirs."""
-        ops: dict[Op, int] = {}
-        for value, planned, function in zip(self.values, self.planned, self.functions):
-            op = value.owner
-            assert isinstance(op, Op)
-            if op not in ops:
-                types = tuple(result.type for result in op.results)
-                ops[op] = self.number((planned.primitive, types, planned.module, function, planned.depth))
-        around = {op: self._around(op) for op in ops}
-        rounds = [ops]
-        for _ in range(_ROUNDS):
-            last = rounds[-1]
-            rounds.append({op: self._with_neighbours(last, op, *around[op]) for op in ops})
-        return rounds
+    def number(key: Hashable) -> int:
+        return numbers.setdefault(key, len(numbers))
 
-    def _with_neighbours(self, last: dict[Op, int], op: Op, before: Sequence[Any], after: Sequence[Any]) -> int:
-        operands = tuple(last.get(b, -1) if isinstance(b, Op) else b for b in before)
-        users = tuple(sorted(last.get(a, -1) if isinstance(a, Op) else a for a in after))
-        return self.number((last[op], operands, users))
-
-    def _around(self, op: Op) -> tuple[list[Any], list[Any]]:
-        before = [self._maker(operand) for operand in op.operands]
-        after = [self._user(user, i) for result in op.results for user, i in result.uses]
-        return before, after
-
-    def _maker(self, value: Value) -> Op | int:
+    def maker(value: Value) -> Op | int:
         owner = value.owner
         if isinstance(owner, Op):
-            return self.number(("constant", value.type)) if owner.name == "sdy.constant" else owner
-        parent = owner.parent if isinstance(owner, Block) else None
-        if isinstance(parent, Op):
-            return self.number(("argument", parent.name, value.index))
-        return self.number(("input", self.plan.inputs[value.index].path if value.index < len(self.plan.inputs) else value.index))
+            return number(("constant", value.type)) if owner.name == "sdy.constant" else owner
+        if isinstance(owner.parent, Op):
+            return number(("argument", owner.parent.name, value.index))
+        return number(("input", plan.inputs[value.index].path if value.index < len(plan.inputs) else value.index))
 
-    def _user(self, op: Op, operand: int) -> Op | int:
+    def user(op: Op, operand: int) -> Op | int:
         if op.name == "func.return":
-            return self.number(("output", self.plan.outputs[operand].path if operand < len(self.plan.outputs) else operand))
-        return self.number((op.name, operand)) if op.name.endswith(".return") else op
+            return number(("output", plan.outputs[operand].path if operand < len(plan.outputs) else operand))
+        return number((op.name, operand)) if op.name.endswith(".return") else op
 
+    def round_of(last: dict[Op, int], op: Op) -> int:
+        before, after = ([last.get(each, -1) if isinstance(each, Op) else each for each in near] for near in around[op])
+        return number((last[op], tuple(before), tuple(sorted(after))))
 
-def _near(rounds: int) -> Callable[[_Descriptions, int], Hashable]:
-    def key(plan: _Descriptions, i: int) -> Hashable:
-        value = plan.values[i]
+    functions: dict[Op, str] = {}
+    alone: dict[Op, int] = {}
+    for value, planned in plan.intermediates:
         op = value.owner
         assert isinstance(op, Op)
-        return plan.rounds[rounds][op], value.index
-
-    return key
-
-
-def _by(*parts: Callable[[PlannedValue], Hashable], function: bool = False) -> Callable[[_Descriptions, int], Hashable]:
-    def key(plan: _Descriptions, i: int) -> Hashable:
-        description = tuple(part(plan.planned[i]) for part in parts)
-        return (*description, plan.functions[i], plan.values[i].index) if function else (*description, plan.values[i].index)
-
-    return key
-
-
-_LEVELS: tuple[tuple[Callable[[_Descriptions, int], Hashable], bool], ...] = (
-    (_near(2), False),
-    (_near(1), False),
-    (_near(0), True),
-    (_by(lambda v: v.primitive, lambda v: v.type, lambda v: v.module), True),
-    (_by(lambda v: v.primitive, lambda v: v.type, function=True), True),
-    (_by(lambda v: v.primitive, lambda v: v.module, lambda v: v.type.rank, function=True), True),
-)
-"""Descriptions that values match by, finest first; and whether one suffices where the plans have different numbers of equals."""
+        if op not in functions:  # inside of a library's function the one in which it was called
+            where = source_of(plan.program, op)
+            functions[op] = "" if where is None else where.function
+            types = tuple(result.type for result in op.results)
+            alone[op] = number((planned.primitive, types, planned.module, functions[op], planned.depth))
+    around = {op: ([*map(maker, op.operands)], [user(*use) for result in op.results for use in result.uses]) for op in alone}
+    near = {op: round_of(alone, op) for op in alone}
+    far = {op: round_of(near, op) for op in alone}
+    return [
+        (
+            *((rounds[op], value.index) for rounds in (far, near, alone)),
+            (v.primitive, v.type, v.module, value.index),
+            (v.primitive, v.type, functions[op], value.index),
+            (v.primitive, v.module, v.type.rank, functions[op], value.index),
+        )
+        for value, v in plan.intermediates
+        if isinstance(op := value.owner, Op)
+    ]
 
 
-def _pairs(level: int, first: _Descriptions, second: _Descriptions, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int]]:
-    key, enough = _LEVELS[level]
-    groups: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for i in left:
-        groups[key(first, i)][0].append(i)
-    for j in right:
-        groups[key(second, j)][1].append(j)
-    pairs: list[tuple[int, int]] = []
-    for of_first, of_second in groups.values():
-        if len(of_first) == len(of_second):
-            pairs += zip(of_first, of_second)
-        elif enough and of_first and of_second:
-            pairs += _aligned(first, second, of_first, of_second)
-    return pairs
-
-
-def _aligned(first: _Descriptions, second: _Descriptions, of_first: list[int], of_second: list[int]) -> list[tuple[int, int]]:
+def _aligned(plan: PlanRecord, other: PlanRecord, here: list[int], there: list[int]) -> list[tuple[int, int]]:
     """Pairs equals of which one plan has more; equal shardings first."""
-    a = [typed(first.planned[i].type, first.planned[i].sharding) for i in of_first]
-    b = [typed(second.planned[j].type, second.planned[j].sharding) for j in of_second]
-    if len(a) > _MAX_ALIGNED or len(b) > _MAX_ALIGNED:
-        return list(zip(of_first, of_second))
+    if len(here) > _MAX_ALIGNED or len(there) > _MAX_ALIGNED:
+        return list(zip(here, there))
+    a, b = ([p.intermediates[i][1].text for i in part] for p, part in ((plan, here), (other, there)))
     pairs: list[tuple[int, int]] = []
     i = j = 0
     for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
-        pairs += zip(of_first[i : block.a], of_second[j : block.b])
-        pairs += zip(of_first[block.a : block.a + block.size], of_second[block.b : block.b + block.size])
+        pairs += zip(here[i : block.a], there[j : block.b])
+        pairs += zip(here[block.a : block.a + block.size], there[block.b : block.b + block.size])
         i, j = block.a + block.size, block.b + block.size
     return pairs
 
@@ -247,6 +180,9 @@ class CollectiveChange:
     bytes_after: int
 
 
+_C = TypeVar("_C", ValueChange, ReshardChange)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanDiff(Report):
     """The differences between two plans; false where there are none.
@@ -284,7 +220,25 @@ class PlanDiff(Report):
             limit: Limit of the lines of inputs, outputs, intermediates and reshards each, largest bytes first for the last two; None for
                 all. Collectives and findings are always listed.
         """
-        return printable(diff_text(self, limit))
+        before, after = self.names
+        searches = [f"planner {sign} {text or 'none, annotations alone'}" for sign, text in zip("-+", self.searches)]
+        searches = searches if self.searches[0] != self.searches[1] else []
+        if not self:
+            same = f"no difference between the plans of {before} and {after}" if before != after else f"no difference: plan of {after}"
+            return printable("\n".join([same, *searches]))
+        lines = [f"from the plan of {before} to the plan of {after}" if before != after else f"changes of the plan of {after}"]
+        if self.meshes[0] != self.meshes[1]:
+            lines.append(f"mesh  {self.meshes[0]} -> {self.meshes[1]}")
+        lines += searches
+        inputs, outputs, inside = ([c for c in self.values if c.kind == kind] for kind in ("input", "output", "intermediate"))
+        lines += _section("inputs", _ends(inputs), limit)
+        lines += _section("outputs", _ends(outputs), limit)
+        lines += _section("values", _intermediates(inside), limit)
+        lines += _collective_lines(self)
+        lines += _section("reshards", _reshard_lines(self.reshards), limit)
+        findings = [*(("-", f) for f in self.gone_findings), *(("+", f) for f in self.new_findings)]
+        lines += _section("findings", [f"  {sign} {finding}" for sign, finding in findings], None)
+        return printable("\n".join(lines))
 
     def to_dict(self) -> dict[str, Any]:
         """The differences as dicts, lists, strings and numbers, with a version."""
@@ -299,7 +253,10 @@ class PlanDiff(Report):
 def diff_plans(before: PlanRecord, after: PlanRecord) -> PlanDiff:
     """Compares two plans."""
     matches = partners(before, after)
-    names = _new_names(before, after, matches)
+    names = {  # that values of the first plan have in the second
+        v.path: after.values[j].path if j >= 0 else f"{v.path} before" for v, j in zip(before.values, matches) if v.kind == "intermediate"
+    }
+    searches = ("" if plan.search is None else plan.search.headline for plan in (before, after))
     return PlanDiff(
         names=(before.name, after.name),
         meshes=(sizes_text(before.mesh.shape), sizes_text(after.mesh.shape)),
@@ -309,44 +266,29 @@ def diff_plans(before: PlanRecord, after: PlanRecord) -> PlanDiff:
         new_findings=Findings(_only_in(after, before, {new: old for old, new in names.items()})),
         gone_findings=Findings(_only_in(before, after, names)),
         bytes=(received_by(collectives_of(before)), received_by(collectives_of(after))),
-        searches=(_search_text(before), _search_text(after)),
+        searches=(next(searches), next(searches)),
     )
-
-
-def _search_text(plan: PlanRecord) -> str:
-    return "" if plan.search is None else plan.search.headline
-
-
-def _new_names(before: PlanRecord, after: PlanRecord, matches: Sequence[int]) -> dict[str, str]:
-    """The names that values of the first plan have in the second."""
-    others = after.values
-    return {v.path: others[j].path if j >= 0 else f"{v.path} before" for v, j in zip(before.values, matches) if v.kind == "intermediate"}
 
 
 def _values(before: PlanRecord, after: PlanRecord, matches: Sequence[int]) -> Iterable[ValueChange]:
     old = {j: value for value, j in zip(before.values, matches) if j >= 0}
     pairs: list[tuple[PlannedValue | None, PlannedValue | None]] = [(old.get(j), value) for j, value in enumerate(after.values)]
     pairs += [(value, None) for value, j in zip(before.values, matches) if j < 0]
-    changes = [change for pair in pairs if (change := _change(*pair, before, after)) is not None]
-    order = {"input": 0, "intermediate": 1, "output": 2}
-    return sorted(changes, key=lambda change: order[change.kind])
+    for kind in ("input", "intermediate", "output"):
+        for was, now in pairs:
+            shown = now or was
+            assert shown is not None
+            if shown.kind != kind or (was and now and was.type is now.type and was.sharding is now.sharding):
+                continue
+            old_text, new_text = ("" if value is None else typed(value.type, value.sharding) for value in (was, now))
+            if old_text != new_text:
+                sizes = (0 if v is None else local_bytes(v.type, v.sharding, p.program.meshes) for v, p in ((was, before), (now, after)))
+                origin = shown.primitive, shown.location, shown.module
+                yield ValueChange(_sign(was, now), kind, shown.path, old_text, new_text, next(sizes), next(sizes), *origin)
 
 
-def _change(old: PlannedValue | None, new: PlannedValue | None, before: PlanRecord, after: PlanRecord) -> ValueChange | None:
-    if old is not None and new is not None and old.type is new.type and old.sharding is new.sharding:
-        return None
-    was, now = ("" if value is None else typed(value.type, value.sharding) for value in (old, new))
-    if was == now:
-        return None
-    shown = new or old
-    assert shown is not None
-    sign: Sign = "added" if old is None else "removed" if new is None else "changed"
-    sizes = _size(old, before), _size(new, after)
-    return ValueChange(sign, shown.kind, shown.path, was, now, sizes[0], sizes[1], shown.primitive, shown.location, shown.module)
-
-
-def _size(value: PlannedValue | None, plan: PlanRecord) -> int:
-    return 0 if value is None else local_bytes(value.type, value.sharding, plan.program.meshes)
+def _sign(was: object, now: object) -> Sign:
+    return "added" if was is None else "removed" if now is None else "changed"
 
 
 def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -> Iterable[ReshardChange]:
@@ -359,28 +301,22 @@ def _reshards(before: PlanRecord, after: PlanRecord, names: Mapping[str, str]) -
     )
     for key in keys:
         waiting = grouped(reversed(right), lambda reshard, key=key: key(reshard, reshard.value))
-        unmatched: list[Reshard] = []
-        matched: set[int] = set()
+        matched: dict[int, Reshard] = {}
         for reshard in left:
-            queue = waiting.get(key(reshard, names.get(reshard.value, reshard.value)))
-            if queue:
-                other = queue.pop()
-                matched.add(id(other))
-                pairs.append((reshard, other))
-            else:
-                unmatched.append(reshard)
-        left, right = unmatched, [reshard for reshard in right if id(reshard) not in matched]
-    pairs += ((None, reshard) for reshard in right)
-    pairs += ((reshard, None) for reshard in left)
-    for old, new in pairs:
-        was, now = ("" if reshard is None else _movement(reshard) for reshard in (old, new))
-        size, new_size = (0 if reshard is None else reshard.call_bytes for reshard in (old, new))
-        if was == now and size == new_size:
-            continue
-        representative = new or old
-        assert representative is not None
-        sign: Sign = "added" if old is None else "removed" if new is None else "changed"
-        yield ReshardChange(sign, representative.value, representative.reason, was, now, size, new_size, representative.location)
+            if queue := waiting.get(key(reshard, names.get(reshard.value, reshard.value))):
+                matched[id(reshard)] = queue.pop()
+        pairs += ((reshard, matched[id(reshard)]) for reshard in left if id(reshard) in matched)
+        taken = set(map(id, matched.values()))
+        left, right = [r for r in left if id(r) not in matched], [r for r in right if id(r) not in taken]
+    pairs += [*((None, reshard) for reshard in right), *((reshard, None) for reshard in left)]
+    for was, now in pairs:
+        shown = now or was
+        assert shown is not None
+        old_text, new_text = ("" if reshard is None else _movement(reshard) for reshard in (was, now))
+        old_size, new_size = (0 if reshard is None else reshard.call_bytes for reshard in (was, now))
+        if old_text != new_text or old_size != new_size:
+            head = _sign(was, now), shown.value, shown.reason
+            yield ReshardChange(*head, old_text, new_text, old_size, new_size, shown.location)
 
 
 def _without_numbers(reason: str) -> str:
@@ -394,18 +330,12 @@ def _movement(reshard: Reshard) -> str:
 
 
 def _collectives(before: PlanRecord, after: PlanRecord) -> Iterable[CollectiveChange]:
-    counted: list[dict[tuple[str, str], list[int]]] = []
-    for plan in (before, after):
-        totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-        for c in collectives_of(plan):
-            total = totals[c.kind, ",".join(c.axes)]
-            total[0] += 1
-            total[1] += c.call_bytes
-        counted.append(totals)
-    for kind, axes in sorted(counted[0].keys() | counted[1].keys()):
-        (count, size), (new_count, new_size) = (totals.get((kind, axes), [0, 0]) for totals in counted)
-        if (count, size) != (new_count, new_size):
-            yield CollectiveChange(kind, axes, count, new_count, size, new_size)
+    groups = [grouped(collectives_of(plan), lambda c: (c.kind, ",".join(c.axes))) for plan in (before, after)]
+    for kind, axes in sorted(groups[0].keys() | groups[1].keys()):
+        alike = [of_plan.get((kind, axes), []) for of_plan in groups]
+        change = CollectiveChange(kind, axes, *map(len, alike), *map(received_by, alike))
+        if change.count_before != change.count_after or change.bytes_before != change.bytes_after:
+            yield change
 
 
 def _only_in(plan: PlanRecord, other: PlanRecord, names: Mapping[str, str]) -> Iterable[Finding]:
@@ -421,50 +351,6 @@ def _only_in(plan: PlanRecord, other: PlanRecord, names: Mapping[str, str]) -> I
 _SIGNS = {"changed": "~", "added": "+", "removed": "-"}
 
 
-def diff_text(diff: PlanDiff, limit: int | None = None) -> str:
-    """Renders inputs, outputs, intermediates, collectives, reshards and findings, without sections that have no difference."""
-    before, after = diff.names
-    if not diff:
-        same = f"no difference between the plans of {before} and {after}" if before != after else f"no difference: plan of {after}"
-        return "\n".join([same, *search_lines(diff)])
-    lines = [f"from the plan of {before} to the plan of {after}" if before != after else f"changes of the plan of {after}"]
-    if diff.meshes[0] != diff.meshes[1]:
-        lines.append(f"mesh  {diff.meshes[0]} -> {diff.meshes[1]}")
-    lines += search_lines(diff)
-    for title, kind in (("inputs", "input"), ("outputs", "output")):
-        lines += _section(title, _input_lines([change for change in diff.values if change.kind == kind]), limit)
-    lines += _section("values", _intermediates([change for change in diff.values if change.kind == "intermediate"]), limit)
-    lines += _collective_lines(diff)
-    lines += _section("reshards", _reshard_lines(diff.reshards), limit)
-    findings = [*(("-", f) for f in diff.gone_findings), *(("+", f) for f in diff.new_findings)]
-    lines += _section("findings", [f"  {sign} {finding}" for sign, finding in findings], None)
-    return "\n".join(lines)
-
-
-def search_lines(diff: PlanDiff) -> list[str]:
-    """A line for each of two searches that differ."""
-    if diff.searches[0] == diff.searches[1]:
-        return []
-    return [f"planner {sign} {text or 'none, annotations alone'}" for sign, text in zip("-+", diff.searches)]
-
-
-def alike_layers(changes: Iterable[ValueChange]) -> list[list[ValueChange]]:
-    """Changes that differ only in numbers of the path together, in order of the first of each."""
-    return list(grouped(changes, lambda c: (c.sign, re.sub(r"\d+", "#", c.path), c.before, c.after)).values())
-
-
-def alike_values(changes: Iterable[ValueChange]) -> list[list[ValueChange]]:
-    """Equal changes on one source line together, those of the most bytes first."""
-    groups = grouped(changes, lambda c: (c.sign, c.location, c.module, c.primitive, c.before, c.after))
-    return sorted(groups.values(), key=lambda group: -len(group) * max(group[0].bytes_before, group[0].bytes_after))
-
-
-def alike_reshards(changes: Iterable[ReshardChange]) -> list[list[ReshardChange]]:
-    """Changes that differ in nothing but the value together, those of the most bytes first."""
-    groups = grouped(changes, lambda c: (c.sign, c.location, c.reason, c.before, c.after, c.bytes_before, c.bytes_after))
-    return sorted(groups.values(), key=lambda group: -len(group) * max(group[0].bytes_before, group[0].bytes_after))
-
-
 def _section(title: str, lines: Sequence[str], limit: int | None) -> list[str]:
     head = list(lines if limit is None else lines[:limit])
     left = len(lines) - len(head)
@@ -475,49 +361,48 @@ def _to(before: str, after: str) -> str:
     return f"{before} -> {after}" if before and after else before or after
 
 
-def _input_lines(changes: Sequence[ValueChange]) -> list[str]:
-    rows = [(group[0], paths_as_one([c.path for c in group])) for group in alike_layers(changes)]
-    width = max((len(path) for _, path in rows), default=0)
-    return [f"  {_SIGNS[c.sign]} {path:<{width}}  {_to(c.before, c.after)}" for c, path in rows]
+def _ends(changes: Iterable[ValueChange]) -> list[str]:
+    """Inputs or outputs; those that differ only in numbers of the path share a line."""
+    alike = grouped(changes, lambda c: (c.sign, without_numbers(c.path), c.before, c.after)).values()
+    return _table([(f"{_SIGNS[g[0].sign]} {paths_as_one([c.path for c in g])}", _to(g[0].before, g[0].after)) for g in alike])
 
 
-def _intermediates(changes: Sequence[ValueChange]) -> list[str]:
+def _largest_first(groups: Iterable[list[_C]]) -> list[tuple[_C, str]]:
+    """The first of alike changes, those of the most bytes first, with the count of the others as text."""
+    ordered = sorted(groups, key=lambda group: -len(group) * max(group[0].bytes_before, group[0].bytes_after))
+    return [(group[0], f" and {len(group) - 1} more" if len(group) > 1 else "") for group in ordered]
+
+
+def _intermediates(changes: Iterable[ValueChange]) -> list[str]:
     """Equal changes on one source line share a line; the largest first."""
-    rows = []
-    for group in alike_values(changes):
-        c = group[0]
-        name = c.path if len(group) == 1 else f"{c.path} and {len(group) - 1} more"
-        place = short_location(c.location)
-        rows.append((_SIGNS[c.sign], place, c.primitive, name, _to(c.before, c.after)))
+    alike = grouped(changes, lambda c: (c.sign, c.location, c.module, c.primitive, c.before, c.after)).values()
+    rows: list[tuple[str, ...]] = []
+    for c, more in _largest_first(alike):
+        rows.append((_SIGNS[c.sign], short_location(c.location), c.primitive, c.path + more, _to(c.before, c.after)))
     return _table(rows)
 
 
 def _collective_lines(diff: PlanDiff) -> list[str]:
-    if not diff.collectives:
-        return []
     rows = [
         (
-            "~" if c.count_before and c.count_after else "+" if c.count_after else "-",
+            _SIGNS["changed" if c.count_before and c.count_after else "added" if c.count_after else "removed"],
             f"{c.kind}({c.axes})",
             f"{c.count_before} -> {c.count_after}",
             f"{format_bytes(c.bytes_before)} -> {format_bytes(c.bytes_after)}",
         )
         for c in diff.collectives
     ]
-    rows.append(("", "all of them", "", " -> ".join(map(format_bytes, diff.bytes))))
-    return _section("collectives, bytes per device and call", _table(rows), None)
+    total = ("", "all of them", "", " -> ".join(map(format_bytes, diff.bytes)))
+    return _section("collectives, bytes per device and call", _table([*rows, total]), None) if rows else []
 
 
-def _reshard_lines(changes: Sequence[ReshardChange]) -> list[str]:
+def _reshard_lines(changes: Iterable[ReshardChange]) -> list[str]:
+    alike = grouped(changes, lambda c: (c.sign, c.location, c.reason, c.before, c.after, c.bytes_before, c.bytes_after)).values()
     lines = []
-    for group in alike_reshards(changes):
-        c = group[0]
-        name = c.value if len(group) == 1 else f"{c.value} and {len(group) - 1} more"
+    for c, more in _largest_first(alike):
         sizes = [format_bytes(size) for size, text in ((c.bytes_before, c.before), (c.bytes_after, c.after)) if text]
-        place = short_location(c.location)
-        moved = " -> ".join(dict.fromkeys(sizes))
-        head = f"  {_SIGNS[c.sign]} {name} {c.before or c.after}"
-        lines.append("  ".join(part for part in (head, moved, place, c.reason) if part))
+        head = f"  {_SIGNS[c.sign]} {c.value}{more} {c.before or c.after}"
+        lines.append("  ".join(filter(None, (head, " -> ".join(dict.fromkeys(sizes)), short_location(c.location), c.reason))))
         if c.sign == "changed" and c.before != c.after:
             lines[-1] += f"\n    now {c.after}"
     return lines
