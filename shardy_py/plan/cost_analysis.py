@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.links import AxisLinks, Level, levels_of
@@ -157,12 +157,15 @@ class CostAnalysis(Report, Mapping[str, float]):
     @functools.cached_property
     def compute_seconds(self) -> float | None:
         """Seconds of all ops, one after the other."""
-        return None if self.hardware is None else sum(op.seconds or 0.0 for op in self.ops)
+        return self._seconds(self.ops)
 
     @functools.cached_property
     def communication_seconds(self) -> float | None:
         """Seconds of all collectives, one after the other."""
-        return None if self.hardware is None else sum(c.seconds or 0.0 for c in self.collectives)
+        return self._seconds(self.collectives)
+
+    def _seconds(self, costs: Iterable[OpCost | CollectiveCost]) -> float | None:
+        return None if self.hardware is None else sum(cost.seconds or 0.0 for cost in costs)
 
     @functools.cached_property
     def step_seconds(self) -> Range | None:
@@ -217,28 +220,17 @@ class CostAnalysis(Report, Mapping[str, float]):
     @functools.cached_property
     def by_axis(self) -> tuple[Share, ...]:
         """Shares of the sets of mesh axes that collectives are over, the costliest first."""
-        return _sorted(
-            Share(axes, 0.0, 0.0, sum(c.bytes for c in group), None, self._sum(group))
-            for axes, group in grouped(self.collectives, lambda c: ",".join(c.collective.axes) or "any").items()
-        )
-
-    def _sum(self, collectives: Iterable[CollectiveCost]) -> float | None:
-        return None if self.hardware is None else sum(c.seconds or 0.0 for c in collectives)
+        groups = grouped(self.collectives, lambda c: ",".join(c.collective.axes) or "any")
+        return _sorted(replace(self._share(axes, (), group), compute_seconds=None) for axes, group in groups.items())
 
     def _shares(self, of_op: Callable[[OpCost], str], of_collective: Callable[[Collective], str]) -> tuple[Share, ...]:
-        ops = grouped(self.ops, of_op)
-        collectives = grouped(self.collectives, lambda c: of_collective(c.collective))
-        return _sorted(
-            Share(
-                name,
-                sum(op.flops for op in ops.get(name, ())),
-                sum(op.bytes_accessed for op in ops.get(name, ())),
-                sum(c.bytes for c in collectives.get(name, ())),
-                None if self.hardware is None else sum(op.seconds or 0.0 for op in ops.get(name, ())),
-                self._sum(collectives.get(name, ())),
-            )
-            for name in dict.fromkeys((*ops, *collectives))
-        )
+        ops, collectives = grouped(self.ops, of_op), grouped(self.collectives, lambda c: of_collective(c.collective))
+        names = dict.fromkeys((*ops, *collectives))
+        return _sorted(self._share(name, ops.get(name, ()), collectives.get(name, ())) for name in names)
+
+    def _share(self, name: str, ops: Sequence[OpCost], collectives: Sequence[CollectiveCost]) -> Share:
+        flops, accessed, received = sum(op.flops for op in ops), sum(op.bytes_accessed for op in ops), sum(c.bytes for c in collectives)
+        return Share(name, flops, accessed, received, self._seconds(ops), self._seconds(collectives))
 
     def _resources(self, collective: Collective) -> tuple[str, ...]:
         """The resources that a collective occupies: a device's port to a switch, or the links along an axis."""
@@ -272,15 +264,42 @@ class CostAnalysis(Report, Mapping[str, float]):
         Args:
             limit: Rows of each table.
         """
-        return printable(cost_text(self, limit))
+        lines = [_head(self)]
+        if self.hardware is not None and self.links:
+            lines.append(f"  {_layout_text(self)}")
+        lines += [f"  {line}" for line in aligned(summary_rows(self))]
+        lines += [f"  note: {remark}" for remark in _remarks(self)]
+        for title, heads, rows in _tables(self, limit):
+            right = [i for i, head in enumerate(heads) if head in _NUMBERS]
+            lines += [title, *(f"  {line}" for line in aligned([heads, *rows], right))]
+        return printable("\n".join(lines))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, with a version."""
-        return cost_dict(self)
+        machine, step, exposed = self.hardware, self.step_seconds, self.exposed_seconds
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "mesh": dict(self.mesh.shape),
+            "hardware": None if machine is None else asdict(machine) | {"flops": dict(machine.flops), "sources": dict(machine.sources)},
+            "links": {axis: [asdict(level) for level in levels] for axis, levels in self.links.items()},
+            **{name: getattr(self, name) for name in _FIGURES},
+            "exposed_seconds": None if exposed is None else [exposed.low, exposed.high],
+            "step_seconds": None if step is None else [step.low, step.high],
+            "unknown": list(self.unknown),
+            **{name: [asdict(entry) for entry in getattr(self, name)] for name in _LISTS},
+        }
 
     def _repr_html_(self) -> str:
-        bodies = ((title, html_rows([heads], "th") + html_rows(cells)) for title, heads, cells in tables(self, LISTED))
-        return html_report(_head(self), summary_rows(self), remarks(self), bodies)
+        bodies = ((title, html_rows([heads], "th") + html_rows(cells)) for title, heads, cells in _tables(self, LISTED))
+        return html_report(_head(self), summary_rows(self), _remarks(self), bodies)
+
+
+_FIGURES = (
+    *("name", "flops", "transcendentals", "bytes_accessed", "communicated_bytes", "compute_seconds", "communication_seconds"),
+    *("host_bytes", "fed_bytes", "feeding_seconds", "exact"),
+)
+_LISTS = ("by_op", "by_module", "by_line", "by_axis", "collectives")
 
 
 def _sorted(shares: Iterable[Share]) -> tuple[Share, ...]:
@@ -292,6 +311,8 @@ VERSION = 1
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 """Title, heads of columns, rows."""
+
+_E = TypeVar("_E")
 
 
 def seconds_text(seconds: float) -> str:
@@ -339,20 +360,14 @@ def summary_rows(cost: CostAnalysis) -> list[tuple[str, str]]:
         rows.append(("  of it exposed", str(exposed)))
         rows += [("feeding", seconds_text(cost.feeding_seconds))] if cost.feeding_seconds else []
         rows.append(("step", str(step)))
-        peak = max(cost.hardware.flops.values()) if not cost.flops else _peak(cost)
+        peak = cost.hardware.matrix_flops("bfloat16")  # by which utilization is told
         if step.high and peak:
             low, high = cost.flops / peak / step.high, cost.flops / peak / max(step.low, 1e-30)
             rows.append(("share of peak", f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"))
     return rows
 
 
-def _peak(cost: CostAnalysis) -> float:
-    """The peak rate of bfloat16, by which utilization is told."""
-    assert cost.hardware is not None
-    return cost.hardware.matrix_flops("bfloat16")
-
-
-def remarks(cost: CostAnalysis) -> list[str]:
+def _remarks(cost: CostAnalysis) -> list[str]:
     """Notes on the limits of the figures."""
     notes = []
     if not cost.exact:
@@ -362,7 +377,7 @@ def remarks(cost: CostAnalysis) -> list[str]:
     return notes
 
 
-def layout_text(cost: CostAnalysis) -> str:
+def _layout_text(cost: CostAnalysis) -> str:
     """The links of each axis as text: `data=16 on dcn, model=8 on nvlink`."""
     return ", ".join(
         f"{axis}={size} on {' and '.join(_level(level, alone=len(cost.links[axis]) == 1) for level in cost.links[axis])}"
@@ -377,55 +392,45 @@ def _level(level: Level, alone: bool) -> str:
     return f"{links.name}{dims}" if alone else f"{links.name} ({level.size})"
 
 
-def tables(cost: CostAnalysis, limit: int) -> list[Table]:
+_NUMBERS = frozenset(("FLOP", "memory", "received", "trips", "time", "compute", "communication"))
+"""Columns that are aligned on the right."""
+
+
+def _tables(cost: CostAnalysis, limit: int) -> Iterator[Table]:
     """By axis, by collective, by op, by module where there are any, by source line."""
     timed = cost.hardware is not None
-    sections: list[Table] = []
+    time = ("time",) if timed else ()
     if cost.by_axis:
-        heads = ("axes", "received", *(("time",) if timed else ()))
-        rows = [(s.name, format_bytes(s.communicated_bytes), *((seconds_text(s.seconds),) if timed else ())) for s in cost.by_axis]
-        sections.append(("by mesh axis", heads, rows))
-        sections.append(("collectives", *_collectives(cost, limit)))
-    shares: list[tuple[str, Sequence[Share]]] = [("by op", cost.by_op)]
+        rows = [(s.name, format_bytes(s.communicated_bytes), *(seconds_text(s.seconds) for _ in time)) for s in cost.by_axis]
+        yield "by mesh axis", ("axes", "received", *time), rows
+        costliest = sorted(cost.collectives, key=lambda c: (-(c.seconds or 0.0), -c.bytes))
+        yield "collectives", *_first(("collective", "value", "received", "trips", *time, "where", "for"), costliest, limit, _collective)
+    heads = ("", "FLOP", "memory", "received", *(("compute", "communication") if timed else ()))
+    yield "by op", *_first(heads, cost.by_op, limit, _share)
     if any(share.name for share in cost.by_module):
-        shares.append(("by module", cost.by_module))
-    shares.append(("by source line", cost.by_line))
-    for title, parts in shares:
-        heads = ("", "FLOP", "memory", "received", *(("compute", "communication") if timed else ()))
-        rows = [_share(share, timed) for share in parts[:limit]]
-        if len(parts) > limit:
-            rows.append((f"... and {len(parts) - limit} more", *("",) * (len(heads) - 1)))
-        sections.append((title, heads, rows))
-    return sections
+        yield "by module", *_first(heads, cost.by_module, limit, _share)
+    yield "by source line", *_first(heads, cost.by_line, limit, _share)
 
 
-def _collectives(cost: CostAnalysis, limit: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    timed = cost.hardware is not None
-    ordered = sorted(cost.collectives, key=lambda c: (-(c.seconds or 0.0), -c.bytes))
-    rows = [_collective(c, timed) for c in ordered[:limit]]
-    heads = ("collective", "value", "received", "trips", *(("time",) if timed else ()), "where", "for")
-    if len(ordered) > limit:
-        rows.append((f"... and {len(ordered) - limit} more", *("",) * (len(heads) - 1)))
+def _first(heads: tuple[str, ...], entries: Sequence[_E], limit: int, row: Callable[[_E], tuple[str, ...]]) -> tuple[Any, Any]:
+    """Heads and the first rows of a table, with the count of the others."""
+    rows = [row(entry) for entry in entries[:limit]]
+    if len(entries) > limit:
+        rows.append((f"... and {len(entries) - limit} more", *("",) * (len(heads) - 1)))
     return heads, rows
 
 
-def _collective(cost: CollectiveCost, timed: bool) -> tuple[str, ...]:
+def _collective(cost: CollectiveCost) -> tuple[str, ...]:
     c = cost.collective
-    return (
-        f"{c.kind}({','.join(c.axes)})",
-        c.value,
-        format_bytes(cost.bytes),
-        "unknown" if c.trips is None else str(c.trips),
-        *((seconds_text(cost.seconds or 0.0),) if timed else ()),
-        _where(c.location),
-        c.primitive,
-    )
+    trips = "unknown" if c.trips is None else str(c.trips)
+    times = () if cost.seconds is None else (seconds_text(cost.seconds),)
+    return f"{c.kind}({','.join(c.axes)})", c.value, format_bytes(cost.bytes), trips, *times, _where(c.location), c.primitive
 
 
-def _share(share: Share, timed: bool) -> tuple[str, ...]:
-    times = (seconds_text(share.compute_seconds or 0.0), seconds_text(share.communication_seconds or 0.0)) if timed else ()
-    name = _where(share.name) or "(none)"
-    return (name, count_text(share.flops), format_bytes(int(share.bytes_accessed)), format_bytes(share.communicated_bytes), *times)
+def _share(share: Share) -> tuple[str, ...]:
+    times = (seconds_text(seconds) for seconds in (share.compute_seconds, share.communication_seconds) if seconds is not None)
+    sizes = format_bytes(int(share.bytes_accessed)), format_bytes(share.communicated_bytes)
+    return _where(share.name) or "(none)", count_text(share.flops), *sizes, *times
 
 
 def _where(location: str) -> str:
@@ -433,59 +438,6 @@ def _where(location: str) -> str:
     return short_location(location) if location.startswith("/") else location
 
 
-def cost_text(cost: CostAnalysis, limit: int) -> str:
-    """See `CostAnalysis.as_text`."""
-    lines = [_head(cost)]
-    if cost.hardware is not None and cost.links:
-        lines.append(f"  {layout_text(cost)}")
-    lines += [f"  {line}" for line in aligned(summary_rows(cost))]
-    lines += [f"  note: {remark}" for remark in remarks(cost)]
-    for title, heads, cells in tables(cost, limit):
-        lines.append(title)
-        lines += [f"  {line}" for line in _columns([heads, *cells])]
-    return "\n".join(lines)
-
-
 def _head(cost: CostAnalysis) -> str:
     on = "" if cost.hardware is None else f" of {cost.hardware.name}"
     return f"cost of {cost.name} per device, on mesh {sizes_text(cost.mesh.shape)}{on}"
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    right = [i for i, head in enumerate(rows[0]) if head in ("FLOP", "memory", "received", "trips", "time", "compute", "communication")]
-    return aligned(rows, right)
-
-
-def cost_dict(cost: CostAnalysis) -> dict[str, Any]:
-    """See `CostAnalysis.to_dict`."""
-    machine = cost.hardware
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": cost.name,
-        "mesh": dict(cost.mesh.shape),
-        "hardware": None if machine is None else asdict(machine) | {"flops": dict(machine.flops), "sources": dict(machine.sources)},
-        "links": {axis: [asdict(level) for level in levels] for axis, levels in cost.links.items()},
-        "flops": cost.flops,
-        "transcendentals": cost.transcendentals,
-        "bytes_accessed": cost.bytes_accessed,
-        "communicated_bytes": cost.communicated_bytes,
-        "compute_seconds": cost.compute_seconds,
-        "communication_seconds": cost.communication_seconds,
-        "host_bytes": cost.host_bytes,
-        "fed_bytes": cost.fed_bytes,
-        "feeding_seconds": cost.feeding_seconds,
-        "exposed_seconds": _bounds(cost.exposed_seconds),
-        "step_seconds": _bounds(cost.step_seconds),
-        "exact": cost.exact,
-        "unknown": list(cost.unknown),
-        "by_op": [asdict(share) for share in cost.by_op],
-        "by_module": [asdict(share) for share in cost.by_module],
-        "by_line": [asdict(share) for share in cost.by_line],
-        "by_axis": [asdict(share) for share in cost.by_axis],
-        "collectives": [asdict(c) for c in cost.collectives],
-    }
-
-
-def _bounds(bounds: Range | None) -> list[float] | None:
-    return None if bounds is None else [bounds.low, bounds.high]
