@@ -140,23 +140,20 @@ _PLUMBING = frozenset({"sdy.constant", "sdy.return", "func.return", "stablehlo.r
 def intermediates(program: Program, prefix: str = "%") -> Iterator[tuple[Value, PlannedValue]]:
     """Every result of an op, in program order, with the value of the program it describes; constants are left out."""
     number = 0
-    stack: list[tuple[Iterator[Op], int, str, str, object]] = [(iter(program.main.body.ops), 0, "", "", None)]
-    while stack:
-        ops, depth, around, call, holder = stack[-1]
-        op = next(ops, None)
-        if op is None:
-            stack.pop()
-            continue
+    around: dict[Op | None, tuple[int, str, str, object]] = {None: (0, "", "", None)}
+    for op in program.main.body.walk():
+        depth, outer, call, holder = around[op.parent]
         if op.name in _PLUMBING and not op.regions:
             continue
         where = program.locate(op.location)
         location = call if where is None else where.place
-        # The ops of a loop besides its body have the location of its equation, whose names `around` has already.
-        module = around if where is None or op.location is holder else module_path(where.scope, around)
+        # The ops of a loop besides its body have the location of its equation, whose names `outer` has already.
+        module = outer if where is None or op.location is holder else module_path(where.scope, outer)
+        if op.regions:
+            around[op] = depth + 1, module, location, op.location
         if op.name not in _PLUMBING:
             primitive = op.primitive or op.name
             for value in op.results:
                 path = f"{prefix}{number}"
                 yield value, PlannedValue(path, "intermediate", value.type, value.sharding, primitive, location, depth, module)
                 number += 1
-        stack.extend((iter(region.ops), depth + 1, module, location, op.location) for region in reversed(list(op.regions)))

@@ -11,7 +11,7 @@ from shardy_py.dialect import AxisRef, DimensionSharding, OpShardingRule, Tensor
 from shardy_py.dialect.axis import num_shards
 from shardy_py.dialect.format import format_axis
 from shardy_py.dialect.projection import project
-from shardy_py.ir import Block, Op, TensorType, Value
+from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION, WHILE, manual_axes
 from shardy_py.passes.export import remove_sub_axes_in_input_output_shardings as sub_axes
 from shardy_py.passes.export.collective_bytes import reshard_bytes
@@ -25,7 +25,7 @@ from shardy_py.plan.in_place import BODIES
 from shardy_py.plan.paths import names_of
 from shardy_py.plan.search import NOTHING
 from shardy_py.plan.values import PlannedValue, typed
-from shardy_py.rules.traits import CONSTRAINTS
+from shardy_py.rules.traits import CONSTRAINTS, TERMINATORS
 
 SMALL = "plan the sizes that will run, for what they will run on (Planner(hardware=...)), or say what to cut (in_shardings, rules)"
 """What to do about a step that no planner shards."""
@@ -110,64 +110,37 @@ RESHAPE = "axis-lost-in-reshape"
 SUB_AXIS = "sub-axis-removed"
 
 
-@dataclass(frozen=True, slots=True)
-class _Loss:
-    """Axes of dimension `dim` of the operand that no dimension of the result has.
-
-    Attributes:
-        merged: Whether the parts are dimensions of the operand that the result has as one.
-    """
-
-    dim: int
-    axes: tuple[AxisRef, ...]
-    sizes: tuple[int, ...]
-    part: int
-    merged: bool
-
-
 def axis_lost_in_reshape(context: CheckContext) -> Iterator[Finding]:
     """Reshapes of `NOTABLE` bytes and more whose result is cut by fewer axes than their operand.
 
     A dimension that several are merged into can be cut by an axis of a later one only where the earlier ones are cut completely; one
     that is split gives its axes to the first part as far as they divide it.
     """
-    losses: dict[tuple[OpShardingRule, TensorSharding, TensorSharding | None], _Loss | None] = {}
     for op, _ in context.ops:
-        rule = op.rule
-        if op.name != "stablehlo.reshape" or rule is None:
-            continue
-        source, target = op.operands[0].sharding, op.results[0].sharding
-        value = op.results[0]
-        if source is None or not source.dim_axes() or context.local(value.type, target) < NOTABLE or value not in context.described:
-            continue
-        key = (rule, source, target)
-        if key not in losses:
-            losses[key] = _loss(rule, source, target, context)
-        loss = losses[key]
-        if loss is not None:
-            yield _finding(context, op, loss)
+        if op.name == "stablehlo.reshape" and op.rule is not None and op.result in context.described:
+            source = op.operands[0].sharding
+            if source is not None and source.dim_axes() and context.local(op.result.type, op.result.sharding) >= NOTABLE:
+                yield from _lost(context, op, op.rule, source)
 
 
-def _loss(rule: OpShardingRule, source: TensorSharding, target: TensorSharding | None, context: CheckContext) -> _Loss | None:
-    shards_after = _shards_by_axis(target, context)
-    shards_before = _shards_by_axis(source, context)
-    before, after = rule.mappings
-    factors = project(before, source, rule.factor_sizes, context.mesh).factors
-    for d, dim in enumerate(before):
-        lost = tuple(axis for axis in source.dims[d].axes if shards_after.get(axis.name, 1) < shards_before[axis.name])
-        if not lost:
-            continue
+def _lost(context: CheckContext, op: Op, rule: OpShardingRule, source: TensorSharding) -> Iterator[Finding]:
+    """The finding for the first dimension of an operand that has an axis of which the result has less."""
+    after, before = (_shards_by_axis(sharding, context) for sharding in (op.result.sharding, source))
+    factors = project(rule.operand_mappings[0], source, rule.factor_sizes, context.mesh).factors
+    for d, dim in enumerate(rule.operand_mappings[0]):
+        lost = [axis for axis in source.dims[d].axes if after.get(axis.name, 1) < before[axis.name]]
         names = {axis.name for axis in lost}
         for f in dim:
             state = factors.get(f)
             if state is None or not names & {axis.name for axis in (*state.axes, *state.overflow)}:
                 continue
-            if len(dim) > 1 and state.overflow:
-                return _Loss(d, lost, _sizes(dim, rule), dim.index(f), False)
-            there = next((group for group in after if f in group), ())
-            if len(there) > 1 and there[0] != f:
-                return _Loss(d, lost, _sizes(there, rule), there.index(f), True)
-    return None
+            there = next((group for group in rule.result_mappings[0] if f in group), ())
+            merged = not (len(dim) > 1 and state.overflow)
+            parts = there if merged else dim
+            if not merged or (len(there) > 1 and there[0] != f):
+                sizes = [rule.factor_sizes[each] for each in parts]
+                yield _finding(context, op, d, lost, sizes, parts.index(f), merged)
+                return
 
 
 def _shards_by_axis(sharding: TensorSharding | None, context: CheckContext) -> dict[str, int]:
@@ -178,36 +151,33 @@ def _shards_by_axis(sharding: TensorSharding | None, context: CheckContext) -> d
     return shards
 
 
-def _sizes(factors: Sequence[int], rule: OpShardingRule) -> tuple[int, ...]:
-    return tuple(rule.factor_sizes[f] for f in factors)
-
-
-def _finding(context: CheckContext, op: Op, loss: _Loss) -> Finding:
-    described = context.described[op.results[0]]
-    size = context.bytes_of(described)
-    operand = op.operands[0]
-    axes = ", ".join(repr(format_axis(axis)) for axis in loss.axes)
-    parts = " x ".join(map(str, loss.sizes))
-    shards = num_shards(loss.axes, context.mesh)
-    if loss.merged:
-        part = loss.sizes[loss.part]
-        why = f"{parts} become one dimension, and an axis on the part of size {part} would cut it into pieces that do not adjoin"
+def _finding(context: CheckContext, op: Op, d: int, lost: list[AxisRef], sizes: list[int], part: int, merged: bool) -> Finding:
+    """The finding for axes of dimension `d` of the operand, which has the parts of these sizes; merged are those of the result."""
+    described, operand = context.described[op.result], op.operands[0]
+    source = operand.sharding
+    assert source is not None
+    size, names, n = context.bytes_of(described), [axis.name for axis in lost], sizes[part]
+    axes = ", ".join(repr(format_axis(axis)) for axis in lost)
+    parts = " x ".join(map(str, sizes))
+    if merged:
+        why = f"{parts} become one dimension, and an axis on the part of size {n} would cut it into pieces that do not adjoin"
         fix = f"do the work that needs {axes} before the reshape"
     else:
-        part = loss.sizes[loss.part]
-        why = f"dimension {loss.dim} is split into {parts}, and {shards} ways do not divide {part}"
-        used = {axis.name for axis in (*operand.sharding.dim_axes(), *loss.axes)} if operand.sharding is not None else set()
-        fits = [name for name, n in context.mesh.shape.items() if n > 1 and part % n == 0 and name not in used]
-        fix = f"make {part} a multiple of {shards}" + (f", or use {' or '.join(map(repr, fits))}, which divides it" if fits else "")
-    lost = axes if not any(axis.name in _shards_by_axis(op.results[0].sharding, context) for axis in loss.axes) else f"a part of {axes}"
-    text = typed(described.type, described.sharding)
-    message = f"the reshape of {typed(operand.type, operand.sharding)} to {text} loses {lost}: {why}"
+        shards = num_shards(lost, context.mesh)
+        why = f"dimension {d} is split into {parts}, and {shards} ways do not divide {n}"
+        used = {axis.name for axis in source.dim_axes()}
+        fits = [repr(name) for name, count in context.mesh.shape.items() if count > 1 and n % count == 0 and name not in used]
+        fix = f"make {n} a multiple of {shards}" + (f", or use {' or '.join(fits)}, which divides it" if fits else "")
+    some = any(name in _shards_by_axis(op.result.sharding, context) for name in names)
+    message = (
+        f"the reshape of {typed(operand.type, source)} to {typed(described.type, described.sharding)} loses"
+        f" {'a part of ' * some}{axes}: {why}"
+    )
     finding = Finding(RESHAPE, message, described.path, described.location, graded(size), size, fix)
-    if loss.merged and operand.sharding is not None and (before := context.described.get(operand)) is not None:
-        first = with_axes_on(operand.sharding, [axis.name for axis in loss.axes], loss.dim - loss.part)
+    if merged and (before := context.described.get(operand)) is not None:
         how = f"in {annotation_of(before)}" if before.kind == "input" else "by sp.with_sharding_constraint"
-        cut = f"cut the part of size {loss.sizes[0]} over {axes}, {before.path}: {{spec}} {how}"
-        context.propose(finding, Proposal([(cut, before.path, first)], costs_less, fix))
+        cut = f"cut the part of size {sizes[0]} over {axes}, {before.path}: {{spec}} {how}"
+        context.propose(finding, Proposal([(cut, before.path, with_axes_on(source, names, d - part))], costs_less, fix))
     return finding
 
 
@@ -264,89 +234,55 @@ def batch_axis_lost(context: CheckContext) -> Iterator[Finding]:
     Data are arguments none of whose leaves is a result again, as those of a training step's state are; where no argument is, all but the
     one with the most bytes. Only the op where it happens is found, one finding per source line.
     """
-    search = _DataSearch(context)
-    main = context.plan.program.main
-    for argument, value in zip(main.arguments, context.plan.inputs):
-        if value.given is not None and value.path in search.data:
-            axes = [(d, axis.name, value.path) for d, dim in enumerate(value.given.dims) for axis in dim.axes]
-            search.set(argument, frozenset(axes))
-    if search.marks:
-        search.visit(main.body)
-    for (location, _), losses in search.losses.items():
-        yield _lost_on_data(context, losses, location)
+    data = data_paths(context.plan.inputs, context.plan.outputs, context)
+    marks: dict[Value, Marks] = {}
+    losses: dict[tuple[str, str], list[tuple[Op, Value, _DataLoss]]] = {}
+    memo: dict[tuple[object, ...], tuple[Marks, _DataLoss | None]] = {}
 
-
-class _DataSearch:
-    """Follows the axes of the data through the program."""
-
-    def __init__(self, context: CheckContext) -> None:
-        self.context = context
-        self.data = data_paths(context.plan.inputs, context.plan.outputs, context)
-        self.marks: dict[Value, Marks] = {}
-        self.losses: dict[tuple[str, str], list[tuple[Op, Value, _DataLoss]]] = {}
-        self.memo: dict[tuple[object, ...], tuple[Marks, _DataLoss | None]] = {}
-
-    def set(self, value: Value, marks: Marks) -> None:
+    def mark(value: Value, of_value: Marks) -> None:
         """Records the marks of a value whose axes are in its sharding."""
         sharding = value.sharding
-        if marks and sharding is not None:
-            sharded_marks = frozenset(
-                m for m in marks if m[0] < sharding.rank and any(axis.name == m[1] for axis in sharding.dims[m[0]].axes)
-            )
-            if sharded_marks:
-                self.marks[value] = sharded_marks
+        here = [m for m in of_value if sharding is not None and m[0] < sharding.rank and m[1] in _names(sharding.dims[m[0]])]
+        if here:
+            marks[value] = frozenset(here)
 
-    def visit(self, block: Block) -> None:
-        """Visits the ops of a block and those inside of them."""
-        marks = self.marks
-        for op in block.ops:
-            if op.regions:
-                self.body(op)
-                continue
-            operand_marks = [marks.get(operand, _NONE) for operand in op.operands]
-            if not any(operand_marks) or not op.results:
-                continue
-            if op.rule is None:
-                if len(op.operands) == len(op.results) == 1 and op.operands[0].type is op.results[0].type:
-                    self.set(op.results[0], operand_marks[0])
-                continue
-            self.through(op, op.rule, operand_marks)
+    for argument, value in zip(context.plan.program.main.arguments, context.plan.inputs):
+        if value.given is not None and value.path in data:
+            mark(argument, frozenset((d, axis.name, value.path) for d, dim in enumerate(value.given.dims) for axis in dim.axes))
+    for op, _ in context.ops if marks else ():
+        of_operands = [marks.get(operand, _NONE) for operand in op.operands]
+        if not any(of_operands):
+            continue
+        parent = op.parent
+        if op.name in BODIES:
+            for region in op.regions:
+                for argument, of_operand in zip(region.arguments, of_operands):
+                    mark(argument, of_operand)
+        elif op.name in TERMINATORS and parent is not None and parent.name in BODIES:
+            if parent.name != WHILE or op.block is parent.regions[1]:
+                for result, of_operand in zip(parent.results, of_operands):
+                    mark(result, of_operand)
+        elif op.rule is not None:
+            for number, result in enumerate(op.results):
+                shardings = [operand.sharding for operand in op.operands]
+                key = (op.rule, number, result.sharding, *shardings, *of_operands)
+                if key not in memo and result.sharding is not None:
+                    memo[key] = _follow(op.rule, number, result.sharding, shardings, of_operands, context)
+                of_result, loss = memo.get(key, (_NONE, None))
+                mark(result, of_result)
+                described = context.described.get(result)
+                if loss is None or described is None or context.local(result.type, result.sharding) < NOTABLE:
+                    continue
+                if not any(user.name in CONSTRAINTS for user, _ in result.uses):
+                    losses.setdefault((described.location, loss.mark[1]), []).append((op, result, loss))
+        elif not op.regions and len(op.operands) == len(op.results) == 1 and op.operands[0].type is op.result.type:
+            mark(op.result, of_operands[0])
+    for (location, _), of_line in losses.items():
+        yield _lost_on_data(context, of_line, location)
 
-    def body(self, op: Op) -> None:
-        """An op with regions: marks of operands enter its bodies, marks of returned values leave them."""
-        regions = list(op.regions)
-        if op.name not in BODIES:
-            return
-        for region in regions:
-            for argument, operand in zip(region.arguments, op.operands):
-                self.set(argument, self.marks.get(operand, _NONE))
-            self.visit(region)
-        for region in regions[1:] if op.name == WHILE else regions:
-            for result, returned in zip(op.results, region.terminator.operands):
-                self.set(result, self.marks.get(returned, _NONE))
 
-    def through(self, op: Op, rule: OpShardingRule, operand_marks: Sequence[Marks]) -> None:
-        """An op with a rule: marks follow its factors."""
-        for number, result in enumerate(op.results):
-            if result.sharding is None:
-                continue
-            key = (rule, number, result.sharding, *(operand.sharding for operand in op.operands), *operand_marks)
-            if key not in self.memo:
-                self.memo[key] = _follow(
-                    rule, number, result.sharding, [operand.sharding for operand in op.operands], operand_marks, self.context
-                )
-            marks, loss = self.memo[key]
-            if marks:
-                self.set(result, marks)
-            if loss is not None:
-                self.record_loss(op, result, loss)
-
-    def record_loss(self, op: Op, result: Value, loss: _DataLoss) -> None:
-        described = self.context.described.get(result)
-        is_constrained = any(user.name in CONSTRAINTS for user, _ in result.uses)
-        if described is None or is_constrained or self.context.local(result.type, result.sharding) < NOTABLE:
-            return
-        self.losses.setdefault((described.location, loss.mark[1]), []).append((op, result, loss))
+def _names(dim: DimensionSharding) -> set[str]:
+    return {axis.name for axis in dim.axes}
 
 
 def data_paths(inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], context: CheckContext) -> set[str]:
@@ -439,15 +375,10 @@ def state_unlike_parameter(context: CheckContext) -> Iterator[Finding]:
     other does; of outputs, as those of `optimizer.init`, it may be among the inputs. State that is cut further than its parameter, as
     ZeRO does, is no finding.
     """
+    inputs, outputs = context.plan.inputs, context.plan.outputs
     reported: set[tuple[str, ...]] = set()
-    input_parameters = _parameters(context.plan.inputs)
-    for values, parameters in (
-        (context.plan.inputs, (input_parameters,)),
-        (context.plan.outputs, (_parameters(context.plan.outputs), input_parameters)),
-    ):
-        for state, parameter, names in _pairs(values, parameters):
-            if names in reported or not _is_coarser(state.sharding, parameter.sharding):
-                continue
+    for state, parameter, names in (*state_and_parameter(inputs), *state_and_parameter(outputs, inputs)):
+        if names not in reported and _is_coarser(state.sharding, parameter.sharding):
             reported.add(names)
             yield from _unlike(context, state, parameter)
 
@@ -471,28 +402,20 @@ def _parameters(values: Sequence[PlannedValue]) -> _Parameters:
     return parameters
 
 
-def _pairs(
-    values: Sequence[PlannedValue], parameters: Sequence[_Parameters]
-) -> Iterator[tuple[PlannedValue, PlannedValue, tuple[str, ...]]]:
-    """State, its parameter, and the names of the state below the argument.
-
-    Only what is below the name that makes it state can name a parameter; `m['w']` is the state of `params['w']`, not of `m`.
-    """
-    for value in values:
-        names = names_of(value.path)
-        last = _state_name(names) if value.shape else -1
-        if last < 0:
-            continue
-        parameter = next((p for table in parameters if (p := _parameter(value, names[last + 1 :], table)) is not None), None)
-        if parameter is not None:
-            yield value, parameter, names[1:] if len(names) > 1 else names
-
-
 def state_and_parameter(
     values: Sequence[PlannedValue], *others: Sequence[PlannedValue]
 ) -> Iterator[tuple[PlannedValue, PlannedValue, tuple[str, ...]]]:
-    """State among values, its parameter, and the names of the state below the argument."""
-    return _pairs(values, [_parameters(each) for each in (values, *others)])
+    """State among values, its parameter, and the names of the state below the argument.
+
+    Only what is below the name that makes it state can name a parameter; `m['w']` is the state of `params['w']`, not of `m`.
+    """
+    tables = [_parameters(each) for each in (values, *others)]
+    for value in values:
+        names = names_of(value.path)
+        last = _state_name(names) if value.shape else -1
+        parameter = None if last < 0 else next(filter(None, (_parameter(value, names[last + 1 :], table) for table in tables)), None)
+        if parameter is not None:
+            yield value, parameter, names[1:] if len(names) > 1 else names
 
 
 def _parameter(value: PlannedValue, names: tuple[str, ...], parameters: _Parameters) -> PlannedValue | None:

@@ -52,19 +52,15 @@ class CheckContext:
     @functools.cached_property
     def ops(self) -> tuple[tuple[Op, bool], ...]:
         """All ops of the program, an op before its regions, and whether each stands in a manual computation, where types are of shards."""
-        return tuple(self._walk())
-
-    def _walk(self) -> Iterator[tuple[Op, bool]]:
-        stack: list[tuple[Iterator[Op], bool]] = [(iter(self.plan.program.main.body.ops), False)]
-        while stack:
-            ops, manual = stack[-1]
-            op = next(ops, None)
-            if op is None:
-                stack.pop()
-                continue
-            yield op, manual
-            inside = manual or op.name == MANUAL_COMPUTATION
-            stack.extend((iter(region.ops), inside) for region in reversed(list(op.regions)))
+        ops: list[tuple[Op, bool]] = []
+        manual: set[Op] = set()
+        for op in self.plan.program.main.body.walk():
+            parent = op.parent
+            inside = parent is not None and (parent.name == MANUAL_COMPUTATION or parent in manual)
+            if inside and op.regions:
+                manual.add(op)
+            ops.append((op, inside))
+        return tuple(ops)
 
     def cut_values(self, reason: str) -> Iterator[tuple[PlannedValue, TensorSharding]]:
         """Arguments and results that a pass after the propagation cut down, each with its sharding before.
