@@ -8,7 +8,7 @@ from typing import Any, final
 
 _TENSOR_TYPES: dict[tuple[tuple[int, ...], str], TensorType] = {}
 
-_BITS = {"bool": 8, "float0": 0, "token": 0}
+_BITS = {"bool": 8, "float0": 0, "token": 0, "key<fry>": 64, "key<rbg>": 128, "key<urbg>": 128}
 
 
 @final

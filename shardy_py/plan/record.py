@@ -234,10 +234,8 @@ class PlanRecord:
     @property
     def fed_bytes(self) -> int:
         """The bytes of a device's pieces of these."""
-        main, meshes = self.program.main, self.program.meshes
-        arguments = [(main.arguments[n].type, self.inputs[n].sharding) for n in self.feeding.arguments]
-        results = [(main.result_types[n], self.outputs[n].sharding) for n in self.feeding.results]
-        return sum(local_bytes(type_, sharding, meshes) for type_, sharding in (*arguments, *results))
+        fed = (*(self.inputs[n] for n in self.feeding.arguments), *(self.outputs[n] for n in self.feeding.results))
+        return sum(local_bytes(value.type, value.sharding, self.program.meshes) for value in fed)
 
     @functools.cached_property
     def intermediates(self) -> tuple[tuple[Value, PlannedValue], ...]:

@@ -20,8 +20,7 @@ from shardy_py.plan.paths import check_length, names_path, paths_as_one
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import PlannedValue, typed
-from shardy_py.view.leaves import Listed, by_path, bytes_of, inputs_of, leaf, outputs_of, shortened
-from shardy_py.view.text_tree import TreeNode, fitted, tree_of, written
+from shardy_py.view.text_tree import Seen, TreeNode, by_path, bytes_of, fitted, leaf, shortened, tree_of, written
 
 if TYPE_CHECKING:
     from shardy_py.plan.findings import Finding
@@ -55,10 +54,10 @@ def plan_text(
         lines[0] += f", where {where!r}" if isinstance(where, str) else f", where {getattr(where, '__name__', 'asked')}"
     elif plan.search is not None:
         lines += textwrap.wrap(f"planner: {plan.search.headline}", width, subsequent_indent="  ")
-    seen: dict[tuple[TreeNode, ...], str] = {}
+    seen: Seen = {}
     parts = [
-        _by_path("inputs", plan, [entry for entry in inputs_of(plan) if shown.value(entry[0])], depth, limit, seen),
-        _by_path("outputs", plan, [entry for entry in outputs_of(plan) if shown.value(entry[0])], depth, limit, seen),
+        _by_path("inputs", plan, list(filter(shown.value, plan.inputs)), depth, limit, seen),
+        _by_path("outputs", plan, list(filter(shown.value, plan.outputs)), depth, limit, seen),
     ]
     if values:
         listed = [v for v in plan.values if v.kind == "intermediate" and v.shape and (where is not None or v.primitive not in _LEFT_OUT)]
@@ -88,13 +87,18 @@ def _conflicts(plan: PlanRecord) -> str:
 
 
 def _by_path(
-    title: str, plan: PlanRecord, values: Sequence[Listed], depth: int | None, limit: int | None, seen: dict[tuple[TreeNode, ...], str]
+    title: str,
+    plan: PlanRecord,
+    values: Sequence[PlannedValue],
+    depth: int | None,
+    limit: int | None,
+    seen: Seen,
 ) -> list[str]:
     """The leaves of arguments or results."""
     if not values:
         return []
     nodes = by_path(plan, values, depth)
-    host = bytes_of(leaf(plan, *value) for value in values if value[0].memory_kind)
+    host = bytes_of(leaf(plan, value) for value in values if value.memory_kind)
     beside = f", {format_bytes(host)} in the host's memory for each" if host else ""
     head = f"{title}  {_counted(len(values), 'array')}, {format_bytes(bytes_of(nodes) - host)} on each device{beside}"
     return [head, *written(shortened(nodes, limit, seen))]
@@ -137,9 +141,8 @@ def _named(nodes: Sequence[TreeNode]) -> list[TreeNode]:
         children = _named(node.children)
         while len(children) == 1 and children[0].children and node.label.endswith("/") and children[0].label.endswith("/"):
             only = children[0]
-            node = TreeNode(node.label + only.label, "", only.bytes, only.count, node.times * only.times, children=only.children)
-            children = list(only.children)
-        out.append(TreeNode(node.label, node.text, node.bytes, node.count, node.times, node.replicated, tuple(children)))
+            node, children = replace(only, label=node.label + only.label, times=node.times * only.times), list(only.children)
+        out.append(replace(node, children=tuple(children)))
     return out
 
 

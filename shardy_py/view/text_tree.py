@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from shardy_py.ir.pieces import local_bytes
+from shardy_py.plan.checks.context import is_replicated
 from shardy_py.plan.collectives import format_bytes
+from shardy_py.plan.paths import path_parts
+from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.values import PlannedValue
 
 INLINE = 4
 """A subtree of at most so many lines gets no line of its own: its lines carry its label."""
@@ -34,42 +39,49 @@ class TreeNode:
     children: tuple[TreeNode, ...] = ()
 
 
-@dataclass(slots=True)
-class _NodeBuilder:
-    """A node under construction."""
-
-    label: str
-    leaves: list[TreeNode] = field(default_factory=list)
-    inner: dict[str, _NodeBuilder] = field(default_factory=dict)
-    order: list[_NodeBuilder | TreeNode] = field(default_factory=list)
-
-    def build(self, numbered: Callable[[str], bool]) -> TreeNode:
-        nodes = [part if isinstance(part, TreeNode) else part.build(numbered) for part in self.order]
-        return inner_node(self.label, merged(nodes, numbered))
+Seen = dict[tuple[TreeNode, ...], str]
+"""Children of subtrees that were listed -> the label of the first with them."""
 
 
 def inner_node(label: str, children: Sequence[TreeNode]) -> TreeNode:
     """A node with children."""
-    size = sum(child.bytes * child.times for child in children)
-    return TreeNode(label, "", size, sum(child.count * child.times for child in children), children=tuple(children))
+    return TreeNode(label, "", bytes_of(children), sum(child.count * child.times for child in children), children=tuple(children))
+
+
+def bytes_of(nodes: Iterable[TreeNode]) -> int:
+    """Bytes on one device."""
+    return sum(node.bytes * node.times for node in nodes)
+
+
+def leaf(plan: PlanRecord, value: PlannedValue) -> TreeNode:
+    """A line for a value, without its label."""
+    size = local_bytes(value.type, value.sharding, plan.program.meshes)
+    return TreeNode("", value.text, size, replicated=bool(value.shape) and is_replicated(value.sharding))
+
+
+def by_path(plan: PlanRecord, values: Iterable[PlannedValue], depth: int | None = None) -> tuple[TreeNode, ...]:
+    """A tree of the leaves of arguments or results, in their order; layers that are alike are one node."""
+    return tree_of([(path_parts(value.path), leaf(plan, value)) for value in values], depth)
+
+
+def shortened(nodes: Iterable[TreeNode], limit: int | None, seen: Seen) -> list[TreeNode]:
+    """The lines of a tree within a limit; subtrees that equal an earlier one are named after it."""
+    lines = joined(list(nodes))
+    return fitted(repeated(lines, seen) if limit is not None else lines, limit)
 
 
 def tree_of(
     leaves: Iterable[tuple[Sequence[str], TreeNode]], depth: int | None = None, numbered: Callable[[str], bool] = lambda label: True
 ) -> tuple[TreeNode, ...]:
     """The tree of labels from the root to each leaf, in order of first occurrence; equal numbered siblings are merged."""
-    root = _NodeBuilder("")
-    for labels, leaf in leaves:
-        at = root
-        for label in labels[:-1]:
-            node = at.inner.get(label)
-            if node is None:
-                node = at.inner[label] = _NodeBuilder(label)
-                at.order.append(node)
-            at = node
-        at.order.append(replace(leaf, label=labels[-1]))
-    nodes = root.build(numbered).children
-    return nodes if depth is None else tuple(_cut(node, depth) for node in nodes)
+    parts: dict[str | int, list[tuple[Sequence[str], TreeNode]]] = {}
+    for labels, node in leaves:
+        if len(labels) > 1:
+            parts.setdefault(labels[0], []).append((labels[1:], node))
+        else:
+            parts[len(parts)] = [((), replace(node, label=labels[0]))]
+    nodes = [inner_node(key, tree_of(part, None, numbered)) if isinstance(key, str) else part[0][1] for key, part in parts.items()]
+    return tuple(node if depth is None else _cut(node, depth) for node in merged(nodes, numbered))
 
 
 def merged(nodes: Sequence[TreeNode], numbered: Callable[[str], bool] = lambda label: True) -> list[TreeNode]:
@@ -104,17 +116,12 @@ def _runs(numbers: Sequence[int]) -> list[list[int]]:
 
 
 def _cut(node: TreeNode, depth: int) -> TreeNode:
-    """The node down to so many levels, itself included."""
+    """The node down to so many levels, itself included; deeper ones are left out."""
     if not node.children:
         return node
     if depth <= 1:
-        return _folded(node)
+        return replace(node, label=f"{node.label} ...", text=_arrays(node.count), children=())
     return replace(node, children=tuple(_cut(child, depth - 1) for child in node.children))
-
-
-def _folded(node: TreeNode) -> TreeNode:
-    """An inner node without its children."""
-    return replace(node, label=f"{node.label} ...", text=_arrays(node.count), children=()) if node.children else node
 
 
 def _arrays(count: int) -> str:
@@ -141,7 +148,7 @@ def lines_of(node: TreeNode) -> int:
     return 1 + sum(map(lines_of, node.children))
 
 
-def repeated(nodes: Sequence[TreeNode], seen: dict[tuple[TreeNode, ...], str], around: str = "") -> list[TreeNode]:
+def repeated(nodes: Sequence[TreeNode], seen: Seen, around: str = "") -> list[TreeNode]:
     """Replaces the children of subtrees that equal an earlier one by its label."""
     out = []
     for node in nodes:

@@ -17,8 +17,7 @@ from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.paths import paths_as_one
 from shardy_py.plan.record import PlanRecord
-from shardy_py.view.leaves import by_path, bytes_of, inputs_of, outputs_of, shortened
-from shardy_py.view.text_tree import TreeNode
+from shardy_py.view.text_tree import Seen, TreeNode, by_path, bytes_of, shortened
 
 if TYPE_CHECKING:
     from shardy_py.dialect import Mesh
@@ -58,10 +57,10 @@ def card(plan: PlanRecord) -> str:
     partitioned = small or plan.partitioner is None
     findings = findings_of(plan) if partitioned or findings_of.is_computed(plan) else merged(plan.planning_findings)
     findings = sorted(findings, key=lambda finding: _GRAVITY[finding.severity])
-    inputs, outputs = by_path(plan, inputs_of(plan)), by_path(plan, outputs_of(plan))
+    inputs, outputs = by_path(plan, plan.inputs), by_path(plan, plan.outputs)
     axes = " × ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
     figures = f"inputs {format_bytes(bytes_of(inputs))}; outputs {format_bytes(bytes_of(outputs))} per device"
-    seen: dict[tuple[TreeNode, ...], str] = {}
+    seen: Seen = {}
     lists = _values("inputs", inputs, len(plan.inputs), seen), _values("outputs", outputs, len(plan.outputs), seen)
     parts = [
         f"<div><b>plan of {escape(plan.name)}</b> on mesh <b>{escape(axes)}</b>; {escape(figures)}</div>",
@@ -131,7 +130,7 @@ def _picture(mesh: Mesh) -> str:
     return f'<div><small>{escape(title)}</small><table style="border-collapse:collapse">{"".join(lines)}</table></div>'
 
 
-def _values(title: str, nodes: Sequence[TreeNode], count: int, seen: dict[tuple[TreeNode, ...], str]) -> str:
+def _values(title: str, nodes: Sequence[TreeNode], count: int, seen: Seen) -> str:
     rows: list[str] = []
     _rows(shortened(nodes, LINES, seen), 0, rows)
     name = title if count != 1 else title[:-1]
