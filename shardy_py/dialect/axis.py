@@ -227,11 +227,6 @@ def is_prefix_of(axis: AxisRef, other: AxisRef) -> bool:
     return contains(other, axis) and (axis.pre_size or 1) == (other.pre_size or 1)
 
 
-def is_suffix_of(axis: AxisRef, other: AxisRef, mesh: Mesh) -> bool:
-    """Whether `axis` is the minor part of `other`, or all of it."""
-    return contains(other, axis) and bounds(axis, mesh)[1] == bounds(other, mesh)[1]
-
-
 def overlaps(axis: AxisRef, other: AxisRef) -> bool:
     """Whether they share a part."""
     if axis.name != other.name:

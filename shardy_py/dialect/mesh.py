@@ -69,7 +69,7 @@ class Mesh(Interned):
         device_ids: Empty for 0, 1, 2, ...; those ids written out are dropped.
 
     Raises:
-        DialectError: See `verify.verify_mesh`.
+        DialectError: See `check_mesh`.
 
     Example:
         >>> Mesh([("data", 4), ("model", 2)])

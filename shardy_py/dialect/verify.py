@@ -8,18 +8,16 @@ Source: verifiers.cc in Shardy's dialect directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from shardy_py.dialect.axis import AxisRef, can_merge, overlaps
-from shardy_py.dialect.mesh import Mesh, check_mesh
+from shardy_py.dialect.mesh import Mesh
 from shardy_py.dialect.rule import OpShardingRule, TensorMapping, factor_symbol
 from shardy_py.dialect.sharding import DimensionSharding, TensorSharding, TensorShardingPerValue
 from shardy_py.errors import DialectError, ShardyError
 
 Shape = Sequence[int]
-
-verify_mesh = check_mesh
 
 
 def verify_sharding(
@@ -80,19 +78,6 @@ def verify_shardings(
             raise
 
 
-def verify_axis_lists(lists: Iterable[Sequence[AxisRef]], mesh: Mesh, ordered: str = "") -> None:
-    """Checks the axes that a collective moves, one list per dimension; sub-axes are not compared with their axis, as in Shardy.
-
-    Raises DialectError if an axis is unknown or comes twice, neighbouring sub-axes should be one, or axes are not in order.
-    """
-    seen: set[AxisRef] = set()
-    for axes in lists:
-        axes = tuple(axes)
-        if ordered and not _are_ordered(axes, mesh):
-            raise DialectError(f"{ordered} are not ordered w.r.t. mesh", why=f"the mesh is {mesh.text(short=True)}")
-        _verify_axis_list(axes, mesh, seen)
-
-
 def verify_rule(rule: OpShardingRule, operand_shapes: Sequence[Shape], result_shapes: Sequence[Shape]) -> None:
     """Checks that a sharding rule suits an op. Products of factor sizes are not compared with dimension sizes.
 
@@ -128,7 +113,6 @@ def verify_manual_axes(
     manual_axes: Sequence[str],
     mesh: Mesh | Mapping[str, Mesh],
     what: str = "operand",
-    texts: Sequence[Callable[[Shape], str]] | None = None,
 ) -> None:
     """Checks the operands, or the results, of a manual computation; the shardings themselves must be valid.
 
@@ -156,10 +140,9 @@ def verify_manual_axes(
                 )
             expected.append(size // shards if size > 0 else size)
         if tuple(inner) != tuple(expected):
-            text = tuple if texts is None else texts[i]
             raise DialectError(
                 f"{what} shape, corresponding sharding, and region {what} shape at index {i} must match. "
-                f"Expected local shape {text(expected)}, actual local shape {text(inner)}"
+                f"Expected local shape {tuple(expected)}, actual local shape {tuple(inner)}"
             )
         for name in manual_axes:
             if not over.is_empty and not over.has_axis(name):

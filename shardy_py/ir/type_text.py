@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
 
 from shardy_py.ir.types import TensorType, Type
 
@@ -44,7 +43,8 @@ def type_text(type_: Type) -> str:
         'tensor<8x16xf32>'
     """
     if isinstance(type_, TensorType):
-        return shape_text(type_.shape, ELEMENTS.get(type_.dtype, type_.dtype))
+        sizes = "".join(f"{'?' if n < 0 else n}x" for n in type_.shape)
+        return f"tensor<{sizes}{ELEMENTS.get(type_.dtype, type_.dtype)}>"
     text = str(type_)
     return "!stablehlo.token" if text == "token" else text
 
@@ -55,12 +55,6 @@ def element_text(type_: Type) -> str:
         return ELEMENTS.get(type_.dtype, type_.dtype)
     text = type_text(type_)
     return _TENSOR.sub("", text)[:-1] if text.startswith("tensor<") else text
-
-
-def shape_text(shape: Sequence[int], element: str) -> str:
-    """A tensor type as MLIR writes it; `UNKNOWN` sizes are `?`."""
-    sizes = "".join(f"{'?' if n < 0 else n}x" for n in shape)
-    return f"tensor<{sizes}{element}>"
 
 
 def shape_of(type_: Type) -> tuple[int, ...] | None:

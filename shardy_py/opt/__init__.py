@@ -23,7 +23,6 @@ from shardy_py.dialect.semantics import VERSIONS
 from shardy_py.errors import ShardyError
 from shardy_py.files import write_file
 from shardy_py.ir import Program
-from shardy_py.ir.verifier import DIALECTS, verify
 from shardy_py.opt.debug_attributes import run_pass
 from shardy_py.opt.pipeline_text import PassCall, PipelineError, parse_pipeline
 from shardy_py.opt.table import OLD_NAMES, OLD_OPTIONS, PASSES
@@ -50,7 +49,7 @@ def run_passes(
         module_text: A module of StableHLO and SDY ops; ops of other dialects stand in their generic form.
         pipeline: As MLIR writes it, such as `sdy-add-data-flow-edges,func.func(sdy-sink-data-flow-edges)`; "" reads, verifies
             and prints the module. A pass on functions may also stand outside of `func.func(...)`.
-        verify_each: Whether the program is verified after the last pass too, before MLIR does; it is between passes in any case.
+        verify_each: Whether an error after the last pass names it, as those between passes do.
         locations: Whether ops say where they come from.
         semantics: The version of Shardy whose rules and passes these are; that of the jaxlib that is installed if not given.
 
@@ -97,7 +96,7 @@ def _parsed(text: str, semantics: Semantics) -> ir.Module:
 
 def _warn_of_unknown_ops(program: Program) -> None:
     for name in dict.fromkeys(op.name for op in program.walk()):
-        if not is_registered(name) and name.partition(".")[0] not in DIALECTS:
+        if not is_registered(name) and name.partition(".")[0] not in _DIALECTS:
             warnings.warn(UnknownOpWarning(f"op '{name}' is not known: it is kept and nothing propagates through it"), stacklevel=3)
 
 
@@ -190,6 +189,9 @@ def diagnostics(error: ValueError, name: str) -> str:
     return f"{name}:{line[1]}: error: {text}" if line else f"{name}: error: {text}"
 
 
+_DIALECTS = frozenset(("chlo", "func", "mhlo", "sdy", "stablehlo"))
+"""Dialects whose ops are known."""
+
 _LINE = re.compile(r"-:(\d+(?::\d+)?)")
 _PLACE = re.compile(r'^( *)(error|warning|note|remark): "-":(\d+):(\d+): ', re.MULTILINE)
 
@@ -240,16 +242,19 @@ def _summary(pass_: type[Pass]) -> str:
 
 
 def run_pipeline(program: Program, pipeline: str, *, verify_each: bool = False) -> None:
-    """Runs a pipeline on a program in place, verifying it between passes. Raises PipelineError before anything has run."""
+    """Runs a pipeline on a program in place; between passes MLIR verifies it. Raises PipelineError before anything has run."""
+    from shardy_py.frontends.mlir import parse_module
+    from shardy_py.opt.to_mlir import to_mlir
+
     passes = [bind(call, pipeline) for call in parse_pipeline(pipeline)]
     with no_collection():
         for i, pass_ in enumerate(passes):
             run_pass(pass_, program)
             if verify_each or i + 1 < len(passes):
                 try:
-                    verify(program)
-                except ValueError as error:
-                    error.add_note(f"found after pass '{pass_.name}'")
+                    parse_module(to_mlir(program, locations=True, pretty=False))
+                except ShardyError as error:
+                    error.at(f"after pass '{pass_.name}'")
                     raise
 
 

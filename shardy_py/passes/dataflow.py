@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.dialect.axis import reduced_like
 from shardy_py.ir import Block, Function, Op, Value
-from shardy_py.ir.op_checks import COMPUTATIONS as COMPUTATIONS
+from shardy_py.ir.verifier import COMPUTATIONS as COMPUTATIONS
 
 EDGE = "sdy.data_flow_edge"
 FUNC_EDGE = "sdy.func_data_flow_edge"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.dialect import PropagationDirection, TensorSharding
-from shardy_py.ir.op_checks import TERMINATORS as TERMINATORS
 from shardy_py.ir.op_forms import UNCONSTRAINED
+from shardy_py.ir.verifier import TERMINATORS as TERMINATORS
 from shardy_py.rules import chlo
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from shardy_py.dialect.axis import (
     first_overlapping,
     greatest_common_prefix,
     is_prefix_of,
-    is_suffix_of,
     merge,
     normalized,
     overlap,
@@ -81,7 +80,6 @@ def test_predicates_against_digits(a: AxisRef, b: AxisRef) -> None:
     assert overlaps(a, b) == bool(da & db)
     assert can_coexist(a, b)
     assert is_prefix_of(a, b) == (da <= db and min(da) == min(db))
-    assert is_suffix_of(a, b, MESH) == (da <= db and max(da) == max(db))
     assert can_merge(a, b) == (a.name == b.name and not a.is_full and not b.is_full and max(da)[1] + 1 == min(db)[1])
 
 
@@ -157,8 +155,6 @@ def test_laws_for_a_size_with_several_prime_factors() -> None:
         assert greatest_common_prefix(a, b) is greatest_common_prefix(b, a)
         if contains(a, b) and can_coexist(a, b):
             assert overlap(a, b) is b
-        if is_prefix_of(a, b) and is_suffix_of(a, b, mesh):
-            assert a is b
         if not can_coexist(a, b):
             for part in (overlap(a, b), prefix_without_overlap(a, b), suffix_without_overlap(a, b, mesh), greatest_common_prefix(a, b)):
                 assert part is None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.dialect import DimensionSharding, Mesh, OpShardingRule, TensorSharding, TensorShardingPerValue
-from shardy_py.dialect.verify import verify_manual_axes, verify_mesh, verify_rule, verify_sharding, verify_shardings
+from shardy_py.dialect.mesh import check_mesh
+from shardy_py.dialect.verify import verify_manual_axes, verify_rule, verify_sharding, verify_shardings
 from shardy_py.errors import DialectError
 
 MAXIMAL = "a maximal sharding can only have a sharding with rank 0 and no replicated or unreduced axes."
@@ -234,6 +235,6 @@ def test_manual_computation_with_other_numbers_of_values() -> None:
 
 
 def test_a_mesh_is_checked_when_made() -> None:
-    verify_mesh(Mesh({"a": 2}).axes, (1, 0))
+    check_mesh(Mesh({"a": 2}).axes, (1, 0))
     with pytest.raises(DialectError, match="device id must be non-negative"):
-        verify_mesh((), (-1,))
+        check_mesh((), (-1,))

@@ -19,6 +19,7 @@ from shardy_py.cost.compute import work_of
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
 from shardy_py.dialect.verify import verify_sharding
+from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
 from shardy_py.ir.verifier import verify
 from shardy_py.partition.mispartitioned import cut_in_any_way, is_mispartitioned
@@ -408,15 +409,14 @@ def _check(program: Program) -> None:
             is_mispartitioned(op, parts)
             valid.add(key)
         str(program)
+    except StoreError as error:
+        error.at(where)
+        raise
+    except ShardyError as error:
+        raise StoreError(error.what, where=error.where or where, why=error.why, fix=error.fix) from error
     except FAILURES as error:
-        if isinstance(error, StoreError):
-            error.at(where)
-            raise
-        raise StoreError(
-            getattr(error, "what", "attributes, operands or results are not those of the op"),
-            where=where,
-            why=f"{type(error).__name__}: {error}",
-        ) from error
+        what = "attributes, operands or results are not those of the op"
+        raise StoreError(what, where=where, why=f"{type(error).__name__}: {error}") from error
 
 
 _WINDOWS = frozenset(f"stablehlo.{name}" for name in ("convolution", "reduce_window", "select_and_scatter"))

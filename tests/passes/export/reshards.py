@@ -30,6 +30,16 @@ class Reshard:
         """The module after this package's pass."""
         return collectives_for(self.source, self.target, self.shape, self.meshes, complete=complete)
 
+    def function_of(self, steps: Sequence[CollectiveStep]) -> str:
+        """A function that runs the steps."""
+        type_ = f"tensor<{''.join(f'{n}x' for n in self.shape)}f32>"
+        lines = [f"sdy.mesh @{name} = {mesh.text(short=True)}" for name, mesh in self.meshes.items()]
+        lines.append(f"func.func @f(%v0: {type_} {{sdy.sharding = {self.source}}}) -> {type_} {{")
+        for i, text in enumerate(texts(steps)):
+            op, _, sharding = text.partition("out_sharding=")
+            lines.append(f"%v{i + 1} = sdy.{op}%v{i} out_sharding={sharding} : {type_}")
+        return "\n".join([*lines, f"return %v{len(steps)} : {type_}", "}"])
+
     def function(self, i: int) -> str:
         """A function with only this reshard; its meshes get the number, too."""
         source, target = (str(s).replace("@", f"@_{i}_") for s in (self.source, self.target))
