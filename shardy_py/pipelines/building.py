@@ -84,7 +84,7 @@ class PipelineSearch:
 
     Attributes:
         hardware: The hardware whose seconds these are.
-        objective_seconds: Of one step: by the formula of schedules over the plans of its programs, and of the update.
+        objective_seconds: Of one step: its schedule, simulated with the plans of its programs, and the update.
         lower_bound_seconds: None: nothing is known that all pipelines take.
         budget_bytes: The most that a device may hold; None without a budget.
         name: Of the pipeline, as among the alternatives.

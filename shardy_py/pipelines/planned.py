@@ -1,13 +1,15 @@
 """Chooses the stages of a pipeline, their meshes and the shardings inside of them together, by the cost of a step.
 
 Pieces of the step are planned on meshes of every size; `submeshes` makes stages of them. The pipelines that come of it, and
-those that there are without a planner on as many devices, are priced by one formula, and the cheapest that fits is taken.
+those that there are without a planner on as many devices, are simulated, and the cheapest that fits is taken.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,14 +44,11 @@ from shardy_py.pipelines.orders import Schedule
 from shardy_py.pipelines.placing import Places, axes_of, meshes_of, submeshes, trace_mesh
 from shardy_py.pipelines.programs import PASSES, TaskProgram, stage_programs, transfers
 from shardy_py.pipelines.report import stage_memory
-from shardy_py.pipelines.simulation import costs_of, predicted
+from shardy_py.pipelines.simulation import costs_of, run
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.feeding import NOTHING
 from shardy_py.planner.meshes import shapes
 from shardy_py.planner.options import Planner
-
-MOST_BOUNDS = 32
-"""Bounds on the slowest stage that are tried; of more seconds of stages so many are taken, evenly."""
 
 
 @dataclass(frozen=True)
@@ -72,49 +71,34 @@ def divided(
         (10.0, (StageRun(start=0, end=1, shape=(2,)), StageRun(start=1, end=3, shape=(1,))))
     """
     count = len(next(iter(seconds.values())))
-    runs: dict[tuple[int, int], list[tuple[float, tuple[int, ...]]]] = {}
-    for start in range(count):
-        for end in range(start + 1, count + 1):
-            best: dict[int, tuple[float, tuple[int, ...]]] = {}
-            for shape, each in seconds.items():
-                size, total = math.prod(shape), math.fsum(each[start:end])
-                if size not in best or total < best[size][0]:
-                    best[size] = total, shape
-            runs[start, end] = list(best.values())
-    bounds = sorted({total for each in runs.values() for total, _ in each})
-    step = max(1, math.ceil(len(bounds) / MOST_BOUNDS))
-    result: tuple[float, tuple[StageRun, ...]] | None = None
-    before = 0.0
-    for bound in (*bounds[step - 1 :: step], bounds[-1]):
-        if result is not None and (microbatches - 1) * before >= result[0]:
-            break  # whatever takes longer than the last bound in its slowest stage takes longer in all
-        before = bound
-        chosen = _least_sum(runs, count, stages, devices, bound)
-        if chosen is not None:
-            times = [math.fsum(seconds[run.shape][run.start : run.end]) for run in chosen]
-            total = math.fsum(times) + (microbatches - 1) * max(times)
-            if result is None or total < result[0]:
-                result = total, chosen
-    return result
+    fastest: dict[tuple[int, int], dict[int, tuple[float, tuple[int, ...]]]] = {}  # (start, end) -> devices -> the fastest mesh
+    for start, end in itertools.combinations(range(count + 1), 2):
+        of_size = fastest[start, end] = {}
+        for shape, each in seconds.items():
+            option = math.fsum(each[start:end]), shape
+            of_size[math.prod(shape)] = min(option, of_size.get(math.prod(shape), option), key=operator.itemgetter(0))
+    # (end, devices used) -> (sum, slowest, stages) of what no other division up to there beats in both.
+    reached: dict[tuple[int, int], list[tuple[float, float, tuple[StageRun, ...]]]] = {(0, 0): [(0.0, 0.0, ())]}
+    for left in reversed(range(stages)):
+        following: dict[tuple[int, int], list[tuple[float, float, tuple[StageRun, ...]]]] = {}
+        for (start, used), divisions in reached.items():
+            for end in range(start + 1, count - left + 1):
+                for size, (took, shape) in fastest[start, end].items():
+                    if used + size <= devices - left:
+                        run = StageRun(start, end, shape)
+                        longer = [(total + took, max(slowest, took), (*runs, run)) for total, slowest, runs in divisions]
+                        following.setdefault((end, used + size), []).extend(longer)
+        reached = {key: _undominated(each) for key, each in following.items()}
+    steps = [(total + (microbatches - 1) * slowest, runs) for total, slowest, runs in reached.get((count, devices), ())]
+    return min(steps, key=operator.itemgetter(0), default=None)
 
 
-def _least_sum(
-    runs: Mapping[tuple[int, int], Sequence[tuple[float, tuple[int, ...]]]], count: int, stages: int, devices: int, bound: float
-) -> tuple[StageRun, ...] | None:
-    """The stages with the least sum, none of which takes longer than the bound."""
-    reached: dict[tuple[int, int], tuple[float, tuple[StageRun, ...]]] = {(0, 0): (0.0, ())}
-    for number in range(stages):
-        following: dict[tuple[int, int], tuple[float, tuple[StageRun, ...]]] = {}
-        for (start, used), (before, taken) in reached.items():
-            for end in range(start + 1, count - (stages - number - 1) + 1):
-                for total, shape in runs[start, end]:
-                    key = end, used + math.prod(shape)
-                    if total <= bound and key[1] <= devices - (stages - number - 1):
-                        if key not in following or before + total < following[key][0]:
-                            following[key] = before + total, (*taken, StageRun(start, end, shape))
-        reached = following
-    best = reached.get((count, devices))
-    return None if best is None else best[1]
+def _undominated(divisions: list[tuple[float, float, tuple[StageRun, ...]]]) -> list[tuple[float, float, tuple[StageRun, ...]]]:
+    best: list[tuple[float, float, tuple[StageRun, ...]]] = []
+    for each in sorted(divisions, key=operator.itemgetter(0, 1)):
+        if not best or each[1] < best[-1][1]:
+            best.append(each)
+    return best
 
 
 Sizes = Mapping[str, int]
@@ -476,7 +460,7 @@ class _PipelineSearch:
         return stage_program(split, programs, self.options.num_microbatches, by_batch=by_batch)
 
     def priced(self, name: str, built: StagedStep) -> _Priced:
-        """A pipeline with its price: the formula of its schedule over the programs that run, and what runs once."""
+        """A pipeline with its price: its schedule, simulated with the programs that run, and what runs once."""
         places, count, microbatches = built.places.copy(), built.places.stages, built.options.num_microbatches
         batch = [v for v, is_batch in zip(built.split.micro.invars, built.signature.batch) if is_batch]
         programs, updates = defer_sums(built.programs, built.update, places, batch)
@@ -487,7 +471,7 @@ class _PipelineSearch:
         for program in updates:
             once[program.stage] += self.prices.seconds(program, places)
         transfer = transfers(built.programs, count, self.planner.machine)
-        step = predicted(built.schedule, costs_of(count, **times, transfer=transfer)) + max(once)
+        step = run(built.schedule, costs_of(count, **times, transfer=transfer)).makespan + max(once)
         seconds = [microbatches * math.fsum(times[role][s] for role in times) + once[s] for s in range(count)]
         stages = tuple(
             PlannedStage(dict(places.mesh(s).shape), seconds[s], memory.memory_bytes) for s, memory in enumerate(stage_memory(built))

@@ -15,7 +15,7 @@ from shardy_py.pipelines.compiling import defer_sums, exchange
 from shardy_py.pipelines.errors import PipelineError
 from shardy_py.pipelines.jaxprs import dtype_of, shape_of
 from shardy_py.pipelines.programs import PASSES, sent, stage_times
-from shardy_py.pipelines.simulation import Simulation, costs_of, peak_held, predicted, simulate
+from shardy_py.pipelines.simulation import Simulation, peak_held, simulate
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
 
@@ -130,13 +130,11 @@ class PipelineReport:
 
     Attributes:
         simulation: The schedule with these times, in seconds.
-        predicted_seconds: Time of a step by the formula, see `prediction.predicted`.
         hardware: The hardware that was modelled.
     """
 
     rows: tuple[StageRow, ...]
     simulation: Simulation
-    predicted_seconds: float
     hardware: str
 
     @property
@@ -148,9 +146,7 @@ class PipelineReport:
         head = tuple("stage mesh forward backward in out exchanged parameters state gradients activations held memory".split())
         lines = aligned([head, *((row.name, *row.cells()) for row in self.rows)], right=range(1, len(head)))
         schedule = self.simulation.schedule
-        step = (
-            f"{seconds_text(self.simulation.makespan)} per step on {self.hardware}, {seconds_text(self.predicted_seconds)} by the formula"
-        )
+        step = f"{seconds_text(self.simulation.makespan)} per step on {self.hardware}"
         return "\n".join([*lines, f"{schedule.name}, {schedule.microbatches} microbatches: {step}, bubble {self.bubble:.1%}"])
 
 
@@ -177,4 +173,4 @@ def report(built: StagedStep, hardware: Hardware) -> PipelineReport:
         )
         for s, memory in enumerate(stage_memory(built))
     )
-    return PipelineReport(rows, simulation, predicted(built.schedule, costs_of(built.places.stages, **times)), hardware.name)
+    return PipelineReport(rows, simulation, hardware.name)

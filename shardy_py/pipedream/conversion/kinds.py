@@ -113,31 +113,12 @@ def _index(value: object) -> bool:
     return type(value) is int
 
 
-def _real(value: object) -> bool:
-    return type(value) in (int, float)
+def _pair_of(check: Check) -> Check:
+    return lambda value: check(value) or (isinstance(value, tuple) and len(value) == 2 and all(map(check, value)))
 
 
-def _share(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1  # pyright: ignore[reportOperatorIssue]
-
-
-def _flag(value: object) -> bool:
-    return type(value) is bool
-
-
-def _one_or(count: int, check: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: check(value) or (isinstance(value, tuple) and len(value) == count and all(map(check, value)))
-
-
-def _not_negative(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _maybe(check: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: value is None or check(value)
-
-
-_sizes, _paddings = _one_or(2, _count), _one_or(2, _not_negative)
+_sizes = _pair_of(_count)
+_paddings = _pair_of(lambda value: type(value) is int and value >= 0)
 
 
 def _a(name: str, kind: str, needed: bool = False, as_name: str | None = None) -> LayerArgument:
@@ -145,24 +126,22 @@ def _a(name: str, kind: str, needed: bool = False, as_name: str | None = None) -
     return LayerArgument(name, says, check, needed, as_name)
 
 
-_CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
+_CHECKS: dict[str, tuple[Check, str]] = {
     "count": (_count, "a positive integer"),
     "counts": (lambda v: _count(v) or (isinstance(v, tuple) and bool(v) and all(map(_count, v))), "a positive integer, or several"),
     "index": (_index, "an integer"),
-    "index or None": (_maybe(_index), "an integer or None"),
-    "real": (_real, "a number"),
-    "real or None": (_maybe(_real), "a number or None"),
-    "share": (_share, "a number between 0 and 1"),
-    "flag": (_flag, "True or False"),
+    "index or None": (lambda v: v is None or _index(v), "an integer or None"),
+    "real": (lambda v: type(v) in (int, float), "a number"),
+    "share": (lambda v: isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= 1, "a number between 0 and 1"),
+    "flag": (lambda v: isinstance(v, bool), "True or False"),
     "zero": (lambda v: v == 0, "0"),
+    "one": (lambda v: v in (1, (1, 1)), "1, the only dilation of a pool that there is"),
     "pair": (_sizes, "a positive integer, or a pair of them"),
-    "pair or None": (_maybe(_sizes), "a positive integer, a pair of them, or None"),
+    "pair or None": (lambda v: v is None or _sizes(v), "a positive integer, a pair of them, or None"),
     "padding": (_paddings, "a non-negative integer, or a pair of them"),
     "padding or word": (lambda v: _paddings(v) or v in ("same", "valid"), "a non-negative integer, a pair of them, same or valid"),
-    "four": (_one_or(4, _index), "an integer, or four"),
     "zeros": (lambda v: v == "zeros", "zeros, the only mode of padding there is"),
     "false": (lambda v: v is False, "False"),
-    "count or None": (_maybe(_count), "a positive integer or None"),
 }
 
 _BIAS = _a("bias", "flag", as_name="use_bias")
@@ -182,7 +161,7 @@ _POOL = (_a("kernel_size", "pair", True), _a("stride", "pair or None"), _a("padd
 _NORM = (
     _a("num_features", "count", True),
     _a("eps", "real"),
-    _a("momentum", "real or None"),
+    _a("momentum", "real"),
     _a("affine", "flag"),
     _a("track_running_stats", "flag"),
 )
@@ -316,16 +295,10 @@ _ALL = (
         "MaxPool2d",
         "layers",
         "max_pool2d",
-        (*_POOL, _a("dilation", "pair"), _a("return_indices", "false", as_name=""), _a("ceil_mode", "flag")),
+        (*_POOL, _a("dilation", "one", as_name=""), _a("return_indices", "false", as_name=""), _a("ceil_mode", "flag")),
     ),
-    _function(
-        "AvgPool2d",
-        "layers",
-        "avg_pool2d",
-        (*_POOL, _a("ceil_mode", "flag"), _a("count_include_pad", "flag"), _a("divisor_override", "count or None")),
-    ),
+    _function("AvgPool2d", "layers", "avg_pool2d", _POOL),
     _function("AdaptiveAvgPool2d", "layers", "adaptive_avg_pool2d", (_a("output_size", "pair", True),)),
-    _function("ZeroPad2d", "layers", "zero_pad2d", (_a("padding", "four", True),)),
     _function("ReLU", "jax.nn", "relu"),
     _function("ReLU6", "jax.nn", "relu6"),
     _function("Sigmoid", "jax.nn", "sigmoid"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice
 from operator import or_
@@ -46,13 +46,7 @@ def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[CutSo
         start = _bounded(pool, theirs, machines, lower_bound(graph, pool.classes, theirs, machines.counts, machines.bandwidths), [])
     # With several levels its cuts may lie beside each other; a node then belongs to the first stage that has it.
     fixed_cuts = [] if math.isinf(start.seconds) else list(accumulate(start.ends, or_))
-    # Cuts of many narrow stages are good ones for fewer and wider stages, not the other way round.
-    straight = _straight(pool, replace(rules, straight=True), machines, lowest, fixed_cuts)
-    if rules.straight:
-        return straight, lowest
-    if math.isinf(straight.seconds):
-        return _bounded(pool, rules, machines, lowest, fixed_cuts), lowest
-    return _improved(pool, rules, machines, lowest, [*fixed_cuts, *straight.ends], straight), lowest
+    return _bounded(pool, rules, machines, lowest, fixed_cuts), lowest
 
 
 def _over_all_cuts(graph: ProfileGraph, rules: Rules, machines: Machines) -> CutSolution | None:
@@ -63,16 +57,6 @@ def _over_all_cuts(graph: ProfileGraph, rules: Rules, machines: Machines) -> Cut
         return None
     even = sum(node.time_ms for node in graph.nodes) / 1000.0 / machines.total
     return solve(Cuts(graph, _by_work(graph, downsets), not rules.exact), rules, machines, lowest=even)
-
-
-def _straight(pool: _CutPool, rules: Rules, machines: Machines, lowest: float, fixed_cuts: Sequence[int]) -> CutSolution:
-    solution = _bounded(pool, rules, machines, lowest, fixed_cuts)
-    if math.isinf(solution.seconds) and len(machines.counts) > 1:
-        # Where memory is short, the cuts that a single level of machines takes are more likely to do: more of them are tried.
-        single = _bounded(pool, rules, Machines((machines.total,), (max(machines.bandwidths),)), lowest, fixed_cuts)
-        if math.isfinite(single.seconds):
-            solution = _bounded(pool, rules, machines, lowest, [*fixed_cuts, *single.ends])
-    return solution
 
 
 def _limit(machines: Machines) -> int:
@@ -169,20 +153,8 @@ def thin(downsets: Sequence[int], limit: int) -> list[int]:
 
 
 def order_cuts(graph: ProfileGraph) -> list[list[int]]:
-    """Chains of closed sets, one for each topological order of a short list.
-
-    The first takes whichever ready node leaves the fewest bytes to send; then branch by branch, level by level from the front,
-    and level by level from the back.
-    """
-    depth = _depths(graph.order, graph.operands)
-    height = _depths(graph.order[::-1], graph.uses)
-    orders = (
-        _leanest(graph),
-        graph.order,
-        _by(graph, lambda node: (depth[node], node)),
-        _by(graph, lambda node: (-height[node], node)),
-    )
-    return [_prefixes(order) for order in orders]
+    """Chains of closed sets: of the order that takes whichever ready node leaves the fewest bytes to send, and branch by branch."""
+    return [list(accumulate((1 << node for node in order), or_)) for order in (_leanest(graph), graph.order)]
 
 
 def near(graph: ProfileGraph, downsets: Sequence[int], limit: int) -> list[int]:
@@ -201,25 +173,6 @@ def near(graph: ProfileGraph, downsets: Sequence[int], limit: int) -> list[int]:
             cuts[downset & ~(graph.descendants[node] | 1 << node)] = None
     cuts.pop(0, None)
     return list(cuts)
-
-
-def _prefixes(order: Sequence[int]) -> list[int]:
-    prefixes, downset = [], 0
-    for node in order:
-        downset |= 1 << node
-        prefixes.append(downset)
-    return prefixes
-
-
-def _depths(order: Sequence[int], needed: Sequence[Sequence[int]]) -> list[int]:
-    depth = [0] * len(order)
-    for node in order:
-        depth[node] = max((depth[other] + 1 for other in needed[node]), default=0)
-    return depth
-
-
-def _by(graph: ProfileGraph, key: Callable[[int], tuple[int, int]]) -> list[int]:
-    return sorted(range(len(graph)), key=key)
 
 
 def _leanest(graph: ProfileGraph) -> list[int]:

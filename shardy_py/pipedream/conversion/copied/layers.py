@@ -114,7 +114,7 @@ class BatchNorm(nn.Module):
 
     num_features: int
     eps: float = 1e-5
-    momentum: float | None = 0.1
+    momentum: float = 0.1
     affine: bool = True
     track_running_stats: bool = True
 
@@ -128,21 +128,12 @@ class BatchNorm(nn.Module):
         if self.track_running_stats:
             running_mean = self.variable("batch_stats", "mean", jnp.zeros, size)
             running_var = self.variable("batch_stats", "var", jnp.ones, size)
-            # With momentum None the running statistics are the mean of all batches so far.
-            count = (
-                self.variable("batch_stats", "count", jnp.zeros, ())
-                if self.momentum is None
-                else None
-            )
             if not train:
                 mean, var = running_mean.value, running_var.value
             elif self.is_mutable_collection("batch_stats") and not self.is_initializing():
-                step = 1 / (count.value + 1) if count is not None else self.momentum or 0.0
                 n = x.size // self.num_features
-                running_mean.value += step * (mean - running_mean.value)
-                running_var.value += step * (var * n / max(n - 1, 1) - running_var.value)
-                if count is not None:
-                    count.value += 1
+                running_mean.value += self.momentum * (mean - running_mean.value)
+                running_var.value += self.momentum * (var * n / max(n - 1, 1) - running_var.value)
         y = (x - mean.reshape(shape)) * lax.rsqrt(var + self.eps).reshape(shape)
         if self.affine:
             weight = self.param("weight", nn.initializers.ones, size)
@@ -214,38 +205,26 @@ class Dropout(nn.Module):
 
 
 def _windows(
-    sizes: Sequence[int],
+    x: jax.Array,
+    start: Any,
+    combine: Callable[..., Any],
     kernel: Pair,
     stride: Pair | None,
     padding: Pair,
-    dilation: Pair,
     ceil: bool,
-) -> list[list[int]]:
-    """For each spatial dimension: window, step, padding before, padding behind, dilation."""
-    kernel, padding, dilation = pair(kernel), pair(padding), pair(dilation)
-    stride = kernel if stride is None else pair(stride)
-    windows = []
-    for size, k, s, p, d in zip(sizes, kernel, stride, padding, dilation):
-        room = size + 2 * p - d * (k - 1) - 1
-        count = (-(-room // s) if ceil else room // s) + 1
+) -> jax.Array:
+    """Each window made one element; `ceil` adds windows that reach beyond the padding."""
+    sizes, strides = pair(kernel), pair(kernel if stride is None else stride)
+    padded = []
+    for size, k, s, p in zip(x.shape[2:], sizes, strides, pair(padding)):
+        count = (-(-(size + 2 * p - k) // s) if ceil else (size + 2 * p - k) // s) + 1
         # A window that starts in the padding behind the array is not one.
         if ceil and (count - 1) * s >= size + p:
             count -= 1
-        windows.append([k, s, p, max((count - 1) * s + d * (k - 1) + 1 - size - p, 0), d])
-    return windows
-
-
-def _reduce(
-    x: jax.Array, start: Any, combine: Callable[..., Any], windows: list[list[int]]
-) -> jax.Array:
-    k, s, before, behind, _ = zip(*windows)
+        padded.append((p, max((count - 1) * s + k - size - p, 0)))
     return lax.reduce_window(
-        x, start, combine, (1, 1, *k), (1, 1, *s), [(0, 0), (0, 0), *zip(before, behind)]
+        x, start, combine, (1, 1, *sizes), (1, 1, *strides), [(0, 0), (0, 0), *padded]
     )
-
-
-def _every(x: jax.Array, axis: int, start: int, step: int, end: int) -> jax.Array:
-    return lax.slice_in_dim(x, start, end, step, axis)
 
 
 def max_pool2d(
@@ -253,47 +232,18 @@ def max_pool2d(
     kernel_size: Pair,
     stride: Pair | None = None,
     padding: Pair = 0,
-    dilation: Pair = 1,
     ceil_mode: bool = False,
 ) -> jax.Array:
     """The greatest element of each window, as torch.nn.MaxPool2d."""
-    windows = _windows(x.shape[2:], kernel_size, stride, padding, dilation, ceil_mode)
-    if pair(dilation) == (1, 1):
-        return _reduce(x, -jnp.inf, lax.max, windows)
-    # JAX has no gradient for a maximum over dilated windows: one over shifted pictures is the same.
-    (kh, sh, ph, eh, dh), (kw, sw, pw, ew, dw) = windows
-    x = jnp.pad(x, ((0, 0), (0, 0), (ph, eh), (pw, ew)), constant_values=-jnp.inf)
-    rows = [_every(x, 2, i * dh, sh, x.shape[2] - dh * (kh - 1 - i)) for i in range(kh)]
-    shifted = [
-        _every(y, 3, j * dw, sw, x.shape[3] - dw * (kw - 1 - j)) for y in rows for j in range(kw)
-    ]
-    return jnp.max(jnp.stack(shifted), axis=0)
+    return _windows(x, -jnp.inf, lax.max, kernel_size, stride, padding, ceil_mode)
 
 
 def avg_pool2d(
-    x: jax.Array,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
+    x: jax.Array, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0
 ) -> jax.Array:
-    """The mean of each window, as torch.nn.AvgPool2d."""
-    windows = _windows(x.shape[2:], kernel_size, stride, padding, 1, ceil_mode)
-    sums = _reduce(x, 0.0, lax.add, windows)
-    if divisor_override is not None:
-        return sums / divisor_override
-    (ph, pw) = pair(padding)
-    ones = jnp.ones((1, 1, *x.shape[2:]), x.dtype)
-    if count_include_pad:
-        # Padding that was asked for counts, what ceil_mode adds does not.
-        ones = jnp.pad(ones, ((0, 0), (0, 0), (ph, ph), (pw, pw)), constant_values=1)
-        windows = [
-            [k, s, 0, max(behind - p, 0), d] for (k, s, _, behind, d), p in zip(windows, (ph, pw))
-        ]
-    counts = _reduce(ones, 0.0, lax.add, windows)
-    return sums / counts[:, :, : sums.shape[2], : sums.shape[3]]
+    """The mean of each window, padding included, as torch.nn.AvgPool2d."""
+    sums = _windows(x, 0.0, lax.add, kernel_size, stride, padding, False)
+    return sums / math.prod(pair(kernel_size))
 
 
 def adaptive_avg_pool2d(x: jax.Array, output_size: Pair) -> jax.Array:
@@ -310,11 +260,3 @@ def adaptive_avg_pool2d(x: jax.Array, output_size: Pair) -> jax.Array:
         ]
         x = jnp.concatenate(rows, axis)
     return x
-
-
-def zero_pad2d(x: jax.Array, padding: int | Sequence[int]) -> jax.Array:
-    """Zeroes left, right, above and below; a negative number cuts off, as torch.nn.ZeroPad2d."""
-    left, right, top, bottom = (padding,) * 4 if isinstance(padding, int) else padding
-    return lax.pad(
-        x, jnp.zeros((), x.dtype), ((0, 0, 0), (0, 0, 0), (top, bottom, 0), (left, right, 0))
-    )

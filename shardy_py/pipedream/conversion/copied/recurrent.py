@@ -118,13 +118,12 @@ class EmuBidirLSTM(nn.Module):
 
 
 class BahdanauAttention(nn.Module):
-    """Attention by the tanh of a sum, with or without GNMT's normalized weights."""
+    """Attention by the tanh of a sum."""
 
     query_size: int
     key_size: int
     num_units: int
     p: float = 0.0
-    normalize: bool = False
 
     @nn.compact
     def __call__(
@@ -146,12 +145,6 @@ class BahdanauAttention(nn.Module):
         init = layers.uniform(1 / math.sqrt(self.num_units))
         vector = self.param("linear_att", init, (self.num_units,))
         total = queries[:, :, None] + projected[:, None]
-        if self.normalize:
-            scale = self.param(
-                "normalize_scalar", nn.initializers.constant(1 / math.sqrt(self.num_units)), (1,)
-            )
-            total = total + self.param("normalize_bias", nn.initializers.zeros, (self.num_units,))
-            vector = vector / jnp.linalg.norm(vector) * scale
         scores = jnp.tanh(total) @ vector
         scores = jnp.where(jnp.arange(keys.shape[1]) < lengths[:, None, None], scores, -65504.0)
         scores = layers.dropout(jax.nn.softmax(scores), self.p, train, key, "attention")
@@ -168,7 +161,6 @@ class RecurrentAttention(nn.Module):
     p: float = 0.0
     attention_p: float = 0.0
     use_bias: bool = True
-    normalize: bool = False
 
     @nn.compact
     def __call__(
@@ -190,7 +182,6 @@ class RecurrentAttention(nn.Module):
             self.context_size,
             self.num_units,
             self.attention_p,
-            self.normalize,
             name="attn",
         )
         attention, scores = attend(outputs, context, lengths, train, inner)
