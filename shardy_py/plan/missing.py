@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
-from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.dialect.axis import Axes, contains, is_prefix, num_shards
 from shardy_py.dialect.format import format_axis, short_location
 from shardy_py.dialect.projection import TensorFactors, project
@@ -44,17 +44,8 @@ class Passage(NamedTuple):
     axis: str
 
 
-class Fixpoint(NamedTuple):
-    """The shardings of some tensors at the end of a propagation, and its options."""
-
-    shardings: Sequence[TensorSharding | None]
-    meshes: Mapping[str, Mesh]
-    strategies: Sequence[FactorStrategy]
-    conservative: bool
-
-
-def obstacle(passage: Passage, end: Fixpoint) -> Obstacle:
-    """The obstacle in the way of an axis from one tensor to another."""
+def obstacle(passage: Passage, explainer: Explainer) -> Obstacle:
+    """The obstacle in the way of an axis from one tensor to another when propagation ends."""
     neighbours, target, source, factor, axis = passage
     rule, direction = neighbours.rule, neighbours.directions[factor]
     operands = len(rule.operand_mappings)
@@ -64,8 +55,10 @@ def obstacle(passage: Passage, end: Fixpoint) -> Obstacle:
         return Obstacle("barrier", source)
     if neighbours.kind == "edge" and neighbours.op is not None and axis in dataflow.manual_axes(neighbours.op):
         return Obstacle("manual", source)
-    compared = [neighbours.view.seen(i, s) for i, s in enumerate(end.shardings)]
-    named_mesh = common_mesh(compared, end.meshes)
+    history, meshes, options = explainer.history, explainer.meshes, explainer.plan.propagation
+    strategies = ("basic", "aggressive") if options.strategy == "basic-then-aggressive" else (cast(FactorStrategy, options.strategy),)
+    compared = [neighbours.view.seen(i, history.at(holder, history.end)) for i, holder in enumerate(neighbours.holders)]
+    named_mesh = common_mesh(compared, meshes)
     if named_mesh is None:
         return Obstacle("mesh", source)
     mesh, mappings = named_mesh[1], rule.mappings
@@ -77,20 +70,13 @@ def obstacle(passage: Passage, end: Fixpoint) -> Obstacle:
         return Obstacle("part", source, _dim_of(mappings[source], factor))
     if all(a.name != axis for a in agreed):
         return _conflict(tensors, mappings, factor, source_axes[: place + 1], target)
-    conservative = end.conservative and neighbours.kind == "op"
-    for i in range(len(tensors)) if end.strategies == ("basic",) else (target,):
+    conservative = options.conservative and neighbours.kind == "op"
+    for i in range(len(tensors)) if strategies == ("basic",) else (target,):
         if factor in tensors[i].factors and (stop := _stop(passage, i, tensors[i], agreed, mesh, conservative)) is not None:
             return stop
-    for strategy in end.strategies:
-        update = propagate_step(
-            rule,
-            neighbours.directions,
-            compared,
-            end.meshes,
-            strategy=strategy,
-            conservative=conservative,
-            elementwise=neighbours.elementwise,
-        )
+    for strategy in strategies:
+        how = {"strategy": strategy, "conservative": conservative, "elementwise": neighbours.elementwise}
+        update = propagate_step(rule, neighbours.directions, compared, meshes, **how)
         if any(i == target for i, _ in update):
             return Obstacle("none", target)
     return Obstacle("major", target, _dim_of(mappings[target], factor))
@@ -159,14 +145,8 @@ _MAX_STOPS = 16
 """Obstacles at the same distance that are compared."""
 
 
-class Stop(NamedTuple):
-    """The place where an axis stops: between two tensors of neighbours."""
-
-    neighbours: Neighbours
-    target: int
-    source: int
-    factor: int
-    obstacle: Obstacle
+Stop = tuple[Passage, Obstacle]
+"""The place where an axis stops."""
 
 
 def missing(explainer: Explainer, holder: Holder, dim: int, axis: str, planned: PlannedValue) -> Missing:
@@ -196,7 +176,7 @@ class _ObstacleSearch:
             )
         related = self.neighbourhood.related
         stop = self.nearest() if related.root((self.holder, self.dim)) in self.neighbourhood.parts_with(self.axis) else None
-        adjacent = stop is not None and stop.neighbours.holders[stop.target] is self.holder
+        adjacent = stop is not None and stop[0].neighbours.holders[stop[0].target] is self.holder
         if own is not None and own.dims[self.dim].is_closed and not adjacent:
             return self.closed()
         return self.unrelated() if stop is None else self.stopped(stop)
@@ -276,36 +256,28 @@ class _ObstacleSearch:
                                 continue
                             if d in dims_with(history.at(other, end), self.axis):
                                 if len(stops) < _MAX_STOPS:
-                                    stops.append(self.stop(neighbours, i, j, factor))
+                                    passage = Passage(neighbours, i, j, factor, self.axis)
+                                    stops.append((passage, obstacle(passage, self.explainer)))
                             elif neighbours.directions[factor]:
                                 visited.add((other, d))
                                 following.append((other, d))
             if stops:
                 rank = {kind: n for n, kind in enumerate(_BEST)}
-                return min(stops, key=lambda stop: rank.get(stop.obstacle.kind, len(rank)))
+                return min(stops, key=lambda stop: rank.get(stop[1].kind, len(rank)))
             level = following
         return None
 
-    def stop(self, neighbours: Neighbours, target: int, source: int, factor: int) -> Stop:
-        options = self.explainer.plan.propagation
-        strategies = ("basic", "aggressive") if options.strategy == "basic-then-aggressive" else (cast(FactorStrategy, options.strategy),)
-        shardings = [self.history.at(h, self.history.end) for h in neighbours.holders]
-        end = Fixpoint(shardings, self.explainer.meshes, strategies, options.conservative)
-        blocker = obstacle(Passage(neighbours, target, source, factor, self.axis), end)
-        return Stop(neighbours, target, source, factor, blocker)
-
     def stopped(self, stop: Stop) -> Missing:
         """The reason with the obstacle that stops the axis."""
-        neighbours, holders = stop.neighbours, stop.neighbours.holders
-        target, source = holders[stop.target], holders[stop.source]
-        mappings = neighbours.rule.mappings
-        target_dim = next(d for d, dim in enumerate(mappings[stop.target]) if stop.factor in dim)
-        source_dim = next(d for d, dim in enumerate(mappings[stop.source]) if stop.factor in dim)
+        passage, blocker = stop
+        neighbours, factor = passage.neighbours, passage.factor
+        target, source = neighbours.holders[passage.target], neighbours.holders[passage.source]
+        target_dim, source_dim = (_dim_of(neighbours.rule.mappings[i], factor) for i in (passage.target, passage.source))
         through, where = self.explainer.through(neighbours)
         here = self.name(target, target_dim)
         place = f" at {short_location(where)}" if where else ""
         lead = f"{self.name(source, source_dim)} has {self.axis!r}, which {through}{place} would bring to {here}"
-        kind, why, fix, winner = self.in_words(stop, target, target_dim)
+        kind, why, fix, winner = self.in_words(passage, blocker, target, target_dim)
         far = "" if target is self.holder and target_dim == self.dim else f"; {self.name(self.holder, self.dim)} would get it from there"
         message = f"{lead}, but {why}{far}"
         if kind == "part":
@@ -319,21 +291,21 @@ class _ObstacleSearch:
             source_dim=source_dim,
             through=through,
             rule="" if neighbours.kind != "op" else str(neighbours.rule),
-            factor=factor_symbol(stop.factor),
+            factor=factor_symbol(factor),
             location=where,
             winner=winner,
             fix=fix,
         )
 
-    def in_words(self, stop: Stop, target: Holder, target_dim: int) -> tuple[str, str, str, tuple[Reason, ...]]:
+    def in_words(self, passage: Passage, blocker: Obstacle, target: Holder, target_dim: int) -> tuple[str, str, str, tuple[Reason, ...]]:
         """Kind, reason, fix, and the chain of the blocking axis."""
-        blocker, neighbours = stop.obstacle, stop.neighbours
+        neighbours = passage.neighbours
         holder = neighbours.holders[blocker.tensor]
         axis = self.axis if blocker.axis is None else blocker.axis.name
         place = self.name(holder, blocker.dim) if blocker.dim >= 0 else self.explainer.name(holder)
-        symbol = factor_symbol(stop.factor)
+        symbol = factor_symbol(passage.factor)
         if blocker.kind == "conflict":
-            return "conflict", *self.conflict(stop, target, target_dim, holder, place)
+            return "conflict", *self.conflict(passage, blocker, target, target_dim)
         if blocker.kind == "closed":
             annotation, _ = self.explainer.closer(holder, blocker.dim)
             fix = f"name {axis!r} in {annotation}, or leave the dimension open: P.UNCONSTRAINED"
@@ -348,11 +320,11 @@ class _ObstacleSearch:
             return "used", why, "", self.chain(holder, blocker.dim, axis)
         if blocker.kind in ("indivisible", "overflow"):
             shards = self.explainer.plan.mesh.shape.get(axis, 1)
-            size = blocker.size or neighbours.rule.factor_sizes[stop.factor]
+            size = blocker.size or neighbours.rule.factor_sizes[passage.factor]
             why = f"{shards} devices along {axis!r} do not divide the factor {symbol} of size {size} of {place}"
             return "indivisible", why, f"make it {nearest(size, shards)}", ()
         if blocker.kind == "blocked":
-            whole = " (it needs it whole)" if neighbours.rule.is_need_replication(stop.factor) else ""
+            whole = " (it needs it whole)" if neighbours.rule.is_need_replication(passage.factor) else ""
             return "blocked", f"nothing propagates along its factor {symbol}{whole}", "constrain the value itself", ()
         words = {
             "barrier": ("the barrier lets no sharding pass in this direction", "change its allowed_direction"),
@@ -366,15 +338,14 @@ class _ObstacleSearch:
         kind = blocker.kind if blocker.kind in words else "late"
         return kind, *words[kind], ()
 
-    def conflict(self, stop: Stop, target: Holder, target_dim: int, holder: Holder, place: str) -> tuple[str, str, tuple[Reason, ...]]:
-        blocker = stop.obstacle
+    def conflict(self, passage: Passage, blocker: Obstacle, target: Holder, target_dim: int) -> tuple[str, str, tuple[Reason, ...]]:
+        neighbours = passage.neighbours
         if blocker.axis is None:
             return "the shardings of its other values do not agree with it", "", ()
-        axis = blocker.axis.name
+        holder, axis = neighbours.holders[blocker.tensor], blocker.axis.name
+        place = self.name(holder, blocker.dim)
         winner = self.chain(holder, blocker.dim, axis)
-        source = stop.neighbours.holders[stop.source]
-        end = stop.neighbours.rule.mappings[stop.source]
-        loser = self.chain(source, next(d for d, dim in enumerate(end) if stop.factor in dim), self.axis)
+        loser = self.chain(neighbours.holders[passage.source], _dim_of(neighbours.rule.mappings[passage.source], passage.factor), self.axis)
         first = _rank(winner, loser)
         why = f"{place} has {format_axis(blocker.axis)!r} there{first}"
         ends = dict.fromkeys(f"{r.annotation} of {r.value}" for r in winner if r.annotation)
