@@ -21,7 +21,7 @@ from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.diff import partners
 from shardy_py.view.html.page import assembled, page
-from shardy_py.view.html.payload import payload, span_text
+from shardy_py.view.html.payload import payload
 from tests.view import plans
 from tests.view.browser import LONG, settled, until
 
@@ -106,8 +106,8 @@ def test_figures_for_hardware(opened: Opened) -> None:
     figures = dict(zip(texts(browser, ".card .what"), texts(browser, ".card .much"), strict=True))
     step = plan.cost_analysis("h100").step_seconds
     assert step is not None
-    assert figures["time on h100"] == span_text(step.low, step.high)
-    assert figures["room on h100"].endswith(" GiB left")
+    assert figures["step"] == str(step)
+    assert figures["fits"].endswith(" GiB left")
     browser.find_element(By.ID, "tab-charts").click()
     captions = texts(browser, "#view-charts figcaption")
     assert captions[0] == "Live memory over the program"

@@ -40,8 +40,9 @@ from shardy_py.dialect.format import short_location
 from shardy_py.ir import Program, TensorType, Type
 from shardy_py.ir.pieces import local_bytes, local_shape
 from shardy_py.plan import costing
-from shardy_py.plan.cost_analysis import CostAnalysis, Share, count_text, seconds_text
+from shardy_py.plan.cost_analysis import Share, summary_rows
 from shardy_py.plan.memory import analysis as memory_analysis
+from shardy_py.plan.memory.analysis import summary_rows as memory_rows
 from shardy_py.plan.values import typed
 
 if TYPE_CHECKING:
@@ -70,7 +71,6 @@ class _Reader:
         self.numbers: dict[Any, int] = {value: len(plan.inputs) + i for i, (value, _) in enumerate(self.listed)}
         self.numbers.update((value, i) for i, value in enumerate(plan.program.main.arguments[: len(plan.inputs)]))
         self.unlisted: list[str] = []
-        self.nowhere = self.tables.places(("", ""))
         self.by_path: dict[str, int] = {}
 
     def read(self) -> dict[str, Any]:
@@ -96,45 +96,29 @@ class _Reader:
     def _values(self) -> dict[str, Any]:
         plan, tables = self.plan, self.tables
         types, primitives, places, depths = [], [], [], []
-        parts: list[list[int]] = []
+        paths: list[list[int]] = []
         text = tables.strings
-        none = text("")
-        for value in plan.inputs:
+        for value in plan.values:
             self.by_path.setdefault(value.path, len(types))
             types.append(tables.types((value.type, value.sharding)))
-            parts.append([text(part) for part in path_parts(value.path)])
-        n = len(types)
-        primitives, places, depths = [none] * n, [self.nowhere] * n, [0] * n
-        for _, planned in self.listed:
-            self.by_path.setdefault(planned.path, len(types))
-            types.append(tables.types((planned.type, planned.sharding)))
-            primitives.append(text(planned.primitive))
-            places.append(tables.places((planned.location, planned.module)))
-            depths.append(planned.depth)
-        for value in plan.outputs:
-            self.by_path.setdefault(value.path, len(types))
-            types.append(tables.types((value.type, value.sharding)))
-            parts.append([text(part) for part in path_parts(value.path)])
-        m = len(plan.outputs)
-        primitives += [none] * m
-        places += [self.nowhere] * m
-        depths += [0] * m
+            primitives.append(text(value.primitive))
+            places.append(tables.places((value.location, value.module)))
+            depths.append(value.depth)
+            if value.kind != "intermediate":
+                paths.append([text(part) for part in path_parts(value.path)])
+        names = [planned.path for _, planned in self.listed]
         user_shardings = [-1 if v.given is None else tables.types((v.type, v.given)) for v in (*plan.inputs, *plan.outputs)]
         return {
-            "inputs": n,
-            "outputs": m,
-            "paths": parts,
+            "inputs": len(plan.inputs),
+            "outputs": len(plan.outputs),
+            "paths": paths,
             "given": user_shardings,
-            "names": None if self._plain_names() else [planned.path for _, planned in self.listed],
+            "names": None if names == [f"%{i}" for i in range(len(names))] else names,  # the page numbers them itself
             "types": types,
             "primitives": primitives,
             "places": places,
             "depths": depths,
         }
-
-    def _plain_names(self) -> bool:
-        """Whether the intermediates are named %0, %1, ... in order, so that the page need not store their names."""
-        return all(planned.path == f"%{i}" for i, (_, planned) in enumerate(self.listed))
 
     def _number(self, holder: Holder, name: str) -> int:
         if not isinstance(holder, Value):
@@ -414,41 +398,19 @@ LARGEST = 12
 """Entries of the lists of buffers at the peak, and of modules and lines that take time."""
 
 
+FIGURES = ("operations", "fed", "step", "fits", "does not fit")
+"""Rows of the cost and the memory that stand at the top of a page."""
+
+
 def costs(plan: PlanRecord, hardware: str | Hardware | None, numbers: Mapping[str, int]) -> dict[str, Any]:
     """Entries of a page's data: `figures`, `memory`, and with hardware `time`."""
     analysis = costing.analyse(plan, hardware)
     memory = memory_analysis.analyse(plan, hardware)
-    charts: dict[str, Any] = {"figures": _figures(analysis, memory), "memory": _memory(memory, numbers)}
+    figures = [[what, much] for what, much in (*summary_rows(analysis), *memory_rows(memory)) if what in FIGURES]
+    charts: dict[str, Any] = {"figures": figures, "memory": _memory(memory, numbers)}
     if analysis.hardware is not None:
         charts["time"] = {"modules": _shares(analysis.by_module), "lines": _shares(analysis.by_line), "ops": _shares(analysis.by_op)}
     return charts
-
-
-def _figures(analysis: CostAnalysis, memory: MemoryAnalysis) -> list[list[str]]:
-    figures = [["operations", f"{count_text(analysis.flops)}FLOP" if analysis.flops >= 1e3 else f"{analysis.flops:.0f} FLOP"]]
-    if analysis.hardware is not None and analysis.step_seconds is not None:
-        figures.append([f"time on {analysis.hardware.name}", span_text(analysis.step_seconds.low, analysis.step_seconds.high)])
-    if analysis.fed_bytes:
-        time = f", {seconds_text(analysis.feeding_seconds)}" if analysis.feeding_seconds else ""
-        figures.append(["fed by the host", format_bytes(analysis.fed_bytes) + time])
-    if memory.headroom_in_bytes is not None:
-        room = memory.headroom_in_bytes
-        text = f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} too little"
-        figures.append([f"room on {memory.hardware}", text])
-    return figures
-
-
-def span_text(low: float, high: float) -> str:
-    """A range of seconds, short.
-
-    Example:
-        >>> span_text(0.001, 0.0025), span_text(0.0005, 2), span_text(1, 1)
-        ('1–2.5 ms', '500 us–2 s', '1 s')
-    """
-    first, last = seconds_text(low), seconds_text(high)
-    if first == last:
-        return last
-    return f"{first.partition(' ')[0] if first.partition(' ')[2] == last.partition(' ')[2] else first}–{last}"
 
 
 def _memory(memory: MemoryAnalysis, numbers: Mapping[str, int]) -> dict[str, Any]:
