@@ -13,8 +13,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.files import write_file
 from shardy_py.ir.printer import print_program
 from shardy_py.plan import costing
-from shardy_py.plan.checks.accept import accepted
-from shardy_py.plan.checks.table import findings_of
+from shardy_py.plan.checks.table import accepted, findings_of
 from shardy_py.plan.code import Code, Style, as_code
 from shardy_py.plan.collectives import Collective, CollectivesByModule, by_module
 from shardy_py.plan.cost_analysis import CostAnalysis

@@ -10,7 +10,7 @@ from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
 from shardy_py.cli.targets import plan_of
-from shardy_py.plan.checks.accept import accepted
+from shardy_py.plan.checks.table import accepted
 from shardy_py.view.check import Check
 from shardy_py.view.text import findings_lines
 

@@ -23,10 +23,9 @@ from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
 from shardy_py.plan import Finding, PlanError
-from shardy_py.plan.checks.accept import accepted
 from shardy_py.plan.checks.costs import is_involuntary
 from shardy_py.plan.checks.specs import extended, nearest, spec_text
-from shardy_py.plan.checks.table import KINDS
+from shardy_py.plan.checks.table import KINDS, accepted
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MESH = {"data": 2, "model": 4}
