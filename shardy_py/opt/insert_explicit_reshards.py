@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, Value
-from shardy_py.opt.explicit_reshards.choice import BY_BYTES, BY_ELEMENTS, Choice
 from shardy_py.opt.explicit_reshards.decision import Decision, decide
 from shardy_py.opt.explicit_reshards.edits import Edits
 from shardy_py.opt.explicit_reshards.unreduced import (
@@ -41,7 +40,6 @@ class InsertExplicitReshards(Pass):
     anchor = FUNCTION
 
     enable_full_version: bool = option(False, "settle every disagreement, not only those that XLA handles badly")
-    choose_by_bytes: bool = option(False, "run ops so that the fewest bytes move, not by numbers of elements (not in Shardy)")
 
     def run(self, program: Program, log: Log | None = None, *, record: Record | None = None) -> None:
         """Makes the shardings around every op compatible with its sharding rule.
@@ -50,12 +48,11 @@ class InsertExplicitReshards(Pass):
         reshards around calls and concatenates, and those of results of dots that can become reduce-scatters.
 
         Shardings must be final. Shardy runs an op as the tensors with the most elements agree, whatever their element types, so that an op
-        on a small type may move more than needed. With `choose_by_bytes` a replicated conversion from bfloat16 to float32 gathers its
-        operand, not its result.
+        on a small type may move more than needed.
 
         Source: Shardy's insert_explicit_reshards.cc.
         """
-        inserter = _Inserter(program, self.enable_full_version, BY_BYTES if self.choose_by_bytes else BY_ELEMENTS, record)
+        inserter = _Inserter(program, self.enable_full_version, record)
         for function in program.functions:
             inserter.visit(function.body)
             inserter.returns(function)
@@ -63,9 +60,8 @@ class InsertExplicitReshards(Pass):
 
 
 class _Inserter:
-    def __init__(self, program: Program, full: bool, choice: Choice, record: Record | None) -> None:
+    def __init__(self, program: Program, full: bool, record: Record | None) -> None:
         self.full = full
-        self.choice = choice
         self.record = record
         self.meshes = program.meshes
         self.semantics = program.semantics
@@ -181,7 +177,7 @@ class _Inserter:
         if key in self.decisions:
             decision = self.decisions[key]
         else:
-            decision = decide(op.name, rule, shardings, [value.type for value in values], self.meshes, full, self.choice)
+            decision = decide(op.name, rule, shardings, [value.type for value in values], self.meshes, full)
             self.decisions[key] = decision
         if decision is not None:
             self.carry_out(op, decision)

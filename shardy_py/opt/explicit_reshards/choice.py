@@ -1,76 +1,21 @@
-"""Two ways to choose the axes under which an op runs where its tensors disagree: by elements as Shardy does, or by bytes."""
+"""The axes under which an op runs where its tensors disagree: those with the most elements keep theirs, whatever their element types."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
-from shardy_py.dialect.axis import Axes, add_axis_or_merge, is_strict_prefix, num_shards, truncate_by_removing_overlaps
-from shardy_py.ir import Type
-from shardy_py.opt.explicit_reshards.factor_axes import AxesPerFactor, FactorAxes, any_overlap, overlap_between
+from shardy_py.dialect.axis import Axes, add_axis_or_merge, is_strict_prefix, num_shards, overlaps, truncate_by_removing_overlaps
+from shardy_py.dialect.projection import TensorFactors
 
+FactorAxes = Mapping[int, Axes]
+"""Factor -> its axes in one tensor; factors that the tensor does not have, or that an overflow hides, are left out."""
 
-@dataclass(frozen=True)
-class Conflict:
-    """An op for which axes are to be chosen; `moved` gives the bytes that a device receives if it runs under the axes it is called with."""
-
-    rule: OpShardingRule
-    tensors: Sequence[FactorAxes]
-    types: Sequence[Type]
-    mesh: Mesh
-    moved: Callable[[AxesPerFactor], int]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A way to choose."""
-
-    size: Callable[[Type], int]
-    axes: Callable[[Conflict], AxesPerFactor]
-
-
-def _elements(type_: Type) -> int:
-    return type_.size
-
-
-def _bytes(type_: Type) -> int:
-    return type_.bytes
-
-
-def _by_elements(conflict: Conflict) -> AxesPerFactor:
-    sizes = [_elements(type_) for type_ in conflict.types]
-    return find_common_axes(conflict.rule, conflict.tensors, sizes, conflict.mesh)
-
-
-def _cheapest(conflict: Conflict) -> AxesPerFactor:
-    """Of several proposals the one that moves the fewest bytes, the earliest on ties.
-
-    The proposals: what Shardy takes; what it would take if it compared bytes; and, for each tensor, the same if that tensor
-    outweighed all others together. Votes do not see that a tensor moves although it keeps some of its axes; the bytes do.
-    """
-    rule, tensors, mesh = conflict.rule, conflict.tensors, conflict.mesh
-    agreed = compatible_axes(rule, tensors)
-    if agreed is not None:
-        return agreed
-    weights = [_bytes(type_) for type_ in conflict.types]
-    heaviest = sum(weights) + 1
-    votes = [weights, *([*weights[:i], heaviest, *weights[i + 1 :]] for i in range(len(weights)))]
-    proposals = [_by_elements(conflict)]
-    for each in votes:
-        proposal = find_common_axes(rule, tensors, each, mesh)
-        if proposal not in proposals:
-            proposals.append(proposal)
-    return min(proposals, key=conflict.moved)
-
-
-BY_ELEMENTS = Choice(_elements, _by_elements)
-"""Shardy's choice: the axes stay on which the tensors with the most elements agree, whatever their element types."""
-
-BY_BYTES = Choice(_bytes, _cheapest)
-"""The axes that move the fewest bytes, never more than `BY_ELEMENTS` around any op."""
+AxesPerFactor = list[Axes]
+"""The axes of every factor of a rule, those under which the op runs."""
 
 
 def find_common_axes(rule: OpShardingRule, tensors: Sequence[FactorAxes], tensor_sizes: Sequence[int], mesh: Mesh) -> AxesPerFactor:
@@ -239,3 +184,19 @@ def _update(candidate: AxesCandidate, factor: int, axes: Axes, chosen: AxesPerFa
         return False
     candidate.shards = num_shards(candidate.axes, mesh) // num_shards(chosen_axes, mesh)
     return True
+
+
+def factor_axes(tensors: Sequence[TensorFactors]) -> list[FactorAxes]:
+    """The axes of every factor of every tensor, overflow left out."""
+    return [{factor: sharding.axes for factor, sharding in tensor.factors.items()} for tensor in tensors]
+
+
+def overlap_between(axes: Axes, others: Axes) -> bool:
+    """Whether any axis of one list shares a part with any of the other."""
+    return any(overlaps(axis, other) for axis in axes for other in others)
+
+
+def any_overlap(per_factor: Sequence[Axes]) -> bool:
+    """Whether two factors share a part of an axis."""
+    used = [axes for axes in per_factor if axes]
+    return any(overlap_between(axes, others) for i, axes in enumerate(used) for others in used[:i])

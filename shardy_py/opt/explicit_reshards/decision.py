@@ -12,11 +12,8 @@ from shardy_py.dialect.projection import FactorSharding, TensorFactors, project,
 from shardy_py.dialect.rule import factor_symbol
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Type
-from shardy_py.ir.pieces import local_bytes
-from shardy_py.opt.explicit_reshards.choice import BY_ELEMENTS, Choice, Conflict
-from shardy_py.opt.explicit_reshards.factor_axes import AxesPerFactor, FactorAxes, factor_axes, overlap_between
+from shardy_py.opt.explicit_reshards.choice import AxesPerFactor, FactorAxes, factor_axes, find_common_axes, overlap_between
 from shardy_py.opt.explicit_reshards.unreduced import unreduced_of
-from shardy_py.passes.export.collective_bytes import received, reshard_bytes
 from shardy_py.rules.traits import DOTS
 
 
@@ -74,7 +71,6 @@ def decide(
     types: Sequence[Type],
     meshes: Mapping[str, Mesh],
     full: bool,
-    choice: Choice = BY_ELEMENTS,
 ) -> Decision | None:
     """The axes under which an op runs, as the reshards that they imply; without `full`, only for `dot_case` and reductions."""
     named_mesh = most_used_mesh(shardings, meshes)
@@ -85,10 +81,13 @@ def decide(
     setting = _Setting(op_name, rule, shardings, types, mesh_name, mesh, meshes, tensors)
     redistributed = full and op_name == "stablehlo.reshape" and any(map(_overflows, tensors))
     if full:
-        common = _common_axes(setting, redistributed, choice)
+        if redistributed:
+            common = redistribute(rule, tensors, mesh_name, mesh)
+        else:
+            common = find_common_axes(rule, factor_axes(tensors), [type_.size for type_ in types], mesh)
         changes, reduced = _changes(setting, common, redistributed), setting.reduced(common)
     else:
-        changes, reduced = _dot_change(setting, choice), _reduced_by_choice(setting)
+        changes, reduced = _dot_change(setting), _reduced_by_choice(setting)
     count = len(rule.operand_mappings)
     reduced = set_difference(reduced, unreduced_of(shardings[count]), mesh)
     if not changes and not reduced:
@@ -134,14 +133,6 @@ def matching_meshes(shardings: Sequence[TensorSharding | None], meshes: Mapping[
     return pairs
 
 
-def _common_axes(setting: _Setting, redistributed: bool, choice: Choice) -> AxesPerFactor:
-    """The axes of each factor that all tensors get."""
-    rule, mesh = setting.rule, setting.mesh
-    if redistributed:
-        return redistribute(rule, setting.tensors, setting.mesh_name, mesh)
-    return choice.axes(Conflict(rule, factor_axes(setting.tensors), setting.types, mesh, lambda common: _moved(setting, common)))
-
-
 def _changes(setting: _Setting, common: AxesPerFactor, redistributed: bool) -> _Changes:
     """The shardings that change when all tensors get the common axes."""
     changes: _Changes = []
@@ -157,30 +148,12 @@ def _changes(setting: _Setting, common: AxesPerFactor, redistributed: bool) -> _
     return changes
 
 
-def _moved(setting: _Setting, common: AxesPerFactor) -> int:
-    """Bytes that a device receives in all that is inserted around the op if it runs under the given axes."""
-    count, types, meshes = len(setting.rule.operand_mappings), setting.types, setting.meshes
-    runs_with = dict(enumerate(setting.shardings))
-    total = 0
-    for i, new in _changes(setting, common, False):
-        old = setting.shardings[i]
-        source = None if old is None or old.is_fully_replicated else old
-        back = new.fully_closed_like() if old is None else old
-        total += reshard_bytes(source, new, types[i], meshes) if i < count else reshard_bytes(new, back, types[i], meshes)
-        runs_with[i] = new
-    reduced = setting.reduced(common)
-    for i in range(count, len(types)):
-        piece = local_bytes(types[i], runs_with[i], meshes)
-        total += received("all_reduce", num_shards(reduced, setting.mesh), piece, piece)
-    return total
-
-
-def _dot_change(setting: _Setting, choice: Choice) -> _Changes:
+def _dot_change(setting: _Setting) -> _Changes:
     """The result of a dot that is resharded after the op rather than have an operand resharded."""
     if setting.op_name not in DOTS:
         return []
     tensors = factor_axes(setting.tensors)
-    factor_and_axes = result_axes_of_dot(setting.rule, tensors, [choice.size(type_) for type_ in setting.types])
+    factor_and_axes = result_axes_of_dot(setting.rule, tensors, [type_.size for type_ in setting.types])
     if factor_and_axes is None:
         return []
     factor, axes = factor_and_axes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import DialectError
 from shardy_py.frontends.mlir import parse_module
+from shardy_py.ir import TensorType
+from shardy_py.ir.pieces import local_bytes
+from shardy_py.passes.export.collective_bytes import received, reshard_bytes
 from shardy_py.passes.export.collective_steps import collectives_for
 from tests.passes.export.reshards import Reshard, jaxlib_steps, random_reshard, texts
 from tests.reference import NEEDS_SAME_SHARDY
@@ -84,6 +88,20 @@ def test_errors() -> None:
         steps_of('@m, [{"x"}, {}]', '@other, [{"x"}, {}]')
     with pytest.raises(DialectError, match="different rank"):
         steps_of('@m, [{"x"}, {}]', '@m, [{"x"}]')
+
+
+def test_bytes_of_a_reshard_add_up_over_its_collectives() -> None:
+    meshes = {"m": Mesh({"x": 2, "z": 4})}
+    type_ = TensorType((64, 64), "bfloat16")
+    source, target = TensorSharding("m", [["x"], ["z"]]), TensorSharding("m", [["z"], []])
+    total, current = 0, source
+    for step in collectives_for(source, target, type_.shape, meshes):
+        axes = [axis for dim in step.axes for axis in dim] + [axis for move in step.moves for axis in move.axes]
+        group = math.prod(axis.size_in(meshes["m"]) for axis in axes) if axes else meshes["m"].size
+        total += received(step.kind, group, *(local_bytes(type_, sharding, meshes) for sharding in (current, step.result)))
+        current = step.result
+    assert reshard_bytes(source, target, type_, meshes) == total > 0
+    assert reshard_bytes(None, target, type_, meshes) == 0
 
 
 @NEEDS_SAME_SHARDY
