@@ -28,18 +28,6 @@ def _real_only(op: str, b: Builder) -> OpsTemplate:
     return _nary(op, b)
 
 
-def _sign(b: Builder) -> OpsTemplate:
-    if not b.out_type.dtype.startswith("uint"):
-        return b.build((b.op("stablehlo.sign", (0,), b.out_type),), typed=False)
-    is_zero = b.op("stablehlo.compare", (0, b.like(0, 0)), TensorType(b.out_type.shape, "bool"))
-    return b.build((b.op("stablehlo.select", (is_zero, b.like(0, 0), b.like(0, 1)), b.out_type),), typed=False)
-
-
-def _round(b: Builder) -> OpsTemplate:
-    afz = b.params["rounding_method"].name == "AWAY_FROM_ZERO"
-    return b.build((b.op("stablehlo.round_nearest_afz" if afz else "stablehlo.round_nearest_even", (0,), b.out_type),), typed=False)
-
-
 def _exp2(b: Builder) -> OpsTemplate:
     scaled = b.op("stablehlo.multiply", (b.like(0, "log(2)"), 0), b.out_type)
     return b.build((b.op("stablehlo.exponential", (scaled,), b.out_type),), typed=False)
@@ -87,36 +75,10 @@ def _integer_pow(b: Builder) -> OpsTemplate:
     return b.build((acc,))
 
 
-def _extremum(op: str, b: Builder) -> OpsTemplate:
-    """Complex values are compared as pairs."""
-    if not b.out_type.dtype.startswith("complex"):
-        return _nary(op, b)
-    x, y = b.match(b.operands, b.out_type.shape)
-    real = TensorType(b.out_type.shape, "float64" if b.out_type.dtype == "complex128" else "float32")
-    boolean = TensorType(b.out_type.shape, "bool")
-    rx, ry = b.op("stablehlo.real", (x,), real), b.op("stablehlo.real", (y,), real)
-    equal = b.op("stablehlo.compare", (rx, ry), boolean)
-    by_real = b.op("stablehlo.compare", (rx, ry), boolean)
-    by_imag = b.op("stablehlo.compare", (b.op("stablehlo.imag", (x,), real), b.op("stablehlo.imag", (y,), real)), boolean)
-    which = b.op("stablehlo.select", (equal, by_imag, by_real), boolean)
-    return b.build((b.op("stablehlo.select", (which, x, y), b.out_type),))
-
-
 def _compare(b: Builder) -> OpsTemplate:
-    """Keys are equal where all their words are."""
-    x, y = b.operands
     if is_extended(b.avals[0]):
-        if b.avals[0].shape != b.avals[1].shape:
-            raise Unsupported
-        wide = TensorType(b.type(x).shape, "bool")
-        same = b.op("stablehlo.compare", (x, y), wide)
-        unit = b.constant((), "bool", b.name == "eq")
-        axes = tuple(range(b.out_type.rank, wide.rank))
-        return b.build((b.op("stablehlo.reduce", (same, unit), b.out_type, dimensions=axes, body=_KEY_REDUCERS[b.name]),))
-    return b.build((b.op("stablehlo.compare", b.match((x, y), b.out_type.shape), b.out_type),), typed=False)
-
-
-_KEY_REDUCERS = {"eq": "stablehlo.and", "ne": "stablehlo.or"}
+        raise Unsupported
+    return b.build((b.op("stablehlo.compare", b.match(b.operands, b.out_type.shape), b.out_type),), typed=False)
 
 
 def _convert(b: Builder) -> OpsTemplate:
@@ -132,34 +94,15 @@ def _convert(b: Builder) -> OpsTemplate:
 
 
 def _select(b: Builder) -> OpsTemplate:
-    """Two cases under a bool are one select; an integer is compared with the middle case, recursively."""
+    """Two cases under a bool; JAX compares an integer with the middle case, recursively."""
     which, *cases = b.operands
-    if is_extended(b.out_avals[0]):
-        shape, rank = b.out_type.shape, b.type(which).rank
-        which = b.broadcast(which, shape, range(rank))
     if len(cases) == 1:
         return b.build((cases[0],))
-    if b.type(which).dtype == "bool":
-        return b.build((b.op("stablehlo.select", (which, cases[1], cases[0]), b.out_type),))
-
-    def choose(offset: int, cases: list[int]) -> int:
-        if len(cases) == 1:
-            return cases[0]
-        mid = len(cases) // 2
-        below = b.op("stablehlo.compare", (which, b.like(which, offset + mid)), TensorType(b.type(which).shape, "bool"))
-        low, high = choose(offset, cases[:mid]), choose(offset + mid, cases[mid:])
-        return b.op("stablehlo.select", (below, low, high), b.out_type)
-
-    return b.build((choose(0, cases),))
-
-
-def _conj(b: Builder) -> OpsTemplate:
-    real = TensorType(b.out_type.shape, "float64" if b.out_type.dtype == "complex128" else "float32")
-    if not b.type(0).dtype.startswith("complex"):
-        return b.build((b.op("stablehlo.complex", (0, b.like(0, 0)), b.out_type),))
-    re = b.op("stablehlo.real", (0,), real)
-    im = b.op("stablehlo.negate", (b.op("stablehlo.imag", (0,), real),), real)
-    return b.build((b.op("stablehlo.complex", (re, im), b.out_type),))
+    if b.type(which).dtype != "bool":
+        raise Unsupported
+    if is_extended(b.out_avals[0]):
+        which = b.broadcast(which, b.out_type.shape, range(b.type(which).rank))
+    return b.build((b.op("stablehlo.select", (which, cases[1], cases[0]), b.out_type),))
 
 
 def _one(op: str, b: Builder) -> OpsTemplate:
@@ -225,6 +168,9 @@ _NARY = {
     "zeta": "chlo.zeta",
 }
 
+_REAL = {"cos": "stablehlo.cosine", "max": "stablehlo.maximum", "min": "stablehlo.minimum", "sin": "stablehlo.sine"}
+"""Those that are several ops of complex values, which JAX's own lowering gives."""
+
 BINARY_OPS = {
     **{name: op for name, op in _NARY.items() if op.startswith("stablehlo.")},
     **dict.fromkeys(("eq", "ge", "gt", "le", "lt", "ne"), "stablehlo.compare"),
@@ -242,21 +188,16 @@ _IDENTITIES = (
 
 TEMPLATES: dict[str, TemplateBuilder] = {
     **{name: functools.partial(_nary, op) for name, op in _NARY.items()},
-    **{name: functools.partial(_real_only, op) for name, op in {"cos": "stablehlo.cosine", "sin": "stablehlo.sine"}.items()},
+    **{name: functools.partial(_real_only, op) for name, op in _REAL.items()},
     **dict.fromkeys(("eq", "eq_to", "ge", "gt", "le", "le_to", "lt", "lt_to", "ne"), _compare),
     **dict.fromkeys(_IDENTITIES, _identity),
     "add_any": functools.partial(_one, "stablehlo.add"),
-    "conj": _conj,
     "convert_element_type": _convert,
     "exp2": _exp2,
     "integer_pow": _integer_pow,
     "logistic": _logistic,
-    "max": functools.partial(_extremum, "stablehlo.maximum"),
-    "min": functools.partial(_extremum, "stablehlo.minimum"),
     "pow": _pow,
     "reduce_precision": functools.partial(_one, "stablehlo.reduce_precision"),
-    "round": _round,
     "select_n": _select,
-    "sign": _sign,
     "square": _square,
 }

@@ -1,4 +1,4 @@
-"""Products and transforms: `dot_general`, `conv_general_dilated` and `fft`."""
+"""Products: `dot_general` and `conv_general_dilated`."""
 
 from __future__ import annotations
 
@@ -75,17 +75,7 @@ def _convolution(b: Builder) -> OpsTemplate:
     return b.build((product,))
 
 
-def _fft(b: Builder) -> OpsTemplate:
-    """GPUs take a real transform of several dimensions apart."""
-    lengths = ints(b.params["fft_lengths"])
-    kind = b.params["fft_type"].name
-    if b.platform in ("cuda", "rocm") and kind == "IRFFT" and len(lengths) > 1:
-        raise Unsupported
-    return b.build((b.op("stablehlo.fft", (0,), b.out_type, fft_type=kind, fft_length=lengths),), typed=False)
-
-
 TEMPLATES: dict[str, TemplateBuilder] = {
     "conv_general_dilated": _convolution,
     "dot_general": _dot_general,
-    "fft": _fft,
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardy_py.frontends.jaxprs import open_jaxpr
 from shardy_py.frontends.primitives.elementwise import BINARY_OPS
-from shardy_py.frontends.primitives.template import Builder, OpsTemplate, TemplateBuilder, ints, permuted
+from shardy_py.frontends.primitives.template import Builder, OpsTemplate, TemplateBuilder, Unsupported, ints
 from shardy_py.ir import TensorType
 from shardy_py.ir.jax_collectives import PSUMS
 
@@ -63,18 +63,9 @@ def _sort(b: Builder) -> OpsTemplate:
 
 
 def _top_k(b: Builder) -> OpsTemplate:
-    """`chlo.top_k` along the last dimension; any other dimension is transposed there and back."""
-    rank, axis, x = b.type(0).rank, int(b.params["axis"]), 0
-    if axis == rank - 1:
-        return b.build(b.ops("chlo.top_k", (x,), b.out_types, k=int(b.params["k"])))
-    swapped = list(range(rank))
-    swapped[axis], swapped[-1] = swapped[-1], swapped[axis]
-    permutation = tuple(swapped)
-    x = b.op("stablehlo.transpose", (x,), permuted(b.type(x), permutation), permutation=permutation)
-    parts = b.ops("chlo.top_k", (x,), [permuted(t, permutation) for t in b.out_types], k=int(b.params["k"]))
-    parts = [b.typed(s, a) for s, a in zip(parts, b.out_avals)]
-    back = [b.op("stablehlo.transpose", (s,), t, permutation=permutation) for s, t in zip(parts, b.out_types)]
-    return b.build(back, typed=False)
+    if int(b.params["axis"]) != b.type(0).rank - 1:  # JAX transposes there and back
+        raise Unsupported
+    return b.build(b.ops("chlo.top_k", (0,), b.out_types, k=int(b.params["k"])))
 
 
 def _window(b: Builder, *dilated: str) -> dict[str, Any]:

@@ -29,15 +29,15 @@ class Entry(NamedTuple):
 LOWERED = """
     after_all approx_top_k argmax argmin assert_consumed_value bcoo_dot_general bcoo_dot_general_sampled bcoo_extract
     bcoo_fromdense bcoo_sort_indices bcoo_spdot_general bcoo_sum_duplicates bcoo_todense bcoo_transpose bcsr_dot_general
-    bcsr_extract bcsr_fromdense bcsr_todense bessel_i0e broadcast_to call_exported cholesky cholesky_update consume
+    bcsr_extract bcsr_fromdense bcsr_todense bessel_i0e broadcast_to call_exported cholesky cholesky_update conj consume
     coo_fromdense coo_matmat coo_matvec coo_todense create_linear create_token csr_fromdense csr_matmat csr_matvec
-    csr_todense cumlogsumexp cummax cummin cumprod cumsum custom_fusion custom_lin dce_sink dim_as_value dimension_size eig
-    eigh fusible geqp3 geqrf hessenberg householder_product igamma igamma_grad_a igammac layout_constraint log2 lu
-    lu_pivots_to_permutation mulhi one_minus_square ormqr partial_sums philox2x32 philox4x32 pin polynomial qr
+    csr_todense cumlogsumexp cummax cummin cumprod cumsum custom_fusion custom_lin dce_sink dim_as_value dimension_size
+    eig eigh fft fusible geqp3 geqrf hessenberg householder_product igamma igamma_grad_a igammac layout_constraint log2
+    lu lu_pivots_to_permutation mulhi one_minus_square ormqr partial_sums philox2x32 philox4x32 pin polynomial qr
     ragged_dot_general random_bits random_fold_in random_gamma random_seed random_split reciprocal
-    regularized_incomplete_beta relayout rng_bit_generator rng_uniform scaled_dot schur select_and_gather_add
-    select_and_scatter_add shape_assertion svd symmetric_product threefry2x32 threefry4x32 tie todense triangular_solve
-    tridiagonal tridiagonal_solve unpin with_memory_space_constraint xla_metadata_value
+    regularized_incomplete_beta relayout rng_bit_generator rng_uniform round scaled_dot schur select_and_gather_add
+    select_and_scatter_add shape_assertion sign svd symmetric_product threefry2x32 threefry4x32 tie todense
+    triangular_solve tridiagonal tridiagonal_solve unpin with_memory_space_constraint xla_metadata_value
 """
 
 COLLECTIVES = """
