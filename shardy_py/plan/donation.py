@@ -8,15 +8,14 @@ out for JAX to make the same ones.
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.grouping import grouped
-from shardy_py.ir import Program, TensorType, Type, Value
-from shardy_py.ir.pieces import local_shape
+from shardy_py.ir import Program, Type
+from shardy_py.ir.pieces import local_bytes, local_shape
 from shardy_py.plan.checks.wording import NOTABLE
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.findings import Finding
@@ -90,8 +89,8 @@ def donations(
     main = program.main
     results = main.body.terminator.operands
     arguments = {value: number for number, value in enumerate(main.arguments)}
-    ins = _buffers(inputs, main.arguments, program)
-    outs = _buffers(outputs, results, program)
+    ins = _buffers(inputs, program)
+    outs = _buffers(outputs, program)
     usable = [b for b in ins if slots[b.index] is not None and used[b.index] and not off]
     paired = {pair.input: pair for pair in pairs(usable, outs, lambda output: origins(results[output], arguments))}
     takers = {pair.output: inputs[pair.input].path for pair in paired.values()}
@@ -158,19 +157,17 @@ def _undonated(
     results = main.body.terminator.operands
     arguments = {value: number for number, value in enumerate(main.arguments)}
     excluded, reusing = {d.input for d in donated}, {d.output for d in donated}
-    ins = {b.index: b for b in _buffers(inputs, main.arguments, program) if b.index not in excluded and main.arguments[b.index].uses}
-    outs = {b.index: b for b in _buffers(outputs, results, program) if b.index not in reusing}
+    ins = {b.index: b for b in _buffers(inputs, program) if b.index not in excluded and main.arguments[b.index].uses}
+    outs = {b.index: b for b in _buffers(outputs, program) if b.index not in reusing}
     fitting = pairs(list(ins.values()), list(outs.values()), lambda output: origins(results[output], arguments))
     return [(ins[pair.input], outs[pair.output]) for pair in fitting]
 
 
-def _buffers(values: Sequence[PlannedValue], program_values: Sequence[Value], program: Program) -> list[DonatedBuffer]:
+def _buffers(values: Sequence[PlannedValue], program: Program) -> list[DonatedBuffer]:
     buffers = []
-    for number, (value, holder) in enumerate(zip(values, program_values)):
+    for number, value in enumerate(values):
         shape = local_shape(value.type, value.sharding, program.meshes)
-        # A PRNG key is stored as several numbers.
-        kind = holder.type if isinstance(holder.type, TensorType) and holder.type.rank >= len(shape) else value.type
-        size = TensorType((*shape, *kind.shape[len(shape) :]), kind.dtype).bytes
+        size = local_bytes(value.type, value.sharding, program.meshes)
         buffers.append(DonatedBuffer(number, names_of(value.path), shape, value.dtype, size, value.memory_kind))
     return buffers
 
@@ -233,68 +230,23 @@ class Arrangement:
 
 
 def arrangement(donated: Sequence[Donated], program: Program, outputs: Sequence[PlannedValue]) -> Arrangement:
-    """The arrangement that yields the planned pairs, as close to the original order as possible."""
-    output_of = {d.input: d.output for d in donated if d.output is not None}
-    if not output_of:
-        return Arrangement()
-    outs = _buffers(outputs, program.main.body.terminator.operands, program)
-    donors = [d for d in donated if d.output is not None]
-    buffers = [replace(_donor(d), memory_kind=outs[output_of[d.input]].memory_kind) for d in donors]
-    if first_fit(buffers, outs) == output_of:
-        return Arrangement(tuple(output_of))
-    # Exact pairs first: JAX would give an input that takes an output of another type one of its own type instead.
-    donors.sort(key=lambda d: (not _is_exact(d, outs[output_of[d.input]]), d.input))
-    leaves = tuple(d.input for d in donors)
-    order = _order([output_of[i] for i in leaves], outs)
-    return Arrangement(leaves, None if order == tuple(range(len(outs))) else order)
+    """The arrangement that yields the planned pairs: the original order where JAX pairs equal pieces of it so.
 
-
-def _donor(d: Donated) -> DonatedBuffer:
-    return DonatedBuffer(d.input, (), d.local_shape, d.type.dtype, d.bytes_per_device)
-
-
-def _is_exact(d: Donated, out: DonatedBuffer) -> bool:
-    return (d.local_shape, d.type.dtype) == (out.shape, out.dtype)
-
-
-def _order(first: Sequence[int], outs: Sequence[DonatedBuffer]) -> tuple[int, ...]:
-    """Paired outputs in the order of their inputs, then the others."""
-    paired = set(first)
-    return (*first, *(out.index for out in outs if out.index not in paired))
-
-
-def first_fit(inputs: Sequence[DonatedBuffer], outputs: Sequence[DonatedBuffer]) -> dict[int, int]:
-    """Models the pairs that JAX and XLA form of donated inputs and outputs in their order.
-
-    JAX pairs equal shapes and types of the devices' pieces, and lets XLA have what matches in its number of elements; XLA pairs those by
-    bytes (`OptimizeInputOutputBufferAlias`).
+    Else pairs of equal pieces come first: JAX would give an input that takes an output of another type one of its own type instead.
     """
-    waiting: dict[object, deque[DonatedBuffer]] = defaultdict(deque)
-    for buffer in inputs:
-        waiting[buffer.shape, buffer.dtype].append(buffer)
-    paired: dict[int, int] = {}
-    unpaired = []
-    for out in outputs:
-        queue = waiting[out.shape, out.dtype]
-        if queue:
-            paired[queue.popleft().index] = out.index
-        else:
-            unpaired.append(out)
-    unmatched: dict[int, int] = defaultdict(int)
-    for out in unpaired:
-        unmatched[out.elements] += 1
-    donors = []
-    for buffer in inputs:
-        if buffer.index not in paired and unmatched[buffer.elements]:
-            unmatched[buffer.elements] -= 1
-            donors.append(buffer)
-    by_bytes: dict[int, deque[DonatedBuffer]] = defaultdict(deque)
-    for out in unpaired:
-        by_bytes[out.bytes].append(out)
-    for buffer in donors:
-        if by_bytes[buffer.bytes]:
-            paired[buffer.index] = by_bytes[buffer.bytes].popleft().index
-    return paired
+    pieces = [(local_shape(value.type, value.sharding, program.meshes), value.dtype) for value in outputs]
+    alike = grouped(range(len(outputs)), pieces.__getitem__)
+    donors = [(d.input, d.output, (d.local_shape, d.type.dtype)) for d in donated if d.output is not None]
+    pairs_of_jax = [
+        (input, output)
+        for piece, ends in grouped(donors, lambda donor: donor[2]).items()
+        for (input, _, _), output in zip(ends, alike.get(piece, ()))
+    ]
+    if sorted(pairs_of_jax) == sorted((input, output) for input, output, _ in donors):
+        return Arrangement(tuple(input for input, _, _ in donors))
+    donors.sort(key=lambda donor: (pieces[donor[1]] != donor[2], donor[0]))
+    order = dict.fromkeys((*(output for _, output, _ in donors), *range(len(outputs))))
+    return Arrangement(tuple(input for input, _, _ in donors), None if list(order) == sorted(order) else tuple(order))
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,36 +316,34 @@ def fits(a: DonatedBuffer, b: DonatedBuffer) -> bool:
     return _roughly(a) == _roughly(b)
 
 
-class _Matching:
-    """The unpaired inputs and outputs of one size."""
-
-    def __init__(self, inputs: Sequence[DonatedBuffer], outputs: Sequence[DonatedBuffer]) -> None:
-        self.inputs = {b.index: b for b in inputs}
-        self.outputs = {b.index: b for b in outputs}
-        self.pairs: list[Pair] = []
-
-    def take(self, input: int, output: int, reason: str) -> None:
-        """Pairs two that are both free."""
-        if input in self.inputs and output in self.outputs:
-            del self.inputs[input], self.outputs[output]
-            self.pairs.append(Pair(input, output, reason))
-
-
 def _matched(inputs: Sequence[DonatedBuffer], outputs: Sequence[DonatedBuffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:
-    free = _Matching(inputs, outputs)
+    """Pairs of the unpaired inputs and outputs of one size."""
+    free, free_outputs = {b.index: b for b in inputs}, {b.index: b for b in outputs}
+    paired: list[Pair] = []
+
+    def take(input: int, output: int, reason: str) -> None:
+        if input in free and output in free_outputs:
+            del free[input], free_outputs[output]
+            paired.append(Pair(input, output, reason))
+
     candidates: list[tuple[tuple[int, ...], int, int]] = []
     for output in outputs:
         for index, steps in origins(output.index).items():
-            if index in free.inputs:
-                shared = len(same_end(free.inputs[index].names, output.names))
+            if index in free:
+                shared = len(same_end(free[index].names, output.names))
                 candidates.append(((int(steps > 0), -shared, steps, index, output.index), index, output.index))
     for (updated, *_), index, output_index in sorted(candidates):
-        free.take(index, output_index, UPDATED if updated else IS_RETURNED)
-    _by_name(free, SAME_NAME, lambda tail: not all(part.isdigit() for part in tail))
-    _by_name(free, SAME_PLACE, lambda tail: True)
-    for index, output_index in zip(list(free.inputs), list(free.outputs)):
-        free.take(index, output_index, SAME_SIZE)
-    return free.pairs
+        take(index, output_index, UPDATED if updated else IS_RETURNED)
+    for reason in (SAME_NAME, SAME_PLACE):  # of paths that end in the same components, the longest ends first
+        for length in range(max((len(b.names) for b in free.values()), default=0), 0, -1):
+            ends = grouped((b for b in reversed(free_outputs.values()) if len(b.names) >= length), lambda b, n=length: b.names[-n:])
+            for buffer in list(free.values()):
+                end = buffer.names[-length:]
+                if len(end) == length and ends.get(end) and (reason == SAME_PLACE or not all(part.isdigit() for part in end)):
+                    take(buffer.index, ends[end].pop().index, reason)
+    for index, output_index in zip(list(free), list(free_outputs)):
+        take(index, output_index, SAME_SIZE)
+    return paired
 
 
 def same_end(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
@@ -404,17 +354,3 @@ def same_end(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
             break
         count += 1
     return a[len(a) - count :]
-
-
-def _by_name(free: _Matching, reason: str, accept: Callable[[tuple[str, ...]], bool]) -> None:
-    """Pairs leaves whose paths end in the same components, the longest ends first."""
-    longest = max((len(b.names) for b in free.inputs.values()), default=0)
-    for length in range(longest, 0, -1):
-        ends: dict[tuple[str, ...], deque[int]] = defaultdict(deque)
-        for output in free.outputs.values():
-            if len(output.names) >= length:
-                ends[output.names[-length:]].append(output.index)
-        for buffer in list(free.inputs.values()):
-            end = buffer.names[-length:]
-            if len(end) == length and ends.get(end) and accept(end):
-                free.take(buffer.index, ends[end].popleft(), reason)

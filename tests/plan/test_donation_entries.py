@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.plan import PlanError
-from shardy_py.plan.donation import DonatedBuffer, arrangement, first_fit, pairs
+from shardy_py.plan.donation import DonatedBuffer, arrangement, pairs
 from shardy_py.plan.paths import names_of
 
 MESH = {"x": 2, "y": 4}
@@ -180,7 +180,7 @@ def test_keys_have_their_bytes():
         (lambda a: a.sum(0), (A,), 0, ((), None)),
     ],
 )
-def test_only_what_first_fit_gets_wrong_is_rearranged(fun, args, donate, expected):
+def test_only_what_jax_pairs_otherwise_is_rearranged(fun, args, donate, expected):
     plan = planned(fun, *args, donate=donate)
     made = arrangement(plan.donation, plan.program, plan.outputs)
     assert (made.donated, made.outputs) == expected
@@ -188,15 +188,6 @@ def test_only_what_first_fit_gets_wrong_is_rearranged(fun, args, donate, expecte
 
 def buffer(index, *names, shape=(4,), dtype="float32", size=16):
     return DonatedBuffer(index, names, shape, dtype, size)
-
-
-def test_first_fit_is_that_of_jax():
-    a, b, c = buffer(0), buffer(1), buffer(2, dtype="int32")
-    assert first_fit([a, b], [a, b]) == {0: 0, 1: 1}
-    assert first_fit([a, b], [buffer(5)]) == {0: 5}
-    assert first_fit([a, c], [buffer(5, dtype="int32"), buffer(6, dtype="uint32")]) == {0: 6, 2: 5}
-    assert first_fit([a], [buffer(5, dtype="bfloat16", size=8)]) == {}
-    assert first_fit([a], [buffer(5, shape=(8,), dtype="bfloat16")]) == {}
 
 
 def test_pairs_are_as_many_as_fit():
