@@ -374,8 +374,8 @@ def _donated(
     layout = traced.request.layout
     if not layout.donated:
         return ()
-    slots = [slot if slot in layout.donated else None for slot in traced.request.leaf_slots]
-    return donations(imported.program, inputs, outputs, slots, used, why_off())
+    donated = [slot in layout.donated for slot in traced.request.leaf_slots]
+    return donations(imported.program, inputs, outputs, donated, used, why_off())
 
 
 AHEAD = 10.0

@@ -43,9 +43,6 @@ class Donated:
         fix: Advice where it is not reused.
         input: Its number among the leaves of the arguments.
         output: The number of the output among the leaves of the result.
-        slot: The argument it belongs to.
-        local_shape: Shape of a device's piece.
-        parameter: Its number among the parameters that the compiled program keeps; None where it is unused.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -66,9 +63,6 @@ class Donated:
     fix: str
     input: int
     output: int | None
-    slot: int
-    local_shape: tuple[int, ...]
-    parameter: int | None
 
     def __str__(self) -> str:
         described = f"{self.path}: {typed(self.type, self.sharding)}"
@@ -81,7 +75,7 @@ def donations(
     program: Program,
     inputs: Sequence[PlannedValue],
     outputs: Sequence[PlannedValue],
-    slots: Sequence[int | None],
+    donated: Sequence[bool],
     used: Sequence[bool],
     off: str = "",
 ) -> tuple[Donated, ...]:
@@ -91,15 +85,12 @@ def donations(
     arguments = {value: number for number, value in enumerate(main.arguments)}
     ins = _buffers(inputs, program)
     outs = _buffers(outputs, program)
-    usable = [b for b in ins if slots[b.index] is not None and used[b.index] and not off]
+    usable = [b for b in ins if donated[b.index] and used[b.index] and not off]
     paired = {pair.input: pair for pair in pairs(usable, outs, lambda output: origins(results[output], arguments))}
     takers = {pair.output: inputs[pair.input].path for pair in paired.values()}
-    donated = []
-    parameter = 0
-    for buffer, value, slot in zip(ins, inputs, slots):
-        number = parameter if used[buffer.index] else None
-        parameter += used[buffer.index]
-        if slot is None:
+    entries = []
+    for buffer, value, is_donated in zip(ins, inputs, donated):
+        if not is_donated:
             continue
         kind: Kind
         if (pair := paired.get(buffer.index)) is not None:
@@ -110,7 +101,7 @@ def donations(
             kind, reason, fix = "off", off, "turn the setting off"
         else:
             kind, reason, fix = _refusal(buffer, value, outs, outputs, takers)
-        donated.append(
+        entries.append(
             Donated(
                 path=value.path,
                 type=value.type,
@@ -122,12 +113,9 @@ def donations(
                 fix=fix,
                 input=buffer.index,
                 output=None if pair is None else pair.output,
-                slot=slot,
-                local_shape=buffer.shape,
-                parameter=number,
             )
         )
-    return tuple(donated)
+    return tuple(entries)
 
 
 def donatable(
@@ -236,7 +224,7 @@ def arrangement(donated: Sequence[Donated], program: Program, outputs: Sequence[
     """
     pieces = [(local_shape(value.type, value.sharding, program.meshes), value.dtype) for value in outputs]
     alike = grouped(range(len(outputs)), pieces.__getitem__)
-    donors = [(d.input, d.output, (d.local_shape, d.type.dtype)) for d in donated if d.output is not None]
+    donors = [(d.input, d.output, (local_shape(d.type, d.sharding, program.meshes), d.type.dtype)) for d in donated if d.output is not None]
     pairs_of_jax = [
         (input, output)
         for piece, ends in grouped(donors, lambda donor: donor[2]).items()

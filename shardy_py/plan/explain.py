@@ -18,7 +18,6 @@ from shardy_py.dialect.format import sizes_text
 from shardy_py.errors import UserError
 from shardy_py.ir import Op, Program, Value
 from shardy_py.passes.propagation.graph import Holder
-from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.explainer import Explainer, explainer_of
 from shardy_py.plan.explanation import Explanation, Missing, Reason, Source
@@ -200,7 +199,7 @@ def explain(plan: PlanRecord, target: str | PlannedValue, axis: str | None, dim:
         chains = tuple((_chosen(plan, planned, d, axes),) for d, axes in facts)
         return dataclasses.replace(explanation, chains=chains, choice="" if chains else "the planner leaves it whole")
     explainer = explainer_of(plan)
-    holder = _holder(explainer, match)
+    holder = explainer.holder(match.value)
     chains, also, connected = [], dict[Source, None](), dict[Source, None]()
     for d, axes in facts:
         links = explainer.derivation(holder, d, axes)
@@ -258,14 +257,6 @@ def _missing(
 
 def _names(sharding: TensorSharding | None, dim: int) -> list[str]:
     return [] if sharding is None else list(dict.fromkeys(axis.name for axis in sharding.dims[dim].axes))
-
-
-def _holder(explainer: Explainer, match: Match) -> Holder:
-    """The holder of a value's sharding during the propagation."""
-    if isinstance(match.value, Value):
-        return explainer.history.holder(match.value)
-    result = explainer.history.results.get(match.value)
-    return explainer.history.holder(FunctionResult(match.value, match.planned.given)) if result is None else result
 
 
 def _check_axis(plan: PlanRecord, axis: str | None) -> None:

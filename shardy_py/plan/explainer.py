@@ -58,6 +58,12 @@ class Explainer:
         """The neighbours of the program: ops, edges and groups with the values they connect."""
         return Neighbourhood(self.plan.program, self.history)
 
+    def holder(self, value: Value | int) -> Holder:
+        """What holds the sharding of a value, or of a result by its number, during the propagation."""
+        if isinstance(value, Value):
+            return self.history.holder(value)
+        return self.history.results.get(value) or self.history.holder(FunctionResult(value, self.plan.outputs[value].given))
+
     def name(self, holder: Holder) -> str:
         """The name of a value in messages."""
         plan = self.plan

@@ -85,9 +85,9 @@ def check_compiled(compiled: Any, plan: Plan) -> list[str]:
     place = {output: position for position, output in enumerate(order)}
     wanted: dict[int, tuple[int, str]] = {}
     for donated in plan.donation:
-        if donated.output is not None and donated.parameter is not None:
+        if donated.output is not None:
             is_sorted = list(laid_out.donated) == sorted(laid_out.donated)
-            parameter = donated.parameter if is_sorted else laid_out.donated.index(donated.input)
+            parameter = donated.input - sum(n < donated.input for n in plan.dropped) if is_sorted else laid_out.donated.index(donated.input)
             wanted[place[donated.output]] = parameter, donated.path
     donors = {alias.output[0] if alias.output else 0: alias.parameter for alias in aliases_in(compiled.as_text()).pairs}
     differences = []

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from shardy_py.ir import Value
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.graph import Holder
-from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective, format_bytes
@@ -194,19 +193,11 @@ def links(plan: PlanRecord, tables: Tables, number: Callable[[Holder, str], int]
 
 
 def _facts(plan: PlanRecord, explainer: Explainer) -> list[Fact]:
-    history = explainer.history
-    holders: list[tuple[Holder, Any]] = []
-    holders += ((history.holder(value), planned) for value, planned in zip(plan.program.main.arguments, plan.inputs))
-    holders += ((history.holder(value), planned) for value, planned in plan.intermediates)
-    for index, planned in enumerate(plan.outputs):
-        holder = history.results.get(index)
-        holders.append((history.holder(FunctionResult(index, planned.given)) if holder is None else holder, planned))
-    facts = []
-    for holder, planned in holders:
-        if planned.sharding is None:
-            continue
-        for d, dim in enumerate(planned.sharding.dims[: len(planned.shape)]):
-            facts += (Fact(holder, d, dim.axes[: n + 1]) for n in range(len(dim.axes)))
+    values: list[tuple[Value | int, PlannedValue]] = [*zip(plan.program.main.arguments, plan.inputs), *plan.intermediates]
+    facts: list[Fact] = []
+    for value, planned in (*values, *enumerate(plan.outputs)):
+        for d, dim in enumerate(() if planned.sharding is None else planned.sharding.dims[: len(planned.shape)]):
+            facts += (Fact(explainer.holder(value), d, dim.axes[: n + 1]) for n in range(len(dim.axes)))
     return facts
 
 
