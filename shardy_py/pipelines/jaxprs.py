@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import jax
-import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.frontends.context import is_extended_dtype as is_extended_dtype
@@ -51,11 +50,6 @@ def is_differentiable(v: Atom) -> bool:
 def reads(eqn: JaxprEqn) -> list[Var]:
     """The variables that an equation reads."""
     return [v for v in eqn.invars if not isinstance(v, Literal)]
-
-
-def named_dimensions(eqn: JaxprEqn, parameter: str) -> set[int]:
-    """The dimensions that a parameter names: one, in an integer of Python or of NumPy (as `jnp.roll` writes it), or several."""
-    return set(np.atleast_1d(eqn.params[parameter]).tolist())
 
 
 class _HasEquation(Protocol):

@@ -7,7 +7,7 @@ batch, so that the sum over microbatches is what the whole batch gives: data par
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -16,11 +16,13 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
+from shardy_py.backends.local.local_rule import Equation
+from shardy_py.backends.local.table import LOCAL_RULES
 from shardy_py.frontends.loops import scan_counts
 from shardy_py.pipelines.errors import PipelineError, place
 from shardy_py.pipelines.flatten import FlatEquation, FlatStep, flatten
-from shardy_py.pipelines.jaxprs import Atom, dtype_of, is_extended_dtype, live, named_dimensions, shape_of, short
-from shardy_py.pipelines.rows import ExampleRows, follow
+from shardy_py.pipelines.jaxprs import Atom, dtype_of, is_extended_dtype, live, shape_of, short
+from shardy_py.pipelines.rows import CUTTING, ExampleRows, follow
 
 
 class BatchKind(Enum):
@@ -51,17 +53,6 @@ ROW_NUMBERS = frozenset({"lt", "ge", "add", "select_n", "broadcast_in_dim", "res
 
 INDEXING = frozenset({"gather", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
 """Primitives that may take indices made of numbers of rows: in a microbatch both rows and their numbers are its own."""
-
-ALONG = {
-    "cumsum": "axis",
-    "cumprod": "axis",
-    "cummax": "axis",
-    "cummin": "axis",
-    "cumlogsumexp": "axis",
-    "sort": "dimension",
-    "rev": "dimensions",
-}
-"""Primitives that keep a dimension and mix its elements -> the parameter that names it."""
 
 LINEAR = frozenset(
     {
@@ -233,11 +224,11 @@ class _StepSplitter:
                 stays = self.inside and self.stays_sum(eqn, kinds)
                 return [BatchKind.SUM if stays else BatchKind.WHOLE] * len(out_dims)
             return [BatchKind.EXAMPLES if dims else (BatchKind.LOCAL if BatchKind.LOCAL in kinds else BatchKind.SAME) for dims in out_dims]
-        self.check_along(eqn)
+        if any(out_dims) and not self.own:
+            self.check_along(eqn, twin)
         if eqn.primitive.name == "scan":
             self.enter(eqn, twin)
         elif not self.own:
-            self.check_blocks(eqn)
             self.check_bodies(eqn, twin)
         return [BatchKind.EXAMPLES if dims else self.sum_kind(eqn, i) for i, dims in enumerate(out_dims)]
 
@@ -306,29 +297,27 @@ class _StepSplitter:
                         self.local.add(v)
                 needed.update(v for v in node.eqn.invars if isinstance(v, Var) and self.kinds[v] in (BatchKind.SUM, BatchKind.WHOLE))
 
-    def check_along(self, eqn: JaxprEqn) -> None:
-        parameter = ALONG.get(eqn.primitive.name)
-        if parameter is None:
-            return
-        axes = named_dimensions(eqn, parameter)
-        for v in eqn.invars:
-            if isinstance(v, Var) and axes & set(self.dims[v]):
+    def check_along(self, eqn: JaxprEqn, twin: JaxprEqn) -> None:
+        """Refuses equations that a dimension of examples does not pass through, by the rule that cuts them over devices.
+
+        Two take their rows by position, which that rule counts from the block of a device.
+        """
+        name = eqn.primitive.name
+        operand_dims = [self.dims[v] if isinstance(v, Var) else () for v in eqn.invars]
+        by_position: Collection[int] = ()
+        if name == "dynamic_update_slice" and operand_dims[0] != operand_dims[1]:
+            by_position = operand_dims[0]
+        elif name == "ragged_dot_general":
+            by_position = eqn.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
+        build = LOCAL_RULES.get(name)
+        local = None if build is None or name in INDEXING | CUTTING.keys() else build(Equation(twin))
+        held = set() if local is None else {*local.rule.need_replication, *local.rule.permutation}
+        for i, (v, dims) in enumerate(zip(eqn.invars, operand_dims)):
+            if any((i == 0 and d in by_position) or (local is not None and held & {*local.rule.operand_mappings[i][d]}) for d in dims):
                 raise PipelineError(
-                    f"{eqn.primitive.name} runs along the examples of {short(v)}", where=place(eqn),
+                    f"{name} runs along the examples of {short(v)}", where=place(eqn),
                     why="a microbatch does not see the examples of the others", fix="do this outside of the pipelined function",
                 )  # fmt: skip
-
-    def check_blocks(self, eqn: JaxprEqn) -> None:
-        """Refuses to write a block of examples, or to multiply it by a matrix of its own."""
-        operand, *others = eqn.invars
-        dims = self.dims[operand] if isinstance(operand, Var) else ()
-        written = eqn.primitive.name == "dynamic_update_slice" and not (isinstance(others[0], Var) and self.dims[others[0]] == dims)
-        ragged = eqn.primitive.name == "ragged_dot_general" and eqn.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
-        if dims and (written or (ragged and dims[0] in ragged)):
-            raise PipelineError(
-                f"{eqn.primitive.name} picks examples of {short(operand)} by their positions", where=place(eqn),
-                why="a microbatch does not see the examples of the others", fix="do this outside of the pipelined function",
-            )  # fmt: skip
 
     def check_bodies(self, eqn: JaxprEqn, twin: JaxprEqn) -> None:
         """Looks at branches, and at the condition and body of a loop, as at steps: examples may meet there, too."""

@@ -9,7 +9,6 @@ moving the residuals that it saves.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
@@ -19,10 +18,13 @@ import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 from jax.sharding import PartitionSpec
 
+from shardy_py.backends.local import elementwise
+from shardy_py.backends.local.local_rule import Equation
+from shardy_py.backends.local.table import LOCAL_RULES
 from shardy_py.cost.hardware import Hardware
 from shardy_py.pipelines.assignment import Assignment
 from shardy_py.pipelines.flatten import FlatEquation
-from shardy_py.pipelines.jaxprs import bytes_of, dtype_of, named_dimensions, reads, shape_of
+from shardy_py.pipelines.jaxprs import bytes_of, dtype_of, reads, shape_of
 from shardy_py.pipelines.microbatching import BatchKind, SplitStep
 from shardy_py.pipelines.minimum_cut import RecomputeChoice
 from shardy_py.pipelines.placing import axes_of
@@ -36,34 +38,29 @@ MOVES = frozenset(
 )  # fmt: skip
 """Primitives that compute nothing; XLA reads through them."""
 
-POINTWISE = frozenset(
-    {
-        "abs", "add", "add_any", "and", "bitcast_convert_type", "ceil", "clamp", "complex", "conj", "convert_element_type", "div", "eq",
-        "eq_to", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "le_to", "lt", "lt_to", "max", "min", "mul", "ne", "neg",
-        "nextafter", "not", "one_minus_square", "or", "real", "reduce_precision", "rem", "round", "select_n", "shift_left",
-        "shift_right_arithmetic", "shift_right_logical", "sign", "square", "sub", "xor",
-    }
-)  # fmt: skip
-"""Primitives of about one operation per element."""
+SERIES = frozenset("bessel_i0e bessel_i1e digamma igamma igamma_grad_a igammac lgamma polygamma regularized_incomplete_beta zeta".split())
+"""Primitives of many operations per element."""
+
+POINTWISE = frozenset(elementwise.LOCAL_RULES) - SERIES
+"""Other primitives that work element by element; most take about one operation."""
 
 TRANSCENDENTAL = frozenset(
     {
         "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1",
-        "log", "log1p", "logistic", "pow", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh",
+        "log", "log1p", "log2", "logistic", "pow", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh",
     }
 )  # fmt: skip
 """Primitives of as many operations per element as the hardware says."""
+
+ANNOTATIONS = frozenset({"reshard", "sharding_constraint"})
 
 REDUCTIONS = frozenset(
     {"argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor"}
 )
 """Primitives that read all of their operand before anyone reads their result."""
 
-CHEAP = MOVES | POINTWISE | TRANSCENDENTAL | REDUCTIONS
+CHEAP = MOVES | POINTWISE | REDUCTIONS
 """Primitives that may be recomputed."""
-
-ALONG = {"concatenate": "dimension", "rev": "dimensions"}
-"""Primitives that move elements along dimensions -> the parameter that names these."""
 
 Axes = Callable[[Var], tuple[tuple[str, ...], ...]]
 """A value to the mesh axes that cut each of its dimensions."""
@@ -128,58 +125,26 @@ def recompute_seconds(eqn: JaxprEqn, hardware: Hardware) -> float:
 
 def communicates(eqn: JaxprEqn, axes: Axes) -> bool:
     """Whether devices have to communicate to compute a cheap equation: it changes a dimension that is sharded, or shards it otherwise."""
-    results = [axes(v) for v in eqn.outvars]
-    for k, v in enumerate(eqn.invars):
-        if isinstance(v, Literal):
-            continue
-        for cut, to in zip(axes(v), _dimensions(eqn, k)):
-            if cut and (to is None or any(axes_of_result[to][: len(cut)] != cut for axes_of_result in results)):
+    if not any(any(axes(v)) for v in reads(eqn)):
+        return False
+    build = LOCAL_RULES.get(eqn.primitive.name)
+    local = None if build is None else build(Equation(eqn))
+    if local is None:
+        return eqn.primitive.name not in ANNOTATIONS or any(axes(v) != axes(eqn.outvars[0]) for v in reads(eqn))
+    rule = local.rule
+    for v, mapping in zip(eqn.invars, rule.operand_mappings):
+        for cut, (factor, *_) in zip(() if isinstance(v, Literal) else axes(v), mapping):
+            if cut and factor in (*rule.need_replication, *rule.permutation):
                 return True
+            for result, dims in zip(eqn.outvars, rule.result_mappings):
+                to = next((d for d, factors in enumerate(dims) if factors[0] == factor), None)
+                if cut and (to is None or axes(result)[to][: len(cut)] != cut):
+                    return True
     return False
 
 
 def _elements(v: Any) -> int:
     return math.prod(shape_of(v))
-
-
-def _dimensions(eqn: JaxprEqn, operand: int) -> list[int | None]:
-    """For every dimension of an operand the dimension of the results that it is; None where elements of different places meet or move."""
-    name, params = eqn.primitive.name, eqn.params
-    before, after = shape_of(eqn.invars[operand]), shape_of(eqn.outvars[0])
-    if name == "broadcast_in_dim":
-        return list(params["broadcast_dimensions"])
-    if name == "transpose":
-        return [params["permutation"].index(d) for d in range(len(before))]
-    if name in ("reshape", "squeeze", "expand_dims", "bitcast_convert_type"):
-        return _same_place(before, after)
-    if name in REDUCTIONS or name == "unstack":
-        reduced = params["axes"] if name in REDUCTIONS else (params["axis"],)
-        number = itertools.count()
-        return [None if d in reduced else next(number) for d in range(len(before))]
-    if name == "stack":
-        return [d + (d >= params["axis"]) for d in range(len(before))]
-    lost: set[int] = set()
-    if name in ALONG:
-        lost = named_dimensions(eqn, ALONG[name])
-    elif name == "pad":
-        lost = {d for d, padding in enumerate(params["padding_config"]) if any(padding)}
-    return [d if d not in lost and d < len(after) and before[d] == after[d] else None for d in range(len(before))]
-
-
-def _same_place(before: tuple[int, ...], after: tuple[int, ...]) -> list[int | None]:
-    """For each dimension of the operand of a reshape, the dimension of the result that begins at the same place, or None."""
-    starts: dict[int, int] = {}
-    place = 1
-    for d, size in enumerate(after):
-        if size > 1:
-            starts[place] = d
-        place *= size
-    dimensions: list[int | None] = []
-    place = 1
-    for size in before:
-        dimensions.append(starts.get(place) if size > 1 else None)
-        place *= size
-    return dimensions
 
 
 BUFFER_BYTES = 64 << 10

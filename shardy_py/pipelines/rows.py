@@ -37,13 +37,12 @@ def follow(
     eqn: JaxprEqn, operands: Sequence[tuple[int, ExampleRows | None] | None], out_dims: Sequence[tuple[int, ...]], rows: int
 ) -> list[ExampleRows | None]:
     """The place of the examples in the results of an equation. Raises PipelineError if the equation regroups examples."""
-    special = _SPECIAL.get(eqn.primitive.name)
+    special = CUTTING.get(eqn.primitive.name)
     if special is not None and operands[0] is not None and operands[0][1] is not None and out_dims[0]:
         layouts = special(eqn, operands, out_dims, rows)
         if layouts is None:
             raise _regroups(eqn)
         return layouts
-    _check_windows(eqn, operands)
     parts = {layout for entry in operands if entry is not None and (layout := entry[1]) is not None}
     if len(parts) > 1:
         raise _regroups(eqn)
@@ -113,30 +112,14 @@ def _cut(eqn: JaxprEqn, operands: Any, out_dims: Any, rows: int) -> list[Example
     return layouts
 
 
-_SPECIAL: dict[str, Callable[[JaxprEqn, Any, Any, int], list[ExampleRows | None] | None]] = {
+CUTTING: dict[str, Callable[[JaxprEqn, Any, Any, int], list[ExampleRows | None] | None]] = {
     "reshape": _reshape,
     "concatenate": _joined,
     "slice": _cut,
     "pad": _cut,
     "split": _cut,
 }
-
-
-def _check_windows(eqn: JaxprEqn, operands: Sequence[tuple[int, ExampleRows | None] | None]) -> None:
-    """Refuses windows and transforms along examples."""
-    first = operands[0] if operands else None
-    if first is None:
-        return
-    d = first[0]
-    windows = eqn.params.get("window_dimensions")
-    numbers = eqn.params.get("dimension_numbers") if eqn.primitive.name == "conv_general_dilated" else None
-    along = (windows is not None and windows[d] != 1) or (numbers is not None and d in numbers.lhs_spec[2:])
-    along = along or (eqn.primitive.name == "fft" and d >= len(shape_of(eqn.invars[0])) - len(eqn.params["fft_lengths"]))
-    if along:
-        raise PipelineError(
-            f"{eqn.primitive.name} runs along the examples of {short(eqn.invars[0])}", where=place(eqn),
-            why="a microbatch does not see the examples of the others", fix="do this outside of the pipelined function",
-        )  # fmt: skip
+"""Primitives that may take runs of examples apart, or put them together -> the place of the examples in their results."""
 
 
 def on_one_example(two: FlatStep, three: FlatStep) -> FlatStep:

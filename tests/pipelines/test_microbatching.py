@@ -136,10 +136,10 @@ def test_statistics_of_the_batch() -> None:
             lambda p, x, y: jnp.mean(jax.lax.cond(p["a"][0, 0] > 0, lambda h: h - h.mean(0), lambda h: h, net(p, x))),
             "a statistic of the batch",
         ),
-        (lambda p, x, y: jnp.mean(jax.lax.dynamic_update_slice(net(p, x), p["a"][:1], (0, 0))), "picks examples .* by their positions"),
+        (lambda p, x, y: jnp.mean(jax.lax.dynamic_update_slice(net(p, x), p["a"][:1], (0, 0))), "runs along the examples"),
         (
             lambda p, x, y: jnp.mean(jax.lax.ragged_dot(x, p["a"][None], jnp.array([x.shape[0]])) - y),
-            "picks examples .* by their positions",
+            "runs along the examples",
         ),
         (
             lambda p, x, y: jnp.mean(net(p, x) * np.linspace(0, 1, x.shape[0])[:, None].astype("float32")),
