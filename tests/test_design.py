@@ -25,9 +25,11 @@ def test_one_product_from_call_to_collective() -> None:
 
     sp.clear_caches()
     step = sp.auto_shard(lambda a, b: a @ b, mesh={"x": 4, "y": 2}, in_shardings=(P("x", "y"), P("y")))
+    a, b = jnp.ones((64, 32)), jnp.ones((32, 16))
     sys.setprofile(observe)
     try:
-        step(jnp.ones((64, 32)), jnp.ones((32, 16)))
+        step(a, b)
+        assert step.plan(a, b).collectives
     finally:
         sys.setprofile(None)
     assert len(told) > 12

@@ -16,9 +16,9 @@ from shardy_py.passes import dataflow
 from shardy_py.passes.base import Pass
 from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
 from shardy_py.passes.import_.apply_sharding_constraints import ApplyShardingConstraints
-from shardy_py.passes.propagation.base import PropagationPass
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult, Log, LogStep
+from shardy_py.passes.propagation.rounds import PropagationPass
 from shardy_py.passes.propagation.step import common_mesh
 from shardy_py.passes.walk import ops_in, ops_of_post
 from shardy_py.rules import identity_rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardy_py.passes.base import option
-from shardy_py.passes.propagation.base import OP_PRIORITY, STRATEGIES, STRATEGY, PropagationPass
+from shardy_py.passes.propagation.rounds import OP_PRIORITY, STRATEGIES, STRATEGY, PropagationPass
 from shardy_py.passes.propagation.step import Strategy
 
 

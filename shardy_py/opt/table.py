@@ -50,8 +50,8 @@ from shardy_py.passes.import_.constant_or_scalar_splitter import ConstantOrScala
 from shardy_py.passes.import_.manual_axes_cleanup import ManualAxesCleanup
 from shardy_py.passes.import_.remove_size_one_axes import RemoveSizeOneAxes
 from shardy_py.passes.import_.sharding_group_import import ShardingGroupImport
-from shardy_py.passes.propagation.base import OP_PRIORITY, STRATEGIES, STRATEGY
 from shardy_py.passes.propagation.log import Log
+from shardy_py.passes.propagation.rounds import OP_PRIORITY, STRATEGIES, STRATEGY
 from shardy_py.passes.propagation.step import Strategy
 from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
 

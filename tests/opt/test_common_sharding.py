@@ -3,8 +3,7 @@ from __future__ import annotations
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
 from shardy_py.dialect.axis import is_strict_prefix
 from shardy_py.dialect.projection import FactorSharding, TensorFactors
-from shardy_py.opt.explicit_reshards.choice import compatible_axes, find_common_axes
-from shardy_py.opt.explicit_reshards.decision import redistribute
+from shardy_py.opt.explicit_reshards.decision import compatible_axes, find_common_axes, redistribute
 
 MESH = Mesh([("x", 2), ("y", 2), ("z", 4)])
 X, Y, Z = (AxisRef(name) for name in "xyz")

@@ -1,50 +1,68 @@
-"""The propagation passes in one function: user priorities as rounds, each of which runs the worklist to its end."""
+"""What all propagation passes run: user priorities as rounds, each of which runs the worklist to its end."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import attrgetter
+from typing import ClassVar, get_args
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Op, OpaqueType, Program, Value
 from shardy_py.ir.type_text import type_text
 from shardy_py.passes import dataflow
+from shardy_py.passes.base import CONSERVATIVE, KEEP_SHARDING_RULES, PROPAGATION_EDGES, SHARDING_ORIGINS, UNUSED, Pass, option
+from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
 from shardy_py.passes.propagation.graph import Holder, Node, PropagationGraph, walk_blocks
 from shardy_py.passes.propagation.log import Log, LogStep
 from shardy_py.passes.propagation.schedule import STAGES
 from shardy_py.passes.propagation.step import FactorStrategy, StepTable, Strategy, Update, step_table
 from shardy_py.passes.walk import blocks_of, ops_of, place
 
+STRATEGIES = get_args(Strategy)
+STRATEGY = "how conflicts are settled"
+OP_PRIORITY = "propagate through ops that move no data first"
 
-def propagate(
-    program: Program,
-    *,
-    strategy: Strategy,
-    op_priority: bool,
-    user_priority: bool,
-    conservative: bool,
-    settled: bool = False,
-    log: Log | None,
-) -> None:
-    """Lets sharding groups agree, runs a round per user priority, and writes results back."""
-    check_static_shapes(program)
-    with shardings_on_values(program):
-        groups = sharding_groups(program, log)
-        propagation = Propagation(program, groups=groups, conservative=conservative, settled=settled, log=log)
-        holders = list(_holders(propagation))
-        if log is not None:
-            log += [LogStep.outside(holder, holder.sharding, holder.sharding, "annotation") for holder in holders]
-        references = _take_priorities(program, holders, log) if user_priority else {}
-        propagation.run(strategy, op_priority=op_priority)
-        for priority in sorted(references):
-            propagation.user_priority = priority
-            for holder, original in references[priority]:
-                _restore(holder, original, priority, log)
-            propagation.run(strategy, op_priority=op_priority)
-        propagation.finish()
+
+@dataclass(frozen=True, kw_only=True)
+class PropagationPass(Pass):
+    """Propagates, then drops the rules that it attached, unless an option keeps them.
+
+    The debug attributes are written from the log, by `opt/debug_attributes`.
+    """
+
+    keep_sharding_rules: bool = option(False, KEEP_SHARDING_RULES)
+    module_dump_directory: str = option("", UNUSED)
+    conservative_propagation: bool = option(False, CONSERVATIVE)
+    debug_sharding_origins: bool = option(False, SHARDING_ORIGINS)
+    debug_propagation_edge_sharding: bool = option(False, PROPAGATION_EDGES)
+    propagation_strategy: Strategy = "basic"
+    run_op_priority_propagation: bool = False
+    settled: bool = False
+    by_user_priority: ClassVar[bool] = False
+
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Lets sharding groups agree, runs a round per user priority, and writes results back; see `schedule` for op priority."""
+        check_static_shapes(program)
+        with shardings_on_values(program):
+            groups = sharding_groups(program, log)
+            propagation = Propagation(program, groups=groups, conservative=self.conservative_propagation, settled=self.settled, log=log)
+            holders = list(_holders(propagation))
+            if log is not None:
+                log += [LogStep.outside(holder, holder.sharding, holder.sharding, "annotation") for holder in holders]
+            references = _take_priorities(program, holders, log) if self.by_user_priority else {}
+            propagation.run(self.propagation_strategy, op_priority=self.run_op_priority_propagation)
+            for priority in sorted(references):
+                propagation.user_priority = priority
+                for holder, original in references[priority]:
+                    _restore(holder, original, priority, log)
+                propagation.run(self.propagation_strategy, op_priority=self.run_op_priority_propagation)
+            propagation.finish()
+        if not self.keep_sharding_rules:
+            DropShardingRules().run(program)
 
 
 def _holders(propagation: Propagation) -> Iterator[Holder]:

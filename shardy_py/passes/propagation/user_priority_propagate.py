@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shardy_py.passes.base import option
-from shardy_py.passes.propagation.base import OP_PRIORITY, STRATEGIES, STRATEGY, PropagationPass
+from shardy_py.passes.propagation.rounds import OP_PRIORITY, STRATEGIES, STRATEGY, PropagationPass
 from shardy_py.passes.propagation.step import Strategy
 
 

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, DimensionSharding, ListOfAxisRefLists, TensorSharding
 from shardy_py.errors import ShardyError
-from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.ir import Block, Function, Op, Program, TensorType, Value
+from shardy_py.ir.attribute_text import AttributeText
 from shardy_py.ir.tables import merge_tables
+from shardy_py.ir.type_text import type_text
 from shardy_py.opt.explicit_reshards.edits import Edits
 from shardy_py.opt.partitioner.convert_global_to_local import (
     collectives,
-    constants,
     edges,
     exchanges,
     gather,
     products,
     scatter,
 )
+from shardy_py.opt.partitioner.convert_global_to_local.devices import emit_offset, emit_part
 from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter
 from shardy_py.opt.partitioner.convert_global_to_local.facts import ConversionOptions, World, illegal
 from shardy_py.opt.partitioner.convert_global_to_local.products import FULL_RESHARDS
 from shardy_py.passes.base import Pass, option
-from shardy_py.passes.dataflow import get_sharding
+from shardy_py.passes.dataflow import MANUAL_COMPUTATION, get_sharding
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import place
 from shardy_py.rules.traits import is_elementwise
@@ -221,11 +224,72 @@ _MOVES: Mapping[str, Callable[[Op, int, int], bool]] = {"stablehlo.pad": _pad_mo
 """Name of an op -> whether elements change devices along a dimension that is cut into so many parts."""
 
 
-ALWAYS: Mapping[str, Conversion] = merge_tables((collectives.CONVERSIONS, exchanges.CONVERSIONS, constants.ALWAYS))
+_SPLAT = re.compile(r"dense<(?![\[\"]|>)")
+
+
+def _constant(op: Op, out: Emitter) -> Sequence[Value]:
+    """A constant with one value is made small; of another the device slices its part."""
+    (result,) = out.facts.results
+    value = op.attributes["value"]
+    if result.type == result.local:
+        return (out.value("constant", (), result.type, {"value": value}),)
+    assert result.sharding is not None
+    if _SPLAT.match(value):
+        text = f"{value[: value.rindex(' : ')]} : {type_text(result.local)}"
+        return (out.value("constant", (), result.local, {"value": AttributeText(text)}),)
+    whole = out.value("constant", (), result.type, {"value": value})
+    axes = [dim.axes for dim in result.sharding.dims]
+    return (emit_part(out, whole, axes, out.world.mesh(result.sharding), result.local.shape),)
+
+
+def _iota(op: Op, out: Emitter) -> Sequence[Value]:
+    """An iota over the part, to which the part's offset is added."""
+    (result,) = out.facts.results
+    assert result.sharding is not None
+    dim: int = op.attributes["iota_dimension"]
+    value = out.value("iota", (), result.local, {"iota_dimension": dim})
+    if not result.axes(dim):
+        return (value,)
+    offset = emit_offset(out, result.axes(dim), out.world.mesh(result.sharding), result.local.shape[dim])
+    offset = out.broadcast(out.convert(offset, result.type.dtype), result.local.shape)
+    return (out.value("add", (value, offset), TensorType(result.local.shape, result.type.dtype)),)
+
+
+def _manual_computation(op: Op, out: Emitter) -> Sequence[Value]:
+    """The ops of the body, over the operands themselves: their parts are what the body has as arguments."""
+    (body,) = op.regions
+    for argument, operand in zip(body.arguments, op.operands, strict=True):
+        argument.replace_uses(operand)
+    returned = list(body.terminator.operands)
+    body.terminator.drop_uses()
+    out.ops += body.ops[:-1]
+    body.ops = []
+    return returned
+
+
+def _call(op: Op, out: Emitter) -> Sequence[Value]:
+    """A call of the function over parts, without other attributes."""
+    types = [tensor.local for tensor in out.facts.results]
+    return out.make(op.name, op.operands, types, {"callee": op.attributes["callee"]}).results
+
+
+ALWAYS: Mapping[str, Conversion] = merge_tables(
+    (
+        collectives.CONVERSIONS,
+        exchanges.CONVERSIONS,
+        {"func.call": _call, MANUAL_COMPUTATION: _manual_computation, "sdy.constant": _constant},
+    )
+)
 """Ops that no local program has."""
 
 WHERE_CUT: Mapping[str, Conversion] = merge_tables(
-    (constants.CONVERSIONS, edges.CONVERSIONS, gather.CONVERSIONS, products.CONVERSIONS, scatter.CONVERSIONS)
+    (
+        {"stablehlo.constant": _constant, "stablehlo.iota": _iota},
+        edges.CONVERSIONS,
+        gather.CONVERSIONS,
+        products.CONVERSIONS,
+        scatter.CONVERSIONS,
+    )
 )
 """Ops that are converted where an operand or result is cut; any other op gets local types and stays as it is."""
 
