@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardy_py import stages as stages
     from shardy_py import testing as testing
     from shardy_py.api import AutoSharded as AutoSharded
+    from shardy_py.api import CompileError as CompileError
     from shardy_py.api import DifferenceError as DifferenceError
     from shardy_py.api import Options as Options
     from shardy_py.api import Traced as Traced
@@ -65,6 +66,7 @@ _HOMES = {
     "Check": "view.check",
     "AxisRef": "dialect",
     "Collective": "plan",
+    "CompileError": "api",
     "DifferenceError": "api",
     "Donated": "plan",
     "DimensionSharding": "dialect",

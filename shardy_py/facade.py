@@ -9,13 +9,14 @@ from typing import Any, Self
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.dialect.format import printable, sizes_text
-from shardy_py.errors import ShardyError
+from shardy_py.errors import ShardyError, UserError
 from shardy_py.files import write_file
 from shardy_py.ir.printer import print_program
 from shardy_py.plan import costing
 from shardy_py.plan.checks.table import accepted, findings_of
 from shardy_py.plan.code import Code, Style, as_code
 from shardy_py.plan.collectives import Collective, CollectivesByModule, by_module
+from shardy_py.plan.compiled import CompiledProgram
 from shardy_py.plan.cost_analysis import CostAnalysis
 from shardy_py.plan.diff import PlanDiff, diff_plans
 from shardy_py.plan.executed import collectives_of, reshards_of
@@ -200,6 +201,33 @@ class Plan(PlanRecord):
             HardwareError: Such hardware is not known.
         """
         return memory_analysis.analyse(self, hardware)
+
+    def compile_for(self, topology: str | None = None, *, hardware: str | Hardware | int | None = None) -> CompiledProgram:
+        """Compiles the program, and says what the compiler made of it: memory, collectives, donated arguments. Nothing runs.
+
+        Args:
+            topology: A slice of TPUs, `"v5e:2x4"`, as many as the mesh has devices, which JAX lays out on it; none need be there. Their
+                compiler runs in a process of its own and takes seconds to minutes; `pip install "shardy_py[tpu]"` brings it. By default
+                the devices of this process.
+            hardware: As for `memory_analysis`; the device that it should fit on, in place of the chip or the devices.
+
+        Returns:
+            The program, beside the plan. Where the plan is for another platform, the function is planned again for this one.
+
+        Raises:
+            CompileError: There is no such topology, or its compiler is not installed, or failed.
+            HardwareError: Such hardware is not known.
+            MeshError: There are too few devices.
+            UserError: The plan was read from a file, or is one of MLIR text.
+        """
+        if self.variants is None:
+            raise UserError(
+                f"the plan of {self.name} was read from a file",
+                where="Plan.compile_for",
+                why="a stored plan has no function to compile",
+                fix="plan again, function.plan(*args).compile_for(...)",
+            )
+        return self.variants.compiled(self, topology, hardware)
 
     def as_text(
         self,

@@ -1,4 +1,4 @@
-"""A plan with something changed: values cut otherwise, bodies of scans checkpointed, arguments donated; and a plan as code to paste."""
+"""A plan with something changed: values cut otherwise, bodies of scans checkpointed, arguments donated; as code to paste; compiled."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import Mesh
 
+from shardy_py.api.compiling import compiled
 from shardy_py.api.constraining import constrained
-from shardy_py.api.meshes import MESH_NAME
-from shardy_py.api.partitioning import decided
+from shardy_py.api.meshes import MESH_NAME, MeshView
+from shardy_py.api.partitioning import Planned, RegionBuilder, decided
 from shardy_py.api.pasting import Writer
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.recomputed import recomputed
+from shardy_py.cost.hardware import Hardware
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import short_location
 from shardy_py.errors import ShardyError
+from shardy_py.facade import Plan
 from shardy_py.frontends.jaxpr import Imported, lowered
 from shardy_py.ir import Value
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.checks.specs import extended, spec_text
 from shardy_py.plan.checks.wording import NOTABLE
 from shardy_py.plan.code import Code, Style
+from shardy_py.plan.compiled import CompiledProgram
 from shardy_py.plan.donation import donatable
 from shardy_py.plan.feeding import Feeding
 from shardy_py.plan.record import PlanRecord, Variant
@@ -76,6 +81,23 @@ class TracedVariants:
         """See `plan.record.Variants`."""
         seeds = PropagatedSeeds(self, plan)
         return Writer(seeds, seeds.closed, plan, self.traced.request).code(style)
+
+    def compiled(self, plan: PlanRecord, topology: str | None, hardware: str | Hardware | int | None) -> CompiledProgram:
+        """See `plan.record.Variants`."""
+        return compiled(functools.partial(self._planned, plan), self.traced.request.view, topology, hardware)
+
+    def _planned(self, plan: PlanRecord, view: MeshView, platform: str) -> Planned:
+        """The plan if it is for a mesh and a platform, else it is made again for these."""
+        request, variants = self.traced.request, self
+        if plan.platform != platform or isinstance(request.view.user_mesh, Mesh) is not isinstance(view.user_mesh, Mesh):
+            options = dataclasses.replace(request.settings.options, platform=platform)
+            request = dataclasses.replace(request, view=view, settings=dataclasses.replace(request.settings, options=options))
+            plan = self.plan_of(dataclasses.replace(self.traced, request=request))
+            assert isinstance(plan.variants, TracedVariants)
+            variants = plan.variants
+        assert isinstance(plan, Plan)
+        region = plan.partitioner if isinstance(plan.partitioner, RegionBuilder) else None
+        return Planned(plan, variants.imported, variants.traced, region)
 
     @functools.cached_property
     def _sites(self) -> dict[Value, int]:

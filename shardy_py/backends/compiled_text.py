@@ -1,4 +1,4 @@
-"""Reads the text of a compiled program (optimized HLO): its collectives, how often each runs, and which buffers it reuses."""
+"""Reads the text of a compiled program (optimized HLO): its collectives, how often each runs and whether it is hidden, and cycles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.dialect.devices import device_groups
-from shardy_py.plan.collectives import received_bytes
+from shardy_py.plan.compiled import CompiledCollective, Shape
 
 NAME = r"%?([\w.\-]+)"
 NAMES = re.compile(NAME)
@@ -83,52 +83,17 @@ def closing(text: str, start: int) -> int:
     return len(text)
 
 
-Shape = tuple[str, tuple[int, ...]]
-"""Element type in XLA's spelling (`f32`, `bf16`, `pred`), and dimensions."""
-
-
-@dataclass(frozen=True)
-class CompiledCollective:
-    """One collective op of a compiled program.
+@dataclass(frozen=True, slots=True)
+class CompiledCycles:
+    """What the compiler estimates that an op takes.
 
     Attributes:
-        groups: The devices that exchange data with each other, by position in the mesh; of a `collective_permute` the pairs of source and
-            target.
-        operands: One per tensor that moves. XLA makes one op of several all-reduces; the pieces of an `all_to_all`, one per device of
-            the group, are put together again.
+        location: `file:line` of the user's code; empty where unknown.
     """
 
-    kind: str
-    groups: tuple[tuple[int, ...], ...]
-    operands: tuple[Shape, ...]
+    cycles: int
     trips: int | None
-    op_name: str
     location: str
-
-    @property
-    def group_size(self) -> int:
-        """Number of devices that exchange data with each other."""
-        return max(map(len, self.groups), default=1)
-
-    @property
-    def pieces(self) -> tuple[int, ...]:
-        """Bytes of each operand on one device."""
-        return tuple(map(shape_bytes, self.operands))
-
-    @property
-    def operand_bytes(self) -> int:
-        """Bytes of all operands on one device."""
-        return sum(self.pieces)
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes that a device receives each time it runs."""
-        return sum(received_bytes(self.kind, self.group_size, piece) for piece in self.pieces)
-
-    @property
-    def total_bytes(self) -> int | None:
-        """Bytes that a device receives in one call; None where the number of trips is unknown."""
-        return None if self.trips is None else self.received_bytes * self.trips
 
 
 def collectives_in(hlo_text: str) -> list[CompiledCollective]:
@@ -137,10 +102,36 @@ def collectives_in(hlo_text: str) -> list[CompiledCollective]:
     Ops are known by opcode, not by name. An op in a computation that is called from several places is listed for each of them. The
     condition of a loop runs once more than its body. Raises ValueError if the text is not a complete HLO module.
     """
+    return [item for item in contents(hlo_text) if isinstance(item, CompiledCollective)]
+
+
+def contents(hlo_text: str) -> Sequence[CompiledCollective | CompiledCycles]:
+    """The collectives of a compiled program, and the other ops that the compiler estimated, as TPU's does."""
     module = _Module(hlo_text)
     if module.entry is None:
         raise ValueError("this text has no ENTRY computation: pass the whole of compiled.as_text()")
-    return list(module.collectives(module.entry, {}))
+    return module.contents(module.entry, {})
+
+
+def cycles_by_line(items: Iterable[CompiledCollective | CompiledCycles]) -> dict[str, int]:
+    """`file:line` -> cycles of a call, the most first; unknown numbers of trips count once."""
+    total: dict[str, int] = {}
+    for item in items:
+        if isinstance(item, CompiledCycles):
+            total[item.location] = total.get(item.location, 0) + item.cycles * (1 if item.trips is None else item.trips)
+    return dict(sorted(total.items(), key=lambda entry: -entry[1]))
+
+
+def aliased_parameters(hlo_text: str) -> frozenset[int]:
+    """Numbers of the parameters whose memory results take.
+
+    Example:
+        >>> aliased_parameters("HloModule m, input_output_alias={ {0}: (1, {}, may-alias), {1}: (3, {}, must-alias) }, num_partitions=8")
+        frozenset({1, 3})
+    """
+    head, key = hlo_text.partition("\n")[0], "input_output_alias="
+    start = head.find(key) + len(key)
+    return frozenset(map(int, re.findall(r"\((\d+),", head[start : closing(head, start)]))) if key in head else frozenset()
 
 
 _KINDS = {
@@ -153,12 +144,14 @@ _KINDS = {
 }
 _HEAD = re.compile(rf"(ENTRY\s+)?{NAME}\s*\(.*\{{\s*$")
 _CHAIN = re.compile(r'\bchain_id="?(\d+)')
+_CYCLES = re.compile(r'"estimated_cycles":"([1-9]\d*)"')
 _STARTS = 'custom_call_target="AsyncCollectiveStart"'
+_ENDS = 'custom_call_target="AsyncCollectiveDone"'
+_COMPUTING = ("fusion", "convolution", "dot", "while", "call", "conditional", "reduce", "sort", "scatter")
 _TRIPS = re.compile(r'known_trip_count\\?":\s*\{\s*\\?"n\\?":\s*\\?"(\d+)')
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([^\]]*)\]")
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
-_SOURCE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*)"\s+source_line=(\d+)')
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 
 
@@ -169,7 +162,7 @@ class _Module:
         self.lines: dict[str, list[str]] = {}
         self.entry: str | None = None
         self._ops: dict[str, tuple[CompiledOp, ...]] = {}
-        self._collectives: dict[tuple[object, ...], tuple[CompiledCollective, ...]] = {}
+        self._contents: dict[tuple[object, ...], tuple[CompiledCollective | CompiledCycles, ...]] = {}
         head: list[str] = []
         current = head
         for line in text.splitlines():
@@ -186,12 +179,12 @@ class _Module:
         self.frames = _frames(head)
         self.chains = _started_chains(self.lines.values())
 
-    def collectives(self, name: str, constants: Constants, fused: bool = False) -> tuple[CompiledCollective, ...]:
-        """The collectives of a computation and of all it calls, with their trips in one run of it."""
+    def contents(self, name: str, constants: Constants, fused: bool = False) -> tuple[CompiledCollective | CompiledCycles, ...]:
+        """The collectives of a computation and of all it calls, and estimated ops, with their trips in one run of it."""
         key = (name, fused, *sorted(constants.items()))
-        if key not in self._collectives:
-            self._collectives[key] = tuple(self._read(self.ops(name), constants, fused))
-        return self._collectives[key]
+        if key not in self._contents:
+            self._contents[key] = tuple(self._read(self.ops(name), constants, fused))
+        return self._contents[key]
 
     def ops(self, name: str) -> tuple[CompiledOp, ...]:
         """The ops of a computation; none where there is no such computation."""
@@ -199,10 +192,10 @@ class _Module:
             self._ops[name] = tuple(filter(None, map(op_of, self.lines.get(name, ()))))
         return self._ops[name]
 
-    def _read(self, ops: Sequence[CompiledOp], constants: Constants, fused: bool) -> Iterator[CompiledCollective]:
+    def _read(self, ops: Sequence[CompiledOp], constants: Constants, fused: bool) -> Iterator[CompiledCollective | CompiledCycles]:
         types = {op.name: op.type for op in ops}
         started = {name for op in ops if _STARTS in op.attributes for name in op.operand_names}
-        for op in ops:
+        for number, op in enumerate(ops):
             kind = _KINDS.get(op.opcode.removesuffix("-start"))
             if kind is not None:
                 if fused and kind == "all_reduce" and _keeps_a_slice(op, ops):
@@ -210,24 +203,46 @@ class _Module:
                 # Fusions that carry a collective on while they compute hold its op too: it counts where it is started.
                 chain = _CHAIN.search(op.attributes)
                 if chain is None or chain[1] not in self.chains or op.name in started:
-                    yield self._collective(kind, op, types)
+                    yield self._collective(kind, op, types, self._is_hidden(number, ops))
             elif not op.opcode.endswith(("-done", "-update")):
-                yield from self._called(op, ops, constants)
+                if not fused and (estimate := _CYCLES.search(op.attributes)):
+                    yield CompiledCycles(int(estimate[1]), 1, self._location(op.attributes))
+                for item in self._called(op, ops, constants):
+                    hidden = isinstance(item, CompiledCollective) and self._is_hidden(number, ops)
+                    yield replace(item, is_hidden=True) if hidden else item
 
-    def _called(self, op: CompiledOp, around: Sequence[CompiledOp], constants: Constants) -> Iterator[CompiledCollective]:
+    def _is_hidden(self, number: int, ops: Sequence[CompiledOp]) -> bool:
+        """Whether an op starts what ends after other ops have computed: `-start` ops, and fusions that start a collective."""
+        first = ops[number]
+        if not first.opcode.endswith("-start") and not self._holds(first, _STARTS):
+            return False
+        carried, computes = {first.name}, False
+        for op in ops[number + 1 :]:
+            if not carried.isdisjoint(op.operand_names):
+                if op.opcode.endswith("-done") or self._holds(op, _ENDS):
+                    return computes
+                carried.add(op.name)
+            computes = computes or op.opcode in _COMPUTING
+        return computes
+
+    def _holds(self, op: CompiledOp, custom_call: str) -> bool:
+        """Whether an op is a fusion around a custom call."""
+        return op.opcode == "fusion" and any(custom_call in line for _, name in op.called for line in self.lines.get(name, ()))
+
+    def _called(self, op: CompiledOp, around: Sequence[CompiledOp], constants: Constants) -> Iterator[CompiledCollective | CompiledCycles]:
         if op.opcode != "while":
             for _, name in op.called:
-                yield from self.collectives(name, {}, op.opcode == "fusion")
+                yield from self.contents(name, {}, fused=op.opcode == "fusion")
             return
         match = _TRIPS.search(op.attributes)
         trips = trips_of(op, around, self.ops, constants) if match is None else int(match[1])
         within = loop_constants(op, around, self.ops, constants)
         for role, name in op.called:
             times = trips if trips is None or role == "body" else trips + 1
-            for c in self.collectives(name, within):
+            for c in self.contents(name, within):
                 yield c if times == 1 else replace(c, trips=None if times is None or c.trips is None else c.trips * times)
 
-    def _collective(self, kind: str, op: CompiledOp, types: dict[str, str]) -> CompiledCollective:
+    def _collective(self, kind: str, op: CompiledOp, types: dict[str, str], is_hidden: bool) -> CompiledCollective:
         attributes = STRING.sub('""', op.attributes)
         operands = _shapes(_operand_types(op.operands, types))
         if kind == "collective_permute":
@@ -239,13 +254,12 @@ class _Module:
             if kind == "all_to_all" and len(operands) > 1:
                 operands = ((operands[0][0], (len(operands), *operands[0][1])),)
         name = _OP_NAME.search(op.attributes)
-        return CompiledCollective(kind, groups, operands, 1, "" if name is None else _unquoted(name[1]), self._location(op.attributes))
+        title = "" if name is None else _unquoted(name[1])
+        return CompiledCollective(kind, groups, operands, 1, title, self._location(op.attributes), is_hidden)
 
     def _location(self, attributes: str) -> str:
-        if match := _FRAME.search(attributes):
-            return self.frames.get(int(match[1]), "")
-        match = _SOURCE.search(attributes)
-        return "" if match is None else f"{_unquoted(match[1])}:{match[2]}"
+        match = _FRAME.search(attributes)
+        return "" if match is None else self.frames.get(int(match[1]), "")
 
 
 def _started_chains(computations: Iterable[Sequence[str]]) -> set[str]:
@@ -273,18 +287,6 @@ def _operand_types(operands: str, types: dict[str, str]) -> str:
 
 def _shapes(text: str) -> tuple[Shape, ...]:
     return tuple((dtype, tuple(int(n.lstrip("<= ")) for n in dims.split(",") if n.strip())) for dtype, dims in _SHAPE.findall(text))
-
-
-def shape_bytes(shape: Shape) -> int:
-    """Bytes of an array of XLA's.
-
-    Example:
-        >>> shape_bytes(("bf16", (8, 4))), shape_bytes(("pred", (3,))), shape_bytes(("f32", ()))
-        (64, 3, 4)
-    """
-    dtype, dims = shape
-    bits = re.search(r"\d+", dtype)
-    return -(-math.prod(dims) * (8 if dtype == "pred" else 0 if bits is None else int(bits[0])) // 8)
 
 
 def _unquoted(text: str) -> str:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from shardy_py.cli.options import TARGET, add_output, add_planning
+from shardy_py.cli.options import TARGET, add_compiling, add_output, add_planning
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
-from shardy_py.cli.report import dumped
+from shardy_py.cli.report import compiled_for, dumped
 from shardy_py.cli.targets import plan_of
 from shardy_py.plan.checks.table import accepted
 from shardy_py.view.check import Check
 from shardy_py.view.text import findings_lines
 
 HAS_FINDINGS = 1
-"""The exit status where there are warnings or errors, or what is checked does not fit the hardware."""
+"""The exit status where there are warnings or errors, what is checked does not fit the hardware, or is not compiled as planned."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore", action="append", default=[], metavar="KIND[:PATH]", help="findings that are accepted; may be repeated")
     parser.add_argument("--notes", action="store_true", help="list notes too, which do not change the exit status")
     parser.add_argument("--hardware", metavar="NAME", help="say what moves, what it costs and whether it fits on this hardware too")
+    add_compiling(parser, "--compile")
     add_output(parser)
     add_planning(parser)
 
@@ -33,17 +34,23 @@ def run(options: argparse.Namespace, out: Output) -> int:
     plan = plan_of(options.target, options, as_it_is=True)
     with progress(f"checking {plan.name}"):
         findings = accepted(plan.findings, options.ignore)
+    compiled = compiled_for(plan, options.compile, options.hardware)
+    extra = {} if compiled is None else {"compiled": compiled.to_dict()}
     if options.hardware:
         report = Check(plan, options.hardware)
-        (out.plain if options.json else out.show)(report.to_json() if options.json else report.as_text())
-        return 0 if report.is_clean else HAS_FINDINGS
-    grave = [finding for finding in findings if finding.severity != "info"]
-    shown = findings if options.notes else tuple(grave)
-    if options.json:
-        out.plain(dumped({"format": "shardy_py.findings", "version": 1, "name": plan.name, "findings": list(map(asdict, shown))}))
-    elif not shown:
-        notes = len(findings) - len(grave)
-        out.plain(f"no findings: plan of {plan.name}" + (f", {notes} notes" if notes else ""))
+        is_clean = report.is_clean
+        out.plain(dumped({**report.to_dict(), **extra})) if options.json else out.show(report.as_text())
     else:
-        out.show("\n".join(map(str, shown) if out.console is None else findings_lines(shown, None, out.width)))
-    return HAS_FINDINGS if grave else 0
+        grave = [finding for finding in findings if finding.severity != "info"]
+        is_clean, shown = not grave, findings if options.notes else tuple(grave)
+        if options.json:
+            head = {"format": "shardy_py.findings", "version": 1, "name": plan.name}
+            out.plain(dumped({**head, "findings": list(map(asdict, shown)), **extra}))
+        elif not shown:
+            notes = len(findings) - len(grave)
+            out.plain(f"no findings: plan of {plan.name}" + (f", {notes} notes" if notes else ""))
+        else:
+            out.show("\n".join(map(str, shown) if out.console is None else findings_lines(shown, None, out.width)))
+    if compiled is not None and not options.json:
+        out.show(compiled.as_text())
+    return 0 if is_clean and (compiled is None or not compiled.problems) else HAS_FINDINGS

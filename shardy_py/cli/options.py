@@ -51,4 +51,9 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_compiling(parser: argparse.ArgumentParser, flag: str) -> None:
+    """An option to compile a plan."""
+    parser.add_argument(flag, metavar="TOPOLOGY", help="compile it too: for TPUs (v5e:2x4), or `here` for the devices of this machine")
+
+
 TARGET = "MODULE:FUNCTION (or file.py:FUNCTION), or the file of a stored plan"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from shardy_py.cli.options import TARGET, add_output, add_planning, output_file
+from shardy_py.cli.options import TARGET, add_compiling, add_output, add_planning, output_file
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
-from shardy_py.cli.report import dumped, plan_report
+from shardy_py.cli.report import compiled_for, dumped, plan_report
 from shardy_py.cli.targets import plan_of
 from shardy_py.plan.code import STYLES
 
 if TYPE_CHECKING:
     from shardy_py.facade import Plan
+    from shardy_py.plan.compiled import CompiledProgram
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--where", metavar="TEXT", help="only values whose path, primitive, line or module has this; * is anything")
     parser.add_argument("--limit", type=int, metavar="N", help="lines of each part; by default 60 on a terminal, all elsewhere")
     parser.add_argument("--as-code", choices=STYLES, help="print the plan as code to paste, in this style, for plain jax.jit")
+    add_compiling(parser, "--compile-for")
     add_output(parser)
     add_planning(parser)
 
@@ -43,20 +45,24 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.as_code:
         out.plain(str(plan.as_code(options.as_code)))
         return 0
+    compiled = compiled_for(plan, options.compile_for, options.hardware)
     with progress(f"reading the plan of {plan.name}"):
-        _print(plan, options, out)
+        _print(plan, compiled, options, out)
     return 0
 
 
-def _print(plan: Plan, options: argparse.Namespace, out: Output) -> None:
+def _print(plan: Plan, compiled: CompiledProgram | None, options: argparse.Namespace, out: Output) -> None:
     cost = memory = None
     if options.hardware:
         cost, memory = plan.cost_analysis(hardware=options.hardware), plan.memory_analysis(hardware=options.hardware)
     if options.json:
         costs = {} if cost is None or memory is None else {"cost": cost.to_dict(), "memory": memory.to_dict()}
+        costs |= {} if compiled is None else {"compiled": compiled.to_dict()}
         out.plain(dumped({**plan_report(plan), **costs}))
     else:
         limit = options.limit or (None if out.console is None else 60)
         out.show(plan.as_text(where=options.where, limit=limit, width=out.width))
         if cost is not None and memory is not None:
             out.show(f"{cost.as_text()}\n{memory.as_text()}")
+        if compiled is not None:
+            out.show(compiled.as_text())

@@ -6,12 +6,14 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from shardy_py.cli.progress import progress
 from shardy_py.ir.pieces import local_bytes
 from shardy_py.plan.search import Search
 from shardy_py.plan.values import PlannedValue, typed
 
 if TYPE_CHECKING:
     from shardy_py.facade import Plan
+    from shardy_py.plan.compiled import CompiledProgram
 
 VERSION = 1
 
@@ -19,6 +21,14 @@ VERSION = 1
 def dumped(data: Any) -> str:
     """The JSON text that commands print."""
     return json.dumps(data, indent=1) + "\n"
+
+
+def compiled_for(plan: Plan, topology: str | None, hardware: str | None) -> CompiledProgram | None:
+    """The compiled program of a plan where a topology, or `here`, is named."""
+    if topology is None:
+        return None
+    with progress(f"compiling {plan.name} for {topology}"):
+        return plan.compile_for(None if topology == "here" else topology, hardware=hardware)
 
 
 def plan_report(plan: Plan) -> dict[str, Any]:

@@ -162,6 +162,10 @@ class Variants(Protocol):
         """The plan as code to paste, see `Plan.as_code`."""
         ...
 
+    def compiled(self, plan: PlanRecord, topology: str | None, hardware: Any) -> Any:
+        """What a compiler makes of the plan, see `Plan.compile_for`."""
+        ...
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlanRecord:

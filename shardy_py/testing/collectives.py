@@ -1,4 +1,4 @@
-"""Assertions on the number and bytes of the collectives of a plan."""
+"""Assertions on the number and bytes of the collectives of a plan, and on the memory of its compiled program."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from shardy_py.cost.hardware import Hardware
 from shardy_py.facade import Plan
 from shardy_py.plan.collectives import KINDS, Collective, format_bytes, lines, received_by
 
@@ -63,6 +64,29 @@ def assert_collectives(plan: Plan, expected: Mapping[str, int | str], *, others:
         raise AssertionError(
             "\n".join((f"collectives of the plan of {plan.name}: {'; '.join(problems)}", "it has", *listed[:_MAX_LISTED], *more))
         )
+
+
+def assert_fits(plan: Plan, topology: str | None = None, *, hardware: str | Hardware | int | None = None) -> None:
+    """Asserts that the compiled program of a plan fits the memory of a device.
+
+    Args:
+        plan: The plan.
+        topology: As for `Plan.compile_for`.
+        hardware: As for `Plan.compile_for`.
+
+    Raises:
+        AssertionError: It does not fit; the message has the compiler's figures.
+        CompileError: It cannot be compiled.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.tanh, mesh={"data": 4}, in_shardings=jax.P("data")).plan(jnp.ones((8, 8)))
+        >>> assert_fits(plan, hardware="v5e")
+    """
+    __tracebackhide__ = True
+    compiled = plan.compile_for(topology, hardware=hardware)
+    if not compiled.fits:
+        raise AssertionError(compiled.as_text())
 
 
 def _with_axes(collective: Collective) -> str:

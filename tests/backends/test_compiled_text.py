@@ -7,9 +7,9 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.backends.compiled_differences import differences, wire_bytes
-from shardy_py.backends.compiled_text import collectives_in, groups_in, pairs_in, shape_bytes
+from shardy_py.backends.compiled_text import collectives_in, contents, cycles_by_line, groups_in, pairs_in
 from shardy_py.plan.collectives import Collective
+from shardy_py.plan.compiled import differences, shape_bytes, wire_bytes
 from tests.backends.aliases import Alias, Aliases, aliases_in
 
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))
@@ -127,6 +127,7 @@ def test_asynchronous_forms_count_once() -> None:
             """%s = (f32[8,8]{1,0}, f32[32,8]{1,0}) all-gather-start(f32[8,8]{1,0} %param.5), replica_groups=[2,4]<=[8], dimensions={0}
             %d = f32[32,8]{1,0} all-gather-done((f32[8,8]{1,0}, f32[32,8]{1,0}) %s)
             %c = (f32[8,8]{1,0}, f32[8,8]{1,0}, u32[], u32[]) collective-permute-start(%param.5), source_target_pairs={{0,1},{1,0}}
+            %n = f32[8,8]{1,0} fusion(%param.5), kind=kLoop, calls=%region_2.0
             %e = f32[8,8]{1,0} collective-permute-done(%c)
             %r = ((f32[8,8]), f32[2,8], s32[]) async-start(%param.5), calls=%wrapped
             %t = f32[2,8] async-done(%r), calls=%wrapped""",
@@ -140,6 +141,7 @@ def test_asynchronous_forms_count_once() -> None:
         ("reduce_scatter", 256, 192),
     ]
     assert found[1].groups == ((0, 1), (1, 0))
+    assert [c.is_hidden for c in found] == [False, True, False]
 
 
 def test_loops_multiply() -> None:
@@ -213,11 +215,21 @@ def test_a_collective_that_fusions_carry_on_counts_where_it_starts() -> None:
     start, done = ('custom-call(%g), custom_call_target="AsyncCollective' + which + '"' for which in ("Start", "Done"))
     parts = {"begin": start, "meanwhile": "negate(%g)", "end": done}
     text = module(
-        "%a = f32[32,8] fusion(%param.5), kind=kCustom, calls=%begin\n%b = f32[32,8] fusion(%param.5), kind=kOutput, calls=%meanwhile\n"
-        "%c = f32[32,8] fusion(%param.5), kind=kCustom, calls=%end",
+        "%a = f32[32,8] fusion(%param.5), kind=kCustom, calls=%begin\n%b = f32[32,8] fusion(%a), kind=kOutput, calls=%meanwhile\n"
+        "%c = f32[32,8] fusion(%b), kind=kCustom, calls=%end",
         "".join(computation.format(name=name, gather=gather, root=root) for name, root in parts.items()),
     )
-    assert [(c.kind, c.received_bytes) for c in collectives_in(text)] == [("all_gather", 768)]
+    assert [(c.kind, c.received_bytes, c.is_hidden) for c in collectives_in(text)] == [("all_gather", 768, True)]
+
+
+def test_cycles_of_lines() -> None:
+    estimated = (
+        '%{} = f32[8,8] fusion(%param.5), calls=%region_2.0, metadata={{stack_frame_id={}}}, backend_config={{"estimated_cycles":"{}"}}'
+    )
+    body = LOOP.replace("  %psum.7 =", f"  {estimated.format('b', 1, 7)}\n  %psum.7 =")
+    loop = '%w = (s32[], f32[8,8]{1,0}) while(%z), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}'
+    text = module("\n".join((estimated.format("a", 2, 11), loop)), body)
+    assert cycles_by_line(contents(text)) == {"/home/me/train.py:233": 35, '/home/me/a "b".py:20': 11}
 
 
 def test_a_fusion_that_keeps_a_slice_of_a_sum_is_a_reduce_scatter() -> None:
@@ -246,9 +258,7 @@ def test_text_that_is_no_module() -> None:
         collectives_in("ROOT %psum.7 = f32[8,8]{1,0} all-reduce(%param.5)")
 
 
-def test_older_places() -> None:
-    line = '%a = f32[8,8]{1,0} all-reduce(%param.5), replica_groups={{0,1}}, metadata={op_name="f" source_file="/x/y.py" source_line=7}'
-    assert collectives_in(module(line))[0].location == "/x/y.py:7"
+def test_places() -> None:
     line = '%a = f32[8,8]{1,0} all-reduce(%param.5), replica_groups={{0,1}}, metadata={op_name="f" stack_frame_id=2}'
     assert collectives_in(module(line))[0].location == '/home/me/a "b".py:20'
     assert collectives_in(module(line.replace("=2}", "=9}")))[0].location == ""

@@ -14,8 +14,8 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.backends.compiled_differences import differences
 from shardy_py.backends.compiled_text import collectives_in
+from shardy_py.plan.compiled import differences
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 

@@ -155,6 +155,30 @@ def test_check(stored: str, capsys: Captured) -> None:
     assert ran(capsys, "check", f"{MODULE}:warned", "--ignore", "refused-donation").startswith("no findings")
 
 
+@pytest.mark.parametrize(
+    ("function", "options", "problem"),
+    [
+        ("as_planned", "--args f32[64,64] f32[64,64]", ""),
+        ("as_planned", "--args f32[262144,262144] f32[262144,262144] --hardware v5e", "does not fit: "),
+        ("in_vain", "--args f32[64,64] --ignore refused-donation", "donation not taken: x: float32[64@data,64] is not reused"),
+        ("folded", "--args i32[64,64]", "a device receives 0 B in a call, 6 KiB were planned"),
+    ],
+)
+def test_check_of_what_is_compiled(function: str, options: str, problem: str, capsys: Captured) -> None:
+    command = "check", f"tests.cli.compiled_module:{function}", "--compile", "here", *options.split()
+    text = ran(capsys, *command, status=1 if problem else 0)
+    assert (f"problem  {problem}" if problem else "no problems") in text
+    data = json.loads(ran(capsys, *command, "--json", status=1 if problem else 0))["compiled"]
+    assert (len(data["problems"]), data["target"]) == (bool(problem), "8 cpu devices")
+
+
+def test_a_plan_with_what_is_compiled(capsys: Captured) -> None:
+    command = "plan", "tests.cli.compiled_module:as_planned", "--args", "f32[64,64]", "f32[64,64]", "--compile-for"
+    assert "as_planned for 8 cpu devices, compiled in " in ran(capsys, *command, "here")
+    assert json.loads(ran(capsys, *command, "here", "--json"))["compiled"]["fits"]
+    assert refused(capsys, *command, "8").startswith("'8' is no topology of TPUs")
+
+
 def test_check_of_a_step_under_jit(capsys: Captured) -> None:
     command = "check", f"{MODULE}:jitted", "--args-from", f"{MODULE}:arguments"
     text = ran(capsys, *command, "--mesh", "data=2,model=4", "--hardware", "v5e")

@@ -11,8 +11,8 @@ import pytest
 from jax import lax
 
 import shardy_py as sp
-from shardy_py.backends.compiled_differences import differences
 from shardy_py.backends.compiled_text import collectives_in
+from shardy_py.plan.compiled import differences
 from shardy_py.planner.op_tables import reduced_shares
 from tests.planner.test_model import PROGRAMS, f32
 from tests.planner.test_search import STEP, planner, step

@@ -283,7 +283,7 @@ ADDRESS = 8
 
 def analyse(plan: PlanRecord, which: str | Hardware | int | None = None) -> MemoryAnalysis:
     """The memory that a call of a plan takes; see `Plan.memory_analysis`. A plan remembers it."""
-    name, room = _room(which)
+    name, room = capacity_of(which)
     on_cpu = _is_on_cpu(plan, name)
     memory = _usage(plan, on_cpu)[0]
     room_of = name or (None if room is None else "the given memory")
@@ -292,7 +292,7 @@ def analyse(plan: PlanRecord, which: str | Hardware | int | None = None) -> Memo
 
 def lifetimes(plan: PlanRecord, which: str | Hardware | int | None = None) -> Lifetimes:
     """The buffers behind `analyse`, with the steps at which they are alive and the values that they hold. A plan remembers them."""
-    return _usage(plan, _is_on_cpu(plan, _room(which)[0]))[1]
+    return _usage(plan, _is_on_cpu(plan, capacity_of(which)[0]))[1]
 
 
 def _is_on_cpu(plan: PlanRecord, hardware: str) -> bool:
@@ -368,7 +368,7 @@ def _analysed(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes
     )
 
 
-def _room(which: str | Hardware | int | None) -> tuple[str, int | None]:
+def capacity_of(which: str | Hardware | int | None) -> tuple[str, int | None]:
     """Name and memory of the hardware that the call should fit; no name for a number of bytes."""
     if which is None:
         return "", None

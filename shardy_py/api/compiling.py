@@ -1,0 +1,208 @@
+"""Compiles the program of a plan: for the devices of this process, or in a process of its own for TPUs that are elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from shardy_py.api.meshes import MeshView
+from shardy_py.api.partitioning import Planned
+from shardy_py.api.running import compiled_call
+from shardy_py.backends.compiled_text import aliased_parameters, contents, cycles_by_line
+from shardy_py.cost.hardware import Hardware
+from shardy_py.cost.hardware_table import HARDWARE
+from shardy_py.errors import ShardyError
+from shardy_py.facade import Plan
+from shardy_py.frontends.context import device_platform
+from shardy_py.plan.compiled import CompiledCollective, CompiledMemory, CompiledProgram
+from shardy_py.plan.memory.analysis import capacity_of
+
+
+class CompileError(ShardyError, RuntimeError):
+    """A plan cannot be compiled: there is no such topology, its compiler is not installed, or it failed.
+
+    A program that is too large for the memory of a device is an answer, `CompiledProgram.fits`, and no error.
+
+    Example:
+        >>> import jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.sin, mesh={"data": 4}).plan(jnp.ones(8))
+        >>> try:
+        ...     compiled = plan.compile_for("h100:8")
+        ... except sp.CompileError as error:
+        ...     print(error.what)
+        'h100:8' is no topology of TPUs
+    """
+
+
+_TOPOLOGY = re.compile(r"(v\d\w*):\d+(x\d+)*")
+
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",  # the compiler's devices are no backend
+    "TPU_SKIP_MDS_QUERY": "1",  # libtpu would wait for the metadata server of a TPU machine
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # its lock is for processes that share TPUs
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+
+_SIZES = ("argument_size_in_bytes", "output_size_in_bytes", "alias_size_in_bytes", "temp_size_in_bytes")
+_LAST = 5
+"""Lines of what a compiler said that an error has."""
+
+
+def compiled(
+    planned_for: Callable[[MeshView, str], Planned], view: MeshView, topology: str | None, hardware: str | Hardware | int | None
+) -> CompiledProgram:
+    """See `Plan.compile_for`.
+
+    Args:
+        planned_for: The plan for a mesh and a platform.
+        view: The mesh that was planned for.
+    """
+    capacity = capacity_of(hardware)[1]
+    if topology is None:
+        mesh = view.runnable()
+        assert isinstance(mesh, Mesh)
+        devices = list(mesh.devices.flat)
+        planned = planned_for(view, device_platform(devices[0]))
+        target = f"{len(devices)} {devices[0].platform} device{'s' * (len(devices) > 1)}"
+        limit = (devices[0].memory_stats() or {}).get("bytes_limit") if devices[0] in jax.local_devices() else None
+        return _program(planned.plan, target, limit if capacity is None else capacity, _compiled_here(planned, target))
+    chip = topology.partition(":")[0]
+    if not _TOPOLOGY.fullmatch(topology):
+        raise CompileError(
+            f"{topology!r} is no topology of TPUs",
+            where=f"compile_for({topology!r})",
+            why="one is a kind of chip and the shape of a slice; programs for GPUs are compiled where there are GPUs, by compile_for()",
+            fix='compile for "v5e:2x4", "v5p:2x2x1", "v6e:4x4"',
+        )
+    if importlib.util.find_spec("libtpu") is None:
+        raise CompileError(
+            "the compiler for TPUs is not installed",
+            where=f"compile_for({topology!r})",
+            why="it is in the package libtpu",
+            fix='pip install "shardy_py[tpu]"',
+        )
+    abstract = view.user_mesh.abstract_mesh if isinstance(view.user_mesh, Mesh) else view.user_mesh
+    planned = planned_for(dataclasses.replace(view, user_mesh=abstract, from_mapping=False), "tpu")
+    known = HARDWARE[chip].hbm_bytes if chip in HARDWARE else None
+    return _program(planned.plan, topology, known if capacity is None else capacity, _compiled_elsewhere(planned, topology))
+
+
+def _compiled_here(planned: Planned, target: str) -> dict[str, Any]:
+    lowered = compiled_call(planned).lower()
+    began = time.monotonic()
+    try:
+        executable = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        return _checked({"error": str(error)}, target)
+    return _described(executable.memory_analysis(), executable.as_text(), began)
+
+
+def _compiled_elsewhere(planned: Planned, topology: str) -> dict[str, Any]:
+    """What the compiler for a topology says, in another process: it needs an environment of its own, and may abort."""
+    request = planned.traced.request
+    try:
+        lowered = compiled_call(planned, abstract=True).lower(lowering_platforms=("tpu",))
+    except (NotImplementedError, ValueError) as error:  # of JAX, for callbacks and primitives of one platform
+        raise CompileError(
+            "JAX cannot lower the program for TPUs here",
+            where=request.location,
+            why=str(error).partition("\n")[0],
+            fix="leave out callbacks such as jax.debug.print, or compile where the TPUs are, by compile_for()",
+        ) from error
+    module = io.BytesIO()
+    lowered.compiler_ir("stablehlo").operation.write_bytecode(module)
+    sizes, options = list(request.view.auto_mesh.axis_sizes), dict(request.settings.jit.compiler_options or {})
+    head = json.dumps({"topology": topology, "sizes": sizes, "options": options})
+    environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment.pop("XLA_FLAGS", None)  # of the devices here; LIBTPU_INIT_ARGS are for this compiler
+    done = subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import main; main()"],
+        input=head.encode() + b"\n" + module.getvalue(),
+        capture_output=True,
+        env=environment,
+    )
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        return _checked({"error": "\n".join((f"its process ended with status {done.returncode}", *said[-_LAST:]))}, topology)
+    return _checked(json.loads(done.stdout), topology)
+
+
+def main() -> None:
+    """The process that compiles: a line of JSON and the StableHLO on its standard input, JSON on its standard output."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # the compiler may print
+    head, _, module = sys.stdin.buffer.read().partition(b"\n")
+    try:
+        answer = _compiled_for(module=module, **json.loads(head))
+    except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as error:
+        answer = {"error": str(error)}
+    answers.write(json.dumps(answer))
+    answers.close()
+    os._exit(0)  # libtpu may hang or abort when it is taken down
+
+
+def _compiled_for(module: bytes, topology: str, sizes: list[int], options: dict[str, Any]) -> dict[str, Any]:
+    from jax.experimental import topologies
+    from jax.interpreters.mlir import make_ir_context
+    from jaxlib import xla_client
+    from jaxlib.mlir import ir
+
+    devices = topologies.get_topology_desc(topology, platform="tpu").devices
+    if len(devices) != np.prod(sizes):
+        return {"error": f"{topology} has {len(devices)} devices, the mesh of the plan {np.prod(sizes)}"}
+    names = tuple(map(str, range(len(sizes))))
+    mesh = jax.make_mesh(tuple(sizes), names, axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
+    chosen = xla_client.CompileOptions()
+    chosen.env_option_overrides = list(options.items())
+    build = chosen.executable_build_options
+    chosen.num_replicas, chosen.num_partitions = build.num_replicas, build.num_partitions = 1, len(devices)
+    build.use_spmd_partitioning = build.use_shardy_partitioner = True
+    numbers = np.array([[device.id for device in mesh.devices.flat]])
+    chosen.device_assignment = build.device_assignment = xla_client.DeviceAssignment.create(numbers)
+    began = time.monotonic()
+    with make_ir_context():
+        order = xla_client.DeviceList(tuple(mesh.devices.flat))
+        executable = devices[0].client.compile(ir.Module.parse(module), order, chosen)
+    return _described(executable.get_compiled_memory_stats(), executable.hlo_modules()[0].to_string(), began)
+
+
+def _described(stats: Any, text: str, began: float) -> dict[str, Any]:
+    seconds = time.monotonic() - began
+    figures = [getattr(stats, name) for name in _SIZES]
+    argument, output, alias, temporary = (getattr(stats, f"host_{name}") for name in _SIZES)
+    return {"memory": [*figures, argument + output - alias + temporary], "text": text, "seconds": seconds}
+
+
+def _checked(answer: dict[str, Any], target: str) -> dict[str, Any]:
+    """The answer of a compiler; raises CompileError unless it has compiled, or found that the program does not fit."""
+    error = answer.get("error")
+    if error is not None and "RESOURCE_EXHAUSTED" not in error:
+        head, *notes = error.splitlines() or [""]
+        raise CompileError("the program could not be compiled", where=f"compiling for {target}", why=head, notes=tuple(notes[:_LAST]))
+    return answer
+
+
+def _program(plan: Plan, target: str, capacity: int | None, answer: dict[str, Any]) -> CompiledProgram:
+    if "error" in answer:
+        refusal = answer["error"].strip().splitlines()[0]
+        return CompiledProgram(plan, target, None, capacity, (), {}, frozenset(), 0.0, "", refusal)
+    text = answer["text"]
+    items = contents(text)
+    collectives = tuple(item for item in items if isinstance(item, CompiledCollective) and item.group_size > 1)
+    memory, taken = CompiledMemory(*answer["memory"]), aliased_parameters(text)
+    return CompiledProgram(plan, target, memory, capacity, collectives, cycles_by_line(items), taken, answer["seconds"], text)
