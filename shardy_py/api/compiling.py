@@ -20,15 +20,15 @@ from jax.sharding import AxisType, Mesh
 
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.partitioning import Planned
-from shardy_py.api.running import compiled_call
+from shardy_py.api.running import CompiledCall
 from shardy_py.backends.compiled_text import aliased_parameters, contents, cycles_by_line
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import HARDWARE
 from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import device_platform
-from shardy_py.plan.compiled import CompiledCollective, CompiledMemory, CompiledProgram
-from shardy_py.plan.memory.analysis import capacity_of
+from shardy_py.plan.compiled import CompiledCollective, CompiledProgram
+from shardy_py.plan.memory.analysis import MemoryAnalysis, capacity_of
 
 
 class CompileError(ShardyError, RuntimeError):
@@ -58,7 +58,7 @@ _ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 
-_SIZES = ("argument_size_in_bytes", "output_size_in_bytes", "alias_size_in_bytes", "temp_size_in_bytes")
+_KINDS = ("argument", "output", "alias", "temp")
 _LAST = 5
 """Lines of what a compiler said that an error has."""
 
@@ -72,15 +72,16 @@ def compiled(
         planned_for: The plan for a mesh and a platform.
         view: The mesh that was planned for.
     """
-    capacity = capacity_of(hardware)[1]
+    room = capacity_of(hardware)
     if topology is None:
         mesh = view.runnable()
         assert isinstance(mesh, Mesh)
         devices = list(mesh.devices.flat)
         planned = planned_for(view, device_platform(devices[0]))
         target = f"{len(devices)} {devices[0].platform} device{'s' * (len(devices) > 1)}"
-        limit = (devices[0].memory_stats() or {}).get("bytes_limit") if devices[0] in jax.local_devices() else None
-        return _program(planned.plan, target, limit if capacity is None else capacity, _compiled_here(planned, target))
+        if hardware is None and devices[0] in jax.local_devices():
+            room = devices[0].device_kind, (devices[0].memory_stats() or {}).get("bytes_limit")
+        return _program(planned.plan, target, room, _compiled_here(planned, target))
     chip = topology.partition(":")[0]
     if not _TOPOLOGY.fullmatch(topology):
         raise CompileError(
@@ -98,12 +99,12 @@ def compiled(
         )
     abstract = view.user_mesh.abstract_mesh if isinstance(view.user_mesh, Mesh) else view.user_mesh
     planned = planned_for(dataclasses.replace(view, user_mesh=abstract, from_mapping=False), "tpu")
-    known = HARDWARE[chip].hbm_bytes if chip in HARDWARE else None
-    return _program(planned.plan, topology, known if capacity is None else capacity, _compiled_elsewhere(planned, topology))
+    room = capacity_of(HARDWARE[chip]) if hardware is None and chip in HARDWARE else room
+    return _program(planned.plan, topology, room, _compiled_elsewhere(planned, topology))
 
 
 def _compiled_here(planned: Planned, target: str) -> dict[str, Any]:
-    lowered = compiled_call(planned).lower()
+    lowered = CompiledCall(planned).lower()
     began = time.monotonic()
     try:
         executable = lowered.compile()
@@ -116,7 +117,7 @@ def _compiled_elsewhere(planned: Planned, topology: str) -> dict[str, Any]:
     """What the compiler for a topology says, in another process: it needs an environment of its own, and may abort."""
     request = planned.traced.request
     try:
-        lowered = compiled_call(planned, abstract=True).lower(lowering_platforms=("tpu",))
+        lowered = CompiledCall(planned, abstract=True).lower(lowering_platforms=("tpu",))
     except (NotImplementedError, ValueError) as error:  # of JAX, for callbacks and primitives of one platform
         raise CompileError(
             "JAX cannot lower the program for TPUs here",
@@ -182,10 +183,8 @@ def _compiled_for(module: bytes, topology: str, sizes: list[int], options: dict[
 
 
 def _described(stats: Any, text: str, began: float) -> dict[str, Any]:
-    seconds = time.monotonic() - began
-    figures = [getattr(stats, name) for name in _SIZES]
-    argument, output, alias, temporary = (getattr(stats, f"host_{name}") for name in _SIZES)
-    return {"memory": [*figures, argument + output - alias + temporary], "text": text, "seconds": seconds}
+    sizes = {name: getattr(stats, name) for kind in _KINDS for name in (f"{kind}_size_in_bytes", f"host_{kind}_size_in_bytes")}
+    return {"memory": sizes, "text": text, "seconds": time.monotonic() - began}
 
 
 def _checked(answer: dict[str, Any], target: str) -> dict[str, Any]:
@@ -197,12 +196,23 @@ def _checked(answer: dict[str, Any], target: str) -> dict[str, Any]:
     return answer
 
 
-def _program(plan: Plan, target: str, capacity: int | None, answer: dict[str, Any]) -> CompiledProgram:
+def _program(plan: Plan, target: str, room: tuple[str, int | None], answer: dict[str, Any]) -> CompiledProgram:
     if "error" in answer:
-        refusal = answer["error"].strip().splitlines()[0]
-        return CompiledProgram(plan, target, None, capacity, (), {}, frozenset(), 0.0, "", refusal)
-    text = answer["text"]
+        return CompiledProgram(plan, target, None, (), {}, frozenset(), 0.0, "", answer["error"].strip().splitlines()[0])
+    text, sizes = answer["text"], answer["memory"]
+    argument, output, alias, temporary = (sizes[f"{kind}_size_in_bytes"] for kind in _KINDS)
+    name, size = room
+    memory = MemoryAnalysis(
+        plan.name,
+        "cpu" if plan.platform == "cpu" else "accelerator",
+        **sizes,
+        peak_memory_in_bytes=argument + output - alias + temporary,
+        peak_step=0,
+        steps=(),
+        contributors=(),
+        hardware=None if size is None else name or "the given memory",
+        hardware_bytes=size,
+    )
     items = contents(text)
     collectives = tuple(item for item in items if isinstance(item, CompiledCollective) and item.group_size > 1)
-    memory, taken = CompiledMemory(*answer["memory"]), aliased_parameters(text)
-    return CompiledProgram(plan, target, memory, capacity, collectives, cycles_by_line(items), taken, answer["seconds"], text)
+    return CompiledProgram(plan, target, memory, collectives, cycles_by_line(items), aliased_parameters(text), answer["seconds"], text)

@@ -13,6 +13,7 @@ from shardy_py.dialect.format import aligned, printable, short_location
 from shardy_py.ir.types import element_bits
 from shardy_py.plan.collectives import KINDS, Collective, format_bytes, received_bytes, trips_text
 from shardy_py.plan.donation import arrangement
+from shardy_py.plan.memory.analysis import MemoryAnalysis, summary_rows
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.report import LISTED, Report
 
@@ -29,8 +30,7 @@ class CompiledCollective:
 
     Attributes:
         kind: As that of `Collective`.
-        groups: The devices that exchange data with each other, by position in the mesh; of a `collective_permute` the pairs of source and
-            target.
+        group_size: Number of devices that exchange data with each other; of a `collective_permute` 2.
         operands: One per tensor that moves. XLA makes one op of several all-reduces; the pieces of an `all_to_all`, one per device of
             the group, are put together again.
         trips: Number of executions in one call; None where it is unknown.
@@ -40,17 +40,12 @@ class CompiledCollective:
     """
 
     kind: str
-    groups: tuple[tuple[int, ...], ...]
+    group_size: int
     operands: tuple[Shape, ...]
     trips: int | None
     op_name: str
     location: str
     is_hidden: bool = False
-
-    @property
-    def group_size(self) -> int:
-        """Number of devices that exchange data with each other."""
-        return max(map(len, self.groups), default=1)
 
     @property
     def pieces(self) -> tuple[int, ...]:
@@ -94,30 +89,6 @@ def shape_bytes(shape: Shape) -> int:
     return -(-math.prod(dims) * (8 if dtype == "pred" else 0 if bits is None else int(bits[0])) // 8)
 
 
-@dataclass(frozen=True)
-class CompiledMemory:
-    """Bytes on one device, by the compiler.
-
-    Attributes:
-        arguments: Of the arguments, with the padding of the device's layouts.
-        results: Of the results.
-        aliased: Of results that lie in donated arguments.
-        temporaries: Of the block that holds everything else.
-        host: Of arrays in the host's memory; in no other figure.
-    """
-
-    arguments: int
-    results: int
-    aliased: int
-    temporaries: int
-    host: int = 0
-
-    @property
-    def peak(self) -> int:
-        """What a device must have free."""
-        return self.arguments + self.results - self.aliased + self.temporaries
-
-
 @dataclass(frozen=True, repr=False)
 class CompiledProgram(Report):
     """The answer of `Plan.compile_for`.
@@ -125,8 +96,8 @@ class CompiledProgram(Report):
     Attributes:
         plan: The plan that was compiled: itself, or for devices of another platform the plan of the same function for these.
         target: What it was compiled for: `v5e:2x4`, `8 cpu devices`.
-        memory: None where the compiler refused, as TPU's does with a program that does not fit.
-        capacity: Bytes of memory of a device; None where they are unknown, as on CPU.
+        memory: By the compiler, beside that of a device if it is known; None where the compiler refused, as TPU's does with a program that
+            does not fit.
         collectives: In the order of the program, bodies of loops once.
         cycles: Line of the user's code -> cycles of a call, by the compiler's estimate, the most first; of TPU only.
         taken: Numbers of the compiled program's parameters whose memory results take.
@@ -144,8 +115,7 @@ class CompiledProgram(Report):
 
     plan: PlanRecord = field(repr=False)
     target: str
-    memory: CompiledMemory | None
-    capacity: int | None
+    memory: MemoryAnalysis | None
     collectives: tuple[CompiledCollective, ...]
     cycles: Mapping[str, int]
     taken: frozenset[int]
@@ -155,8 +125,8 @@ class CompiledProgram(Report):
 
     @property
     def fits(self) -> bool:
-        """Whether the compiler found a program, and its peak is within the capacity if that is known."""
-        return self.memory is not None and (self.capacity is None or self.memory.peak <= self.capacity)
+        """Whether the compiler found a program, and its peak is within the memory of a device if that is known."""
+        return self.memory is not None and self.memory.fits is not False
 
     @property
     def _planned(self) -> tuple[Collective, ...] | None:
@@ -194,9 +164,7 @@ class CompiledProgram(Report):
     def _memory_problems(self) -> list[str]:
         if self.memory is None:
             return [f"does not fit: {self.refusal}"]
-        if not self.fits:
-            return [f"does not fit: {format_bytes(self.memory.peak)} of {format_bytes(self.capacity or 0)}"]
-        return []
+        return [] if self.fits else [": ".join(summary_rows(self.memory)[-1])]
 
     def _communication_problems(self) -> list[str]:
         if self.planned is None or self.memory is None:
@@ -213,12 +181,13 @@ class CompiledProgram(Report):
 
     def _donation_problems(self) -> list[str]:
         laid_out = arrangement(self.plan.donation, self.plan.program, self.plan.outputs)
+        is_sorted = list(laid_out.donated) == sorted(laid_out.donated)
         problems: list[str] = []
         for donated in self.plan.donation:
             if donated.aliased is None:
                 problems += [] if donated.kind in ("unused", "off") else [f"donation not taken: {donated}"]
             elif self.memory is not None and donated.parameter is not None:
-                number = donated.parameter if laid_out.leaves is None else laid_out.leaves.index(donated.input)
+                number = donated.parameter if is_sorted else laid_out.donated.index(donated.input)
                 problems += [] if number in self.taken else [f"donation not taken: {donated.path} was to become {donated.aliased}"]
         return problems
 
@@ -231,7 +200,7 @@ class CompiledProgram(Report):
         how = "refused by the compiler" if self.memory is None else f"compiled in {self.seconds:.1f} s"
         lines = [f"{self.plan.name} for {self.target}, {how}"]
         lines += [f"problem  {line}" for line in self.problems] or ["no problems"]
-        lines += ["on each device", *(f"  {line}" for line in aligned(self._memory_rows()))] if self.memory is not None else []
+        lines += ["on each device", *(f"  {line}" for line in aligned(summary_rows(self.memory)))] if self.memory is not None else []
         if self.collectives or self.planned:
             lines += ["received in a call", *(f"  {line}" for line in aligned(self._kind_rows(), right=[1, 2, 3]))]
             largest = sorted(self.collectives, key=lambda c: -c.call_bytes)[:limit]
@@ -242,12 +211,6 @@ class CompiledProgram(Report):
             rows = [(f"{n:,}", short_location(where)) for where, n in list(self.cycles.items())[:limit]]
             lines += ["cycles by line, as the compiler estimates", *(f"  {line}" for line in aligned(rows, right=[0]))]
         return printable("\n".join(lines))
-
-    def _memory_rows(self) -> list[tuple[str, str]]:
-        assert self.memory is not None
-        rows = [(name, format_bytes(size)) for name, size in asdict(self.memory).items() if size]
-        room = "" if self.capacity is None else f" of {format_bytes(self.capacity)}"
-        return [*rows, ("peak", f"{format_bytes(self.memory.peak)}{room}")]
 
     def _kind_rows(self) -> list[tuple[str, ...]]:
         planned, received = self.planned or {}, self.received
@@ -261,11 +224,10 @@ class CompiledProgram(Report):
     def to_dict(self) -> dict[str, Any]:
         """Everything but the plan and the text, with a version."""
         collectives = [{**asdict(c), "received_bytes": c.received_bytes, "total_bytes": c.total_bytes} for c in self.collectives]
-        memory = None if self.memory is None else {**asdict(self.memory), "peak": self.memory.peak}
-        bytes_ = {"planned": self.planned, "received": self.received, "hidden_bytes": self.hidden_bytes, "cycles": dict(self.cycles)}
+        memory = None if self.memory is None else self.memory.to_dict()
         head = {"format": "shardy_py.compiled", "version": 1, "name": self.plan.name, "target": self.target, "seconds": self.seconds}
-        sizes = {"memory": memory, "capacity": self.capacity, "fits": self.fits}
-        return {**head, **sizes, **bytes_, "collectives": collectives, "problems": list(self.problems)}
+        received = {"planned": self.planned, "received": self.received, "hidden_bytes": self.hidden_bytes, "collectives": collectives}
+        return {**head, "fits": self.fits, "problems": list(self.problems), "memory": memory, **received, "cycles": dict(self.cycles)}
 
 
 def _by_kind(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
