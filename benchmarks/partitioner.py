@@ -39,8 +39,7 @@ from absl import app, flags
 from jax.sharding import Sharding
 
 import shardy_py as sp
-from shardy_py.backends.compiled_text import collectives_in
-from shardy_py.plan.compiled import CompiledCollective
+from shardy_py.backends.compiled_text import CompiledCollective, collectives_in
 
 DEPTH = flags.DEFINE_integer("depth", 12, "Depth of the language models.", lower_bound=1)
 WIDTH = flags.DEFINE_integer("model_width", 256, "Their width; a multiple of 128.", lower_bound=128)

@@ -180,15 +180,16 @@ class CompiledProgram(Report):
         return problems
 
     def _donation_problems(self) -> list[str]:
-        laid_out = arrangement(self.plan.donation, self.plan.program, self.plan.outputs)
-        is_sorted = list(laid_out.donated) == sorted(laid_out.donated)
+        plan = self.plan
+        order = arrangement(plan.donation, plan.program, plan.outputs).donated
         problems: list[str] = []
-        for donated in self.plan.donation:
-            if donated.aliased is None:
-                problems += [] if donated.kind in ("unused", "off") else [f"donation not taken: {donated}"]
-            elif self.memory is not None and donated.parameter is not None:
-                number = donated.parameter if is_sorted else laid_out.donated.index(donated.input)
-                problems += [] if number in self.taken else [f"donation not taken: {donated.path} was to become {donated.aliased}"]
+        for d in plan.donation:
+            if d.aliased is None:
+                problems += [] if d.kind in ("unused", "off") else [f"donation not taken: {d}"]
+                continue
+            number = d.input - sum(n < d.input for n in plan.dropped) if list(order) == sorted(order) else order.index(d.input)
+            if self.memory is not None and number not in self.taken:
+                problems.append(f"donation not taken: {d.path} was to become {d.aliased}")
         return problems
 
     def as_text(self, limit: int = LISTED) -> str:
