@@ -50,7 +50,7 @@ def op_of(line: str) -> CompiledOp | None:
     """The op of a line; None where the line holds no op.
 
     Example:
-        >>> op = op_of("  ROOT %sum = f32[] add(%a, f32[] %b), metadata={}")
+        >>> op = op_of("  ROOT %sum = f32[] add(%a, %b), metadata={}")
         >>> op.name, op.opcode, op.operand_names, op.is_root
         ('sum', 'add', ['a', 'b'], True)
     """
