@@ -76,10 +76,10 @@ def plan_text(
 
 def moves_lines(plan: PlanRecord, limit: int | None, shown: Filter | None = None) -> list[str]:
     """The collectives of a plan, or the reshards that are predicted for one that XLA partitions; `limit` as of all parts, a third of it."""
+    shown = shown or Filter(None, plan)
     if plan.active_partitioner is None:
-        return reshards([reshard for reshard in reshards_of(plan) if shown is None or shown.reshard(reshard)], limit)
-    moved = [c for c in collectives_of(plan) if shown is None or shown.moved(c.value, c.primitive, c.location, c.module)]
-    return collectives(moved, limit)
+        return reshards([r for r in reshards_of(plan) if shown.shows((r.value,), r.primitive, r.location)], limit)
+    return collectives([c for c in collectives_of(plan) if shown.shows((c.value,), c.primitive, c.location, c.module)], limit)
 
 
 def _conflicts(plan: PlanRecord) -> str:
@@ -201,43 +201,25 @@ class Filter:
     def __init__(self, where: Where, plan: PlanRecord) -> None:
         if where is not None and not isinstance(where, str) and not callable(where):
             raise TypeError(f"where is {where!r}, a {type(where).__name__}; it is a string, as '*attention*', or a function of a value")
-        self.where = where
+        self._shows_all = where is None
         self._matches = _matcher(where) if isinstance(where, str) else None
         self._paths = {value.path for value in plan.values if where(value)} if callable(where) else set()
         self._modules = {value.path: value.module for value in plan.values if value.module} if isinstance(where, str) else {}
 
     def value(self, value: PlannedValue) -> bool:
         """Whether a value is shown."""
-        if self.where is None:
-            return True
-        if self._matches is None:
-            return value.path in self._paths
-        return self._any(value.path, value.primitive, value.module, value.location)
-
-    def reshard(self, reshard: Reshard) -> bool:
-        """Whether a reshard is shown."""
-        return self.moved(reshard.value, reshard.primitive, reshard.location)
-
-    def moved(self, value: str, primitive: str, location: str, module: str = "") -> bool:
-        """Whether a movement of a value is shown, which a primitive asks for at a line of a module."""
-        if self.where is None:
-            return True
-        return value in self._paths if self._matches is None else self._any(value, primitive, module or self._module(value), location)
+        return self.shows((value.path,), value.primitive, value.location)
 
     def finding(self, finding: Finding) -> bool:
         """Whether a finding is shown."""
-        if self.where is None:
-            return True
-        if self._matches is None:
-            return not self._paths.isdisjoint(finding.all_paths)
-        return any(self._any(path, finding.kind, self._module(path), finding.location) for path in finding.all_paths)
+        return self.shows(finding.all_paths, finding.kind, finding.location)
 
-    def _module(self, path: str) -> str:
-        return self._modules.get(path, "")
-
-    def _any(self, path: str, name: str, module: str, location: str) -> bool:
-        assert self._matches is not None
-        return any(text and self._matches(text) for text in (path, name, module, short_location(location), location))
+    def shows(self, paths: Iterable[str], name: str, location: str, module: str = "") -> bool:
+        """Whether something is shown that is of these values, has a name, and stands at a line and in a module, else that of the value."""
+        if self._shows_all or self._matches is None:
+            return self._shows_all or not self._paths.isdisjoint(paths)
+        texts = ((path, name, module or self._modules.get(path, ""), short_location(location), location) for path in paths)
+        return any(text and self._matches(text) for of_path in texts for text in of_path)
 
 
 def _matcher(pattern: str) -> Callable[[str], object]:
