@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TypeVar
 
 from shardy_py.dialect.format import short_location, sizes_text
 from shardy_py.dialect.grouping import grouped
@@ -15,16 +15,13 @@ from shardy_py.ir.jax_calls import CALLS
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective, format_bytes, trips_text
 from shardy_py.plan.executed import collectives_of, reshards_of
+from shardy_py.plan.findings import Finding
 from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.paths import check_length, names_path, paths_as_one
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import PlannedValue, typed
 from shardy_py.view.text_tree import Seen, TreeNode, by_path, bytes_of, fitted, leaf, shortened, tree_of, written
-
-if TYPE_CHECKING:
-    from shardy_py.plan.findings import Finding
-    from shardy_py.plan.reshards import Reshard
 
 LIMIT = 60
 """Default number of lines of each part of the text."""
@@ -235,55 +232,38 @@ _Row = tuple[str, str, str, str, str]
 
 def reshards(reshards_of_plan: Sequence[Reshard], limit: int | None) -> list[str]:
     """Reshards with the most bytes first; alike ones of several values share a line."""
-    moves = [_Move(len(g), g[0].call_bytes, g[0].trips is not None, _reshard(g)) for g in equal_reshards(reshards_of_plan)]
-    return _moves("reshard", moves, limit)
-
-
-def equal_reshards(reshards_of_plan: Iterable[Reshard]) -> list[list[Reshard]]:
-    """Groups of reshards that differ in nothing but the value, in order of the first of each."""
-    return list(
-        grouped(
-            reshards_of_plan, lambda r: (r.type, r.source, r.target, r.collectives, r.bytes_per_device, r.reason, r.location, r.trips)
-        ).values()
+    alike = grouped(
+        reshards_of_plan, lambda r: (r.type, r.source, r.target, r.collectives, r.bytes_per_device, r.reason, r.location, r.trips)
     )
+    return _moves("reshard", list(alike.values()), _reshard, limit)
 
 
 def collectives(collectives_of_plan: Sequence[Collective], limit: int | None) -> list[str]:
     """Collectives of a program that is partitioned, in the order and form of `reshards`."""
-    groups = grouped(collectives_of_plan, lambda c: (c.kind, c.axes, c.dtype, c.shape, c.trips, c.location, c.primitive))
-    moves = [_Move(len(g), g[0].call_bytes, g[0].trips is not None, _collective(g)) for g in groups.values()]
-    return _moves("collective", moves, limit)
+    alike = grouped(collectives_of_plan, lambda c: (c.kind, c.axes, c.dtype, c.shape, c.trips, c.location, c.primitive))
+    return _moves("collective", list(alike.values()), _collective, limit)
 
 
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """Movements that are alike: how many, the bytes of one in a call, whether its trip count is known, and their line."""
-
-    count: int
-    bytes: int
-    exact: bool
-    row: _Row
+_M = TypeVar("_M", Reshard, Collective)
 
 
-def _moves(what: str, moves: Sequence[_Move], limit: int | None) -> list[str]:
-    """A part of the text."""
-    if not moves:
+def _moves(what: str, alike: list[list[_M]], row: Callable[[Sequence[_M]], _Row], limit: int | None) -> list[str]:
+    """A part of the text, with a row for each group of movements."""
+    if not alike:
         return []
-    ordered = sorted(moves, key=lambda move: -move.count * move.bytes)
-    listed = ordered if limit is None else ordered[: max(limit // 3, 1)]
-    widths = [min(max(len(move.row[k]) for move in listed), 24) for k in range(4)]
-    rows = [move.row for move in listed]
+    alike.sort(key=lambda group: -len(group) * group[0].call_bytes)
+    listed = alike if limit is None else alike[: max(limit // 3, 1)]
+    rows = list(map(row, listed))
+    widths = [min(max(len(cells[k]) for cells in rows), 24) for k in range(4)]
     lines = []
     for size, trips, *cells in rows:
         columns = [f"{cell:<{width}}" for cell, width in zip(cells, widths[2:]) if width]
         lines.append("  ".join([f"  {size:>{widths[0]}}{trips:<{widths[1]}}", *columns, cells[-1]]).rstrip())
-    count = sum(move.count for move in moves)
-    least = "at least " if any(not move.exact for move in moves) else ""
-    bring = "which bring" if count > 1 else "which brings"
-    total = format_bytes(sum(move.count * move.bytes for move in moves))
-    left = ordered[len(listed) :]
-    more = [f"  ... and {sum(move.count for move in left):,} more {what}s, of {format_bytes(left[0].bytes)} or less each"] if left else []
-    return [f"{what}s  {count:,}, {bring} {least}{total} to each device in a call", *lines, *more]
+    count, left = sum(map(len, alike)), alike[len(listed) :]
+    least = "at least " if any(group[0].trips is None for group in alike) else ""
+    total = format_bytes(sum(len(group) * group[0].call_bytes for group in alike))
+    more = [f"  ... and {sum(map(len, left)):,} more {what}s, of {format_bytes(left[0][0].call_bytes)} or less each"] if left else []
+    return [f"{what}s  {count:,}, which bring{'s' * (count == 1)} {least}{total} to each device in a call", *lines, *more]
 
 
 def _collective(group: Sequence[Collective]) -> _Row:
