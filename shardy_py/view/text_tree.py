@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.ir.pieces import local_bytes
@@ -95,7 +96,8 @@ def merged(nodes: Sequence[TreeNode], numbered: Callable[[str], bool] = lambda l
     placed: list[tuple[int, TreeNode]] = []
     merged_positions: set[int] = set()
     for key, numbers in series.items():
-        for run in _runs(sorted(numbers)):
+        for _, run in itertools.groupby(enumerate(sorted(numbers)), lambda entry: entry[1] - entry[0]):
+            run = [n for _, n in run]
             positions = [numbers[n] for n in run]
             merged_positions.update(positions)
             first = nodes[min(positions)]
@@ -103,16 +105,6 @@ def merged(nodes: Sequence[TreeNode], numbered: Callable[[str], bool] = lambda l
             placed.append((min(positions), replace(first, label=label, times=len(run))))
     placed += [(position, node) for position, node in enumerate(nodes) if position not in merged_positions]
     return [node for _, node in sorted(placed, key=lambda entry: entry[0])]
-
-
-def _runs(numbers: Sequence[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and runs[-1][-1] == n - 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    return runs
 
 
 def _cut(node: TreeNode, depth: int) -> TreeNode:
@@ -168,31 +160,28 @@ def fitted(nodes: Sequence[TreeNode], limit: int | None, each: bool = False) -> 
     """
     if limit is None or sum(map(lines_of, nodes)) <= limit:
         return list(nodes)
-    leaves: list[tuple[tuple[int, bool, int], tuple[int, ...]]] = []
-    _rank(nodes, (), 1, each, leaves)
-    leaves.sort()
+    leaves = [path for _, path in sorted(_ranked(nodes, each), key=lambda entry: entry[0])]
     listed: set[tuple[int, ...]] = {()}
     room = limit - 1
-    for _, path in leaves:
+    for path in leaves:
         new = [path[:k] for k in range(1, len(path) + 1) if path[:k] not in listed]
         room -= 2 * len(new) - 1  # an inner node takes a line for the leaves it leaves out
         if room < 0 and len(listed) > 1:
             break
         listed.update(new)
-    place = {path: i for i, (_, path) in enumerate(leaves)}
+    place = {path: i for i, path in enumerate(leaves)}
     return _listed(nodes, (), listed, place)[0]
 
 
-def _rank(
-    nodes: Sequence[TreeNode], above: tuple[int, ...], times: int, each: bool, out: list[tuple[tuple[int, bool, int], tuple[int, ...]]]
-) -> None:
-    """The position of each leaf, by the numbers of the nodes from the root, with its sorting key."""
+def _ranked(
+    nodes: Sequence[TreeNode], each: bool, above: tuple[int, ...] = (), times: int = 1
+) -> Iterator[tuple[tuple[int, bool], tuple[int, ...]]]:
+    """The sorting key of each leaf, and its place: the numbers of the nodes from the root."""
     for i, node in enumerate(nodes):
-        total = times * node.times
         if node.children:
-            _rank(node.children, (*above, i), total, each, out)
+            yield from _ranked(node.children, each, (*above, i), times * node.times)
         else:
-            out.append(((-node.bytes * (1 if each else total), not node.replicated, len(out)), (*above, i)))
+            yield (-node.bytes * (1 if each else times * node.times), not node.replicated), (*above, i)
 
 
 def _listed(
