@@ -44,24 +44,19 @@ def replicated_large(context: CheckContext) -> Iterator[Finding]:
     if any(finding.kind == "unused-axis" and not finding.path and NOTHING in finding.message for finding in context.findings):
         return
     reported = {path for finding in context.findings if finding.kind not in _OF_NAMES for path in finding.all_paths if path}
-    series = _series((*context.plan.inputs, *context.plan.outputs))
+    series = Counter(map(_alike, (*context.plan.inputs, *context.plan.outputs)))
     cheap, large, groups = _intermediates(context)
     follows = {state.path: parameter.path for state, parameter, _ in state_and_parameter(context.plan.inputs)}
     reported_inputs: set[str] = set()
     for value in sorted(context.plan.inputs, key=lambda value: value.path in follows):
-        finding = None if value.path in reported or follows.get(value.path) in reported_inputs else _argument(context, value, series)
-        if finding is not None:
-            reported_inputs.add(value.path)
-            yield finding
+        if value.path not in reported and follows.get(value.path) not in reported_inputs:
+            for finding in _argument(context, value, series[_alike(value)]):
+                reported_inputs.add(value.path)
+                yield finding
     for result, value in zip(context.plan.program.main.body.terminator.operands, context.plan.outputs):
         op = result.defining_op
-        finding = (
-            None
-            if op is None or value.path in reported or not _is_root(op, result, large, cheap, context)
-            else _argument(context, value, series)
-        )
-        if finding is not None:
-            yield finding
+        if op is not None and value.path not in reported and _is_root(op, result, large, cheap, context):
+            yield from _argument(context, value, series[_alike(value)])
     yield from _intermediate_findings(context, groups, reported)
     if context.plan.search is None:  # `costly-constraint` finds those of a planner's plan
         yield from _constraint_findings(context, _replicating(context))
@@ -70,45 +65,33 @@ def replicated_large(context: CheckContext) -> Iterator[Finding]:
 _OF_NAMES = ("unmatched-rule", "unused-rule", "refused-donation")
 """Kinds of findings that do not concern the sharding of an argument."""
 
-_Series = Counter[tuple[object, ...]]
-"""Number of arguments per path without its numbers, type and sharding."""
-
-
-def _series(values: Iterable[PlannedValue]) -> _Series:
-    return Counter(map(_alike, values))
-
 
 def _alike(value: PlannedValue) -> tuple[object, ...]:
     return without_numbers(value.path), value.kind, value.type, value.sharding, value.given
 
 
-def _argument(context: CheckContext, value: PlannedValue, series: _Series) -> Finding | None:
-    size = context.bytes_of(value)
-    count = series[_alike(value)] if len(value.shape) > 1 else 1  # biases and scales are whole in nearly all models
-    if size * count < NOTABLE or not value.shape:
-        return None
-    whole = is_replicated(value.sharding)
-    if not whole and (size < PARTLY or value.kind == "output"):
-        return None
-    annotation = value.given
-    if annotation is not None and all(dim.is_closed for dim in annotation.dims):
-        return None
-    more = extended(value.shape, value.sharding, context.mesh)
+def _argument(context: CheckContext, value: PlannedValue, alike: int) -> Iterator[Finding]:
+    """The finding for an input or output, of which so many are alike."""
+    size, whole, given = context.bytes_of(value), is_replicated(value.sharding), value.given
+    count = alike if len(value.shape) > 1 else 1  # biases and scales are whole in nearly all models
+    if size * count < NOTABLE or not value.shape or (not whole and (size < PARTLY or value.kind == "output")):
+        return
+    if given is not None and all(dim.is_closed for dim in given.dims):
+        return
     text = typed(value.type, value.sharding)
     if whole:
         together = f"; the {count} alike take {format_bytes(size * count)}" if count > 1 else ""
         everywhere = f"is whole on each of the {context.mesh.size} devices, {format_bytes(size)} on each"
         message = f"{text} {everywhere}{together}" + (": no annotation shards it" if context.plan.search is None else "")
-    elif more is None:
-        return None
+    elif extended(value.shape, value.sharding, context.mesh) is None:
+        return
     else:
         free = ", ".join(map(repr, unused_axes(value.sharding, context.mesh)))
         message = f"{text} takes {format_bytes(size)} on each device: it is replicated over {free}"
     where = annotation_of(value)
     finding = Finding("replicated-large", message, value.path, "", graded(size * count) if whole else "info", size)
-    return _proposed(
-        context, value, finding, f"{value.path}: {{spec}} in {where}", f"write P() in {where} if replication is intended" * whole
-    )
+    meant = f"write P() in {where} if replication is intended" * whole
+    yield _proposed(context, value, finding, f"{value.path}: {{spec}} in {where}", meant)
 
 
 def _proposed(context: CheckContext, value: PlannedValue, finding: Finding, fix: str, meant: str = "") -> Finding:
