@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from shardy_py.plan.store.document import load_plan, read_plan, save_text, write
 from shardy_py.plan.values import PlannedValue
 from shardy_py.view.html.card import card
 from shardy_py.view.html.page import Frame, page
-from shardy_py.view.perfetto import timeline_json
+from shardy_py.view.perfetto import timeline
 from shardy_py.view.text import plan_text
 
 
@@ -364,7 +365,7 @@ class Plan(PlanRecord):
             LinkError: The links do not fit the mesh.
             OSError: The file cannot be written.
         """
-        write_file(path, timeline_json(self, hardware, links))
+        write_file(path, json.dumps(timeline(self, hardware, links), separators=(",", ":"), allow_nan=False) + "\n")
 
     def to_json(self) -> str:
         """The whole plan as JSON text with a version; see `from_json`.

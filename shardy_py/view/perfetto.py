@@ -7,23 +7,20 @@ loop is drawn once, as long as all of its trips take. The format is Chrome's "Tr
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shardy_py.cost.hardware import Hardware
 from shardy_py.dialect.format import sizes_text
 from shardy_py.ir import Block, Op, Value
 from shardy_py.plan import costing
 from shardy_py.plan.collectives import format_bytes
+from shardy_py.plan.cost_analysis import CollectiveCost, OpCost
 from shardy_py.plan.executed import Executed, executed
 from shardy_py.plan.memory import analysis as memory_analysis
+from shardy_py.plan.memory.analysis import MemoryAnalysis
 from shardy_py.plan.record import PlanRecord
-
-if TYPE_CHECKING:
-    from shardy_py.cost.hardware import Hardware
-    from shardy_py.plan.cost_analysis import CollectiveCost, OpCost
-    from shardy_py.plan.memory.analysis import MemoryAnalysis
 
 NOMINAL_MEMORY = 1e12
 """Bytes per second to and from memory, without named hardware."""
@@ -43,21 +40,16 @@ def timeline(plan: PlanRecord, hardware: str | Hardware | None = None, links: Ma
     scheduler.block(program.block)
     scheduler.finish()
     counter = _memory(memory_analysis.analyse(plan, hardware), scheduler.events)
-    if analysis.hardware is None:
-        speed = f"nominal: {format_bytes(int(NOMINAL_MEMORY))}/s of memory, {format_bytes(int(NOMINAL_LINK))}/s of links"
-    else:
-        speed = analysis.hardware.name
-    mesh = sizes_text(plan.mesh.shape)
+    speed = f"nominal: {format_bytes(int(NOMINAL_MEMORY))}/s of memory, {format_bytes(int(NOMINAL_LINK))}/s of links"
     return {
-        "traceEvents": [*_names(f"plan of {plan.name} on {mesh}", scheduler.tracks), *scheduler.events, *counter],
+        "traceEvents": [*_names(f"plan of {plan.name} on {sizes_text(plan.mesh.shape)}", scheduler.tracks), *scheduler.events, *counter],
         "displayTimeUnit": "ns",
-        "otherData": {"hardware": speed, "made by": "shardy_py", "trips": "all trips of a loop together"},
+        "otherData": {
+            "hardware": speed if analysis.hardware is None else analysis.hardware.name,
+            "made by": "shardy_py",
+            "trips": "all trips of a loop together",
+        },
     }
-
-
-def timeline_json(plan: PlanRecord, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> str:
-    """`timeline` as the text of a file."""
-    return json.dumps(timeline(plan, hardware, links), separators=(",", ":"), allow_nan=False) + "\n"
 
 
 class _Scheduler:
@@ -90,8 +82,16 @@ class _Scheduler:
             cost = self.costs.get(self.names.get(op.results[0], "")) if op.results else None
             if cost is not None and not op.regions:
                 start = max(start, self.clock)
-                took = _op_seconds(cost)
-                self._slice(OPS_TRACK, op.primitive or op.name, start, took, _about(cost))
+                took = cost.seconds if cost.seconds is not None else cost.bytes_accessed / NOMINAL_MEMORY
+                about = {
+                    "value": cost.value,
+                    "module": cost.module,
+                    "at": cost.location,
+                    "operations": cost.flops,
+                    "bytes to and from memory": cost.bytes_accessed,
+                    "trips": cost.trips,
+                }
+                self._slice(OPS_TRACK, op.primitive or op.name, start, took, about)
                 self.clock = start = start + took
                 queue = self.unnamed.get((cost.location, cost.primitive))
                 if queue:
@@ -129,17 +129,9 @@ class _Scheduler:
 
     def _slice(self, track: int, name: str, start: float, took: float, about: dict[str, Any]) -> None:
         args = {key: entry for key, entry in about.items() if entry not in ("", None)}
-        begin = round(start * 1e6, 3)
-        event = {
-            "ph": "X",
-            "pid": PROCESS,
-            "tid": track,
-            "name": name,
-            "ts": begin,
-            "dur": round((start + took) * 1e6 - begin, 3),
-            "args": args,
-        }
-        self.events.append(event)
+        begin, end = round(start * 1e6, 3), (start + took) * 1e6
+        times = {"ts": begin, "dur": round(end - begin, 3)}
+        self.events.append({"ph": "X", "pid": PROCESS, "tid": track, "name": name, **times, "args": args})
 
 
 def _memory(memory: MemoryAnalysis, events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -155,21 +147,6 @@ def _memory(memory: MemoryAnalysis, events: Sequence[dict[str, Any]]) -> list[di
             at = waiting.popleft()
             live[at] = max(step.bytes, live.get(at, 0))
     return [{"ph": "C", "pid": PROCESS, "name": "live memory", "ts": at, "args": {"bytes": live[at]}} for at in sorted(live)]
-
-
-def _op_seconds(cost: OpCost) -> float:
-    return cost.seconds if cost.seconds is not None else cost.bytes_accessed / NOMINAL_MEMORY
-
-
-def _about(cost: OpCost) -> dict[str, Any]:
-    return {
-        "value": cost.value,
-        "module": cost.module,
-        "at": cost.location,
-        "operations": cost.flops,
-        "bytes to and from memory": cost.bytes_accessed,
-        "trips": cost.trips,
-    }
 
 
 def _names(process: str, tracks: Mapping[tuple[str, ...], int]) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from html import escape
 from itertools import islice
-from typing import TYPE_CHECKING
 
+from shardy_py.dialect import Mesh
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.checks.wording import merged
 from shardy_py.plan.collectives import Collective, format_bytes, received_by, summary
@@ -17,11 +17,8 @@ from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.paths import paths_as_one
 from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.reshards import Reshard
 from shardy_py.view.text_tree import Seen, TreeNode, by_path, bytes_of, shortened
-
-if TYPE_CHECKING:
-    from shardy_py.dialect import Mesh
-    from shardy_py.plan.reshards import Reshard
 
 MAX_OPS = 5_000
 """A plan of more ops is not partitioned for its card, which would take more than a second or so."""
