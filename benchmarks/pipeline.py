@@ -13,10 +13,6 @@ operations run in the thread that hands them out, so that both times hold their 
 rest. Devices that compute by themselves behave so; on a host whose cores are the devices the thread otherwise takes turns with
 them. It needs two cores, and nothing else running.
 
-"When idle" are the same two figures in steps in which the devices finish every task before the next is handed out, so that nothing but the
-task itself is in its way. The thread then waits until other threads take their part, and for their computation. As
-caches are cold after a pause, the thread itself may take longer.
-
 CPU seconds per step are those of all threads, devices included. Bytes held are the activations of `report`, of all microbatches in flight,
 on the stage with the most; results are those of forward programs, the most of any stage. Values that cross count once per stage that reads
 them, forwards and back. Arrays are what is left of them where small values share buffers.
@@ -77,7 +73,7 @@ def run_model(name: str, model: Model, setting: str) -> None:
     jax.block_until_ready(run(state["params"], model.batch(0)))
     first = time.perf_counter() - start
     worst, per_step = 0.0, []
-    busy, alone_on_core, idle = Dispatch(), Dispatch(), Dispatch()
+    busy, alone_on_core = Dispatch(), Dispatch()
     for number in range(STEPS.value):
         batch = model.batch(number)
         before = time.process_time()
@@ -88,11 +84,7 @@ def run_model(name: str, model: Model, setting: str) -> None:
         with own_core():
             jax.block_until_ready(run(state["params"], batch))
         alone_on_core.add(run.statistics)
-        with waiting(run):
-            jax.block_until_ready(run(state["params"], batch))
-        idle.add(run.statistics)
         state, _ = train(state, batch)
-    same = run.statistics.in_flight == sp.pipelines.simulate(run.schedule).in_flight
     programs = run.build(state["params"], model.batch(0)).programs
     results = max(len(program.outputs) for (role, _), program in programs.items() if role == "F")
     sent, size = crossing(programs)
@@ -103,11 +95,11 @@ def run_model(name: str, model: Model, setting: str) -> None:
     held = max(row.in_flight * row.activation_bytes for row in run.report().rows)
     print(
         f"{name:16s} {setting:4s} {schedule:9s} loss and gradients within {worst:.1e} over {STEPS.value} steps, "
-        f"{max(run.programs_per_stage)} programs per stage, per task {busy}; with a core of its own {alone_on_core}; when idle {idle}; "
+        f"{max(run.programs_per_stage)} programs per stage, per task {busy}; with a core of its own {alone_on_core}; "
         f"{statistics.median(per_step) * 1e3:.1f} ms of CPU per step, {results} results forwards in {arrays} arrays, "
         f"{held / 1024:.0f} KiB held, "
         f"{sent} values of {size / 1024:.0f} KiB sent per microbatch in {crossing(handed)[0]} arrays, "
-        f"in flight {list(run.statistics.in_flight)}{' as simulated' if same else ' NOT as simulated'}, first call {first:.1f} s",
+        f"in flight {list(run.statistics.in_flight)}, first call {first:.1f} s",
         flush=True,
     )
 
@@ -146,17 +138,6 @@ def own_core() -> Iterator[None]:
         yield
     finally:
         place(set(cores), set(cores))
-
-
-@contextlib.contextmanager
-def waiting(run: Any) -> Iterator[None]:
-    """Lets devices finish every task before the next."""
-    engine = run._runner.engine
-    engine.waits = True
-    try:
-        yield
-    finally:
-        engine.waits = False
 
 
 def print_schedules() -> None:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from shardy_py.pipelines.errors import PipelineError as PipelineError
     from shardy_py.pipelines.orders import Schedule as Schedule
     from shardy_py.pipelines.orders import Task as Task
-    from shardy_py.pipelines.orders import verify as verify
     from shardy_py.pipelines.pipelining import Pipelined as Pipelined
     from shardy_py.pipelines.scheduling import schedule as schedule
     from shardy_py.pipelines.simulation import Simulation as Simulation
     from shardy_py.pipelines.simulation import simulate as simulate
+    from shardy_py.pipelines.simulation import verify as verify
 
 # Name -> module that holds it. A function must not have the name of a module here: importing that module would hide it.
 _HOMES = {
@@ -28,7 +28,7 @@ _HOMES = {
     "Task": "orders",
     "schedule": "scheduling",
     "simulate": "simulation",
-    "verify": "orders",
+    "verify": "simulation",
 }
 
 __all__ = [*_HOMES]  # noqa: PLE0604

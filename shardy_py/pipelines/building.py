@@ -12,6 +12,7 @@ import numpy as np
 from jax.extend.core import Literal, Var
 from jax.sharding import PartitionSpec
 
+from shardy_py.api import auto_shard
 from shardy_py.api.specs import refuse_host_memory
 from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
@@ -25,7 +26,7 @@ from shardy_py.pipelines.jaxprs import dtype_of, is_extended_dtype, shape_of, st
 from shardy_py.pipelines.markers import Marking, marker_of
 from shardy_py.pipelines.microbatching import SplitStep, split
 from shardy_py.pipelines.orders import Schedule, is_automatic
-from shardy_py.pipelines.placing import Places, plan_specs, submeshes, trace_mesh
+from shardy_py.pipelines.placing import Places, submeshes, trace_mesh
 from shardy_py.pipelines.programs import (
     TaskProgram,
     Updates,
@@ -377,9 +378,10 @@ def _shard(options: PipelineOptions, signature: CallSignature, split_step: Split
         size = places.inner[axis]
         leaves = [PartitionSpec(axis) if batch_of[v] and shape_of(v)[0] % size == 0 else None for v in micro.invars]
         shardings = jax.tree.unflatten(signature.tree, leaves)
-    plan, ins, outs = plan_specs(function, options.fun, places, shardings, arguments)
-    places.specs.update(zip(micro.invars, ins))
-    places.specs.update(zip(variables, outs))
+    named = functools.wraps(options.fun)(lambda *arguments: function(*arguments))
+    plan = auto_shard(named, mesh=places.inner, in_shardings=shardings).plan(*arguments)
+    for values, planned in ((micro.invars, plan.input_shardings), (variables, plan.output_shardings)):
+        places.specs.update((v, sharding.spec) for v, sharding in zip(values, jax.tree.leaves(planned)))
     return plan
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 from jax.extend.core import Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardy_py.api import auto_shard
 from shardy_py.pipelines.errors import PipelineError
 from shardy_py.planner.options import Planner
 
@@ -196,18 +195,3 @@ def trace_mesh(places: Places) -> AbstractMesh:
     """The mesh in whose context a step is traced."""
     inner = places.inner if places.is_sharded else {}
     return AbstractMesh(tuple(inner.values()), tuple(inner), axis_types=(AxisType.Auto,) * len(inner))
-
-
-def plan_specs(
-    function: Callable[..., Sequence[Any]], signature: Callable[..., Any], places: Places, in_shardings: Any, arguments: Sequence[Any]
-) -> tuple[Any, list[PartitionSpec], list[PartitionSpec]]:
-    """Propagates shardings through one microbatch: the plan, the specs of its inputs, the specs of its results."""
-    named = functools.wraps(signature)(lambda *args: list(function(*args)))
-    plan = auto_shard(named, mesh=places.inner, in_shardings=in_shardings).plan(*arguments)
-    ins = [_spec(s) for s in jax.tree.leaves(plan.input_shardings)]
-    outs = [_spec(s) for s in jax.tree.leaves(plan.output_shardings)]
-    return plan, ins, outs
-
-
-def _spec(sharding: NamedSharding) -> PartitionSpec:
-    return sharding.spec

@@ -66,19 +66,19 @@ class Statistics:
 
 
 class Engine:
-    """The compiled programs of one microbatch, all stages.
-
-    Attributes:
-        waits: Whether devices finish every task before the next is handed out, so that `statistics` has the time of handing out alone.
-    """
+    """The compiled programs of one microbatch, all stages."""
 
     def __init__(
         self, programs: dict[tuple[str, int], TaskProgram], schedule: Schedule, places: Places, each: Sequence[Var], stacked: Container[Var]
     ) -> None:
         self.programs, self.schedule, self.places, self.stacked = programs, schedule, places, stacked
-        self.meshes = schedule.meshes
-        self.statistics = Statistics()
-        self.order = _global_order(schedule)
+        paper = simulated(schedule, costs_of(schedule.stages))
+        self.statistics = Statistics(paper.in_flight, paper.stashed)
+        # All tasks in an order in which one thread can hand them out: by start at unit costs.
+        self.order = [
+            (_role(span.task, schedule), span.task.stage, span.task.microbatch)
+            for span in sorted(paper.spans, key=lambda span: (span.start, span.mesh))
+        ]
         producer = {v: key for key, program in programs.items() for v in program.outputs}
         self.slots: list[dict[Var, int]] = [{} for _ in range(places.stages)]
         moving = {*each, *producer}
@@ -89,7 +89,6 @@ class Engine:
         self.each = [[v for v in each if v in self.slots[s]] for s in range(places.stages)]
         self.steps = {key: self._step(key, program) for key, program in programs.items()}
         self.totals_ready = False
-        self.waits = False
 
     @property
     def shared_inputs(self) -> list[dict[Var, None]]:
@@ -159,15 +158,9 @@ class Engine:
         count = self.schedule.microbatches
         stores = self._stores(each)
         stacked: dict[Var, list[Any]] = {}
-        in_flight, stashed = [0] * self.meshes, [0] * self.meshes
-        most_in_flight, most_stashed = [0] * self.meshes, [0] * self.meshes
-        steps, meshes = self.steps, self.meshes
-        if self.waits:
-            jax.block_until_ready((stores, [(step.shared, step.totals) for step in steps.values()]))
         begin, begin_cpu = time.perf_counter(), time.thread_time()
-        waited = waited_cpu = 0.0
         for role, s, m in self.order:
-            step = steps[role, s]
+            step = self.steps[role, s]
             store = stores[s][m]
             common = step.shared
             out = step.call(*[store[i] if i >= 0 else common[~i] for i in step.sources], *step.totals)
@@ -181,22 +174,8 @@ class Engine:
             for position, v in step.stack:
                 stacked.setdefault(v, [None] * count)[m] = out[position]
             step.totals = out[len(step.program.outputs) :]
-            mesh = s % meshes
-            if role == "F":
-                in_flight[mesh] += 1
-                stashed[mesh] += 1
-                most_in_flight[mesh] = max(most_in_flight[mesh], in_flight[mesh])
-                most_stashed[mesh] = max(most_stashed[mesh], stashed[mesh])
-            else:
-                in_flight[mesh] -= role != "W"
-                stashed[mesh] -= role != "b"
-            if self.waits:
-                before, before_cpu = time.perf_counter(), time.thread_time()
-                jax.block_until_ready((out, [stores[t][m][slot] for _, _, slots in step.send for t, slot in slots]))
-                waited += time.perf_counter() - before
-                waited_cpu += time.thread_time() - before_cpu
-        spent, spent_cpu = time.perf_counter() - begin - waited, time.thread_time() - begin_cpu - waited_cpu
-        self.statistics = Statistics(tuple(most_in_flight), tuple(most_stashed), len(self.order), spent, spent_cpu)
+        spent, spent_cpu = time.perf_counter() - begin, time.thread_time() - begin_cpu
+        self.statistics = replace(self.statistics, tasks=len(self.order), dispatch_seconds=spent, dispatch_cpu_seconds=spent_cpu)
         return stacked
 
     def _stores(self, each: Sequence[Mapping[Var, Sequence[Any]]]) -> list[list[list[Any]]]:
@@ -227,13 +206,6 @@ class Engine:
         for step in self.steps.values():
             step.totals = [zeros[v] for v in step.program.sums]
         self.totals_ready = True
-
-
-def _global_order(schedule: Schedule) -> list[tuple[str, int, int]]:
-    """All tasks in an order in which one thread can hand them out: by start at unit costs."""
-    spans = simulated(schedule, costs_of(schedule.stages)).spans
-    ordered = sorted(spans, key=lambda span: (span.start, span.mesh))
-    return [(_role(span.task, schedule), span.task.stage, span.task.microbatch) for span in ordered]
 
 
 def _role(task: Task, schedule: Schedule) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shardy_py.pipelines.orders import SCHEDULES, Schedule, ScheduleError, Task, named, names, needs, plain_name, verify
-from shardy_py.pipelines.simulation import Costs, Simulation, costs_of, run
+from shardy_py.pipelines.orders import SCHEDULES, Schedule, ScheduleError, Task, named, names, needs, plain_name
+from shardy_py.pipelines.simulation import Costs, Simulation, costs_of, run, verify
 
 
 def automatic(meshes: int, microbatches: int, virtual: int, costs: Sequence[Any], max_in_flight: int | None) -> Schedule:
@@ -132,4 +132,6 @@ def schedule(
     name = plain_name(name)
     if name == "auto":
         return automatic(stages, microbatches, virtual, (forward, backward, weight, transfer), max_in_flight)
-    return named(name, stages, microbatches, virtual)
+    chosen = named(name, stages, microbatches, virtual)
+    verify(chosen)
+    return chosen

@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from shardy_py.pipelines.orders import Schedule, ScheduleError, Task, needs, verify
+from shardy_py.pipelines.orders import Schedule, ScheduleError, Task, needs
 
 _COLOURS = {"F": "#8ecae6", "B": "#ffb703", "W": "#95d5b2"}
 _NAMES = {"F": "forward", "B": "backward", "W": "weight gradient"}
@@ -189,6 +189,57 @@ def _spread(value: float | Sequence[float], count: int, label: str) -> tuple[flo
     return values
 
 
+def verify(schedule: Schedule) -> None:
+    """Checks that a schedule can run: every task once and on its mesh, none before its inputs, no deadlock.
+
+    Args:
+        schedule: A result of `schedule`, or one written by hand.
+
+    Raises:
+        TypeError: It is not a schedule.
+        ScheduleError: It cannot run; the message names the first task that is wrong.
+
+    Example:
+        >>> from shardy_py.pipelines import schedule
+        >>> verify(schedule("1f1b", 2, 4))
+    """
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"{schedule!r} is no schedule; make one with `schedule(name, stages, microbatches)`")
+    needed = schedule.stages * schedule.microbatches
+    seen: set[Task] = set()
+    for mesh, order in enumerate(schedule.orders):
+        for task in order:
+            _check_task(schedule, mesh, Task(*task))
+            if task in seen:
+                raise ScheduleError(
+                    f"{Task(*task)} is scheduled twice", where=f"mesh {mesh} of {schedule.name}", fix="list every task once"
+                )
+            seen.add(Task(*task))
+    for kind in "FB":
+        if sum(task.kind == kind for task in seen) != needed:
+            missing = next(
+                Task(kind, s, m) for s in range(schedule.stages) for m in range(schedule.microbatches) if Task(kind, s, m) not in seen
+            )
+            raise ScheduleError(
+                f"{missing} is not scheduled", where=f"mesh {missing.stage % schedule.meshes} of {schedule.name}",
+                why="every stage runs every microbatch forward and backward", fix="add it",
+            )  # fmt: skip
+    run(schedule, costs_of(schedule.stages))
+
+
+def _check_task(schedule: Schedule, mesh: int, task: Task) -> None:
+    if task.kind not in _NAMES or not 0 <= task.stage < schedule.stages or not 0 <= task.microbatch < schedule.microbatches:
+        raise ScheduleError(
+            f"no task {task}", where=f"mesh {mesh} of {schedule.name}",
+            why=f"kinds are F, B and W, stages 0 to {schedule.stages - 1}, microbatches 0 to {schedule.microbatches - 1}", fix="remove it",
+        )  # fmt: skip
+    if task.stage % schedule.meshes != mesh:
+        raise ScheduleError(
+            f"{task} is on mesh {mesh}", where=schedule.name, why=f"stage {task.stage} lives on mesh {task.stage % schedule.meshes}",
+            fix="move it there",
+        )  # fmt: skip
+
+
 def simulate(
     schedule: Schedule,
     *,
@@ -229,7 +280,7 @@ def simulate(
 
 
 def run(schedule: Schedule, costs: Costs, sizes: tuple[float, ...] | None = None) -> Simulation:
-    """Simulates a schedule that has been verified; see `simulate`."""
+    """Simulates a schedule of tasks that exist; see `simulate`. Raises ScheduleError if it does not end."""
     split = schedule.split_backwards
     ends: dict[Task, float] = {}
     spans: list[list[Span]] = [[] for _ in schedule.orders]
@@ -237,6 +288,7 @@ def run(schedule: Schedule, costs: Costs, sizes: tuple[float, ...] | None = None
     free = [0.0] * schedule.meshes
     left = sum(map(len, schedule.orders))
     while left:
+        before = left
         for mesh, order in enumerate(schedule.orders):
             while position[mesh] < len(order):
                 task = order[position[mesh]]
@@ -249,6 +301,14 @@ def run(schedule: Schedule, costs: Costs, sizes: tuple[float, ...] | None = None
                 spans[mesh].append(Span(mesh, task, start, end))
                 position[mesh] += 1
                 left -= 1
+        if left == before:
+            waiting = [(mesh, order[at]) for mesh, (order, at) in enumerate(zip(schedule.orders, position)) if at < len(order)]
+            first = [next(need for need in needs(task, schedule.stages) if need not in ends) for _, task in waiting]
+            raise ScheduleError(
+                "the schedule does not end", where=schedule.name, why="every mesh runs its tasks in order, and each waits for another",
+                fix="move the task that is waited for in front of the one that waits",
+                notes=[f"mesh {mesh} waits at {task} for {need}" for (mesh, task), need in zip(waiting, first)],
+            )  # fmt: skip
     makespan = max(free)
     busy = sum(span.end - span.start for line in spans for span in line)
     bubble = 1.0 - busy / (makespan * schedule.meshes) if makespan else 0.0

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardy_py.pipelines.orders import SCHEDULES, Schedule, ScheduleError, Task, names, needs, verify
+from shardy_py.pipelines.orders import SCHEDULES, Schedule, ScheduleError, Task, names, needs
 from shardy_py.pipelines.scheduling import schedule
+from shardy_py.pipelines.simulation import verify
 
 SHARED = pathlib.Path(os.environ.get("SHARDY_SHARED") or pathlib.Path(__file__).resolve().parents[3] / "shared")
 REFERENCE = SHARED / "data" / "schedules"
