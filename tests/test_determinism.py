@@ -63,6 +63,7 @@ def answers() -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_plans_and_their_forms_do_not_depend_on_the_hash_seed(answers: list[list[str]]) -> None:
     first, *others = answers[: len(HASH_SEEDS)]
     assert len(first) > len(PROGRAMS) + 3

@@ -34,6 +34,7 @@ def test_every_example_is_listed() -> None:
     assert sorted(SMALL) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_example(name: str) -> None:
     printed = run(ROOT / "examples" / name, *SMALL[name])
@@ -41,12 +42,14 @@ def test_example(name: str) -> None:
     assert "model" in printed or "expert" in printed
 
 
+@pytest.mark.slow
 def test_dispatch_benchmark_runs() -> None:
     printed = run(ROOT / "benchmarks" / "dispatch.py", "--calls=10", "--leaves=10")
     for name in ("auto_shard", "jit"):
         assert any(line.startswith(name) and line.endswith("us with 10 leaves") for line in printed.splitlines())
 
 
+@pytest.mark.slow
 def test_many_parameters_benchmark_runs() -> None:
     printed = run(ROOT / "benchmarks" / "many_parameters.py", "--parameters=100", "--rounds=1")
     ratios = {line.split()[0]: float(line.split()[-1]) for line in printed.splitlines()[-2:]}
@@ -54,12 +57,14 @@ def test_many_parameters_benchmark_runs() -> None:
     assert ratios["auto"] > 0
 
 
+@pytest.mark.slow
 def test_partitioner_benchmark_runs() -> None:
     printed = run(ROOT / "benchmarks" / "partitioner.py", "--depth=1", "--blocks=1", "--only=decode")
     assert "failed" not in printed
     assert "shard_map: 1 programs" in printed
 
 
+@pytest.mark.slow
 def test_the_planner_is_no_worse_than_an_expert() -> None:
     printed = run(ROOT / "benchmarks" / "planner_models.py", "--models=graph,decoder", "--devices=8")
     rows = [line.split(" | ") for line in printed.splitlines()[-2:]]
@@ -69,10 +74,12 @@ def test_the_planner_is_no_worse_than_an_expert() -> None:
         assert planned <= expert
 
 
+@pytest.mark.slow
 def test_propagation_benchmark_runs() -> None:
     assert "median ratio" in run(ROOT / "benchmarks" / "propagation.py", "--layers=2", "--repeat=1")
 
 
+@pytest.mark.slow
 def test_communication_benchmark() -> None:
     printed = run(ROOT / "benchmarks" / "communication.py", "--lowerings=jit", "--plans=3", "--depth=1")
     assert "rank correlation" in printed
@@ -89,6 +96,7 @@ def test_predictions_beside_stored_bytes_of_compiled_programs(layers: str, least
     assert int(figures[2]) >= least
 
 
+@pytest.mark.slow
 def test_llama_benchmark() -> None:
     printed = run(ROOT / "benchmarks" / "llama405b.py", "--scanned", "--text")
     assert "405.9 billion parameters" in printed

@@ -67,6 +67,7 @@ for name, write in kinds.items():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 48])
 def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: pathlib.Path, limit: int) -> None:
     """Every kind of file, on a disk with room and on one without."""
@@ -84,6 +85,7 @@ def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: pathlib.Path, limi
     assert files == {*said, "in.mlir", "graph.txt", "stored.json"}
 
 
+@pytest.mark.slow
 def test_no_other_module_writes_files() -> None:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):

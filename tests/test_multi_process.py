@@ -94,6 +94,7 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_two_processes_train_as_one(start: Any, lowering: str) -> None:
     """300 un-blocked steps with donation; global, process-local, uncommitted and numpy arguments."""
@@ -133,6 +134,7 @@ VALUES = {
 }
 
 
+@pytest.mark.slow
 def test_processes_that_differ_end_in_errors(start: Any) -> None:
     """In whatever way the function is called, in both processes; what agrees runs afterwards."""
     for own, found in enumerate(start("mismatch", 2).results()):
@@ -155,6 +157,7 @@ def test_processes_that_differ_end_in_errors(start: Any) -> None:
         assert "process 0: 0.1; process 1: 0.2" in found["rate"][-1]
 
 
+@pytest.mark.slow
 def test_processes_that_wait(start: Any) -> None:
     """For those that look alone, come late, or fail; the others hear why."""
     both = start("waiting", 2).results()
@@ -183,6 +186,7 @@ def test_processes_that_wait(start: Any) -> None:
     assert second["verified"].endswith("process 1 has none of the mesh's devices, which belong to process 0")
 
 
+@pytest.mark.slow
 def test_one_process_searches_and_all_run_its_plan(start: Any) -> None:
     """Its errors are those of all, and nobody waits for what does not come."""
     first, second = start("planned", 2, "auto").results()
@@ -199,6 +203,7 @@ def test_one_process_searches_and_all_run_its_plan(start: Any) -> None:
         assert "process 0: `function total`, process 1: `function largest`" in found["different"][-1]
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_says_why(start: Any) -> None:
     """Before it has called anything, while another one waits for it."""
     workers = start("ending", 2)

@@ -64,6 +64,7 @@ def test_nothing_of_one_run_is_stored(name: str) -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.skipif(sys.platform == "win32", reason="the paths that notebooks print are those of other systems")
 def test_it_runs_and_shows_the_same(name: str) -> None:

@@ -105,6 +105,7 @@ CHOSEN = {"mlp": 0, "moe": 0, "convolution": 1, "gru": 0, "named": 0, "recommend
 """Programs that a planner plans, and the lines that propagation then needs."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHOSEN)
 def test_constraints_of_a_plan_that_was_chosen(name: str) -> None:
     this = example(name)

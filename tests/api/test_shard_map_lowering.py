@@ -152,6 +152,7 @@ def test_constants_and_closures(mesh: Mesh) -> None:
         same(transform(functools.partial(outer, shard))(W["up"], X), transform(functools.partial(outer, lambda f: f))(W["up"], X))
 
 
+@pytest.mark.slow
 def test_nothing_of_a_trace_is_kept(mesh: Mesh) -> None:
     def outer(w: Any) -> Any:
         return sp.auto_shard(lambda x: jnp.tanh(x @ w), mesh=mesh, in_shardings=P("data"), lowering="shard_map")(X).sum()
@@ -160,6 +161,7 @@ def test_nothing_of_a_trace_is_kept(mesh: Mesh) -> None:
         same(jax.grad(outer)(W["up"]), jax.jit(jax.grad(outer))(W["up"]))
 
 
+@pytest.mark.slow
 def test_large_constants_are_not_kept(mesh: Mesh) -> None:
     def run() -> weakref.ref[Any]:
         big = jnp.ones((256, 256))
@@ -313,6 +315,7 @@ def test_the_platform_is_that_of_the_devices(mesh: Mesh) -> None:
     assert sp.Options(platform="tpu").platform_of(mesh) == "tpu"
 
 
+@pytest.mark.slow
 def test_flax_linen_and_optax(mesh: Mesh) -> None:
     linen, optax = pytest.importorskip("flax.linen"), pytest.importorskip("optax")
 
@@ -351,6 +354,7 @@ def test_flax_linen_and_optax(mesh: Mesh) -> None:
     same(trained(loss, shard), want, 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outside", [True, False])
 def test_flax_nnx(mesh: Mesh, outside: bool) -> None:
     nnx, optax = pytest.importorskip("flax.nnx"), pytest.importorskip("optax")

@@ -70,6 +70,7 @@ def test_paths():
     assert argument_paths(["params", "x"], ({"w": [1, 2]}, 3), {"flag": {"a": 4}}) == ["params['w'][0]", "params['w'][1]", "x", "flag['a']"]
 
 
+@pytest.mark.slow
 def test_importing_touches_no_device():
     """Nor does a plan, and neither imports the solver, which takes a fifth of the time that this takes."""
     import os

@@ -287,6 +287,7 @@ def test_names_do_not_steer_the_terminal(part: str, status: int, tmp_path: pathl
     assert all(char.isprintable() or char == "\n" for char in out + err)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_output_that_is_full_or_closed_is_no_traceback(file: pathlib.Path) -> None:
     command = [sys.executable, "-m", "shardy_py.opt", str(file)]

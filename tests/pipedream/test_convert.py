@@ -32,6 +32,7 @@ CONVNET_STAGES = {
 NUMBERS = ("every node",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONVNET_STAGES)
 @pytest.mark.parametrize("train", [False, True])
 def test_convolutions(tmp_path: pathlib.Path, name: str, train: bool) -> None:
@@ -52,6 +53,7 @@ GNMT_STAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GNMT_STAGES)
 def test_recurrent_layers(tmp_path: pathlib.Path, name: str) -> None:
     graph = make(GNMT, GNMT_STAGES[name])

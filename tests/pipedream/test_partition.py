@@ -266,6 +266,7 @@ def test_pipedreams_recorded_answers(model: str) -> None:
             assert sum(found.replication) == math.prod(asked.machines) or asked.fewer
 
 
+@pytest.mark.slow
 @needs_shared
 def test_exact_mode_is_never_worse_on_recorded_runs() -> None:
     """Every second run, both stage maps by one function: bytes that cross once, on all levels, memory of 1F1B with optimizer state."""
@@ -296,6 +297,7 @@ for graph, mode in ((inception(), "exact"), (diamond(), "pipedream"), (diamond()
 """
 
 
+@pytest.mark.slow
 def test_stages_do_not_depend_on_the_hash_seed() -> None:
     printed = set()
     for seed in range(5):

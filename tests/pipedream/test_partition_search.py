@@ -52,6 +52,7 @@ def test_several_levels_and_memory() -> None:
     assert max(stage.memory_bytes for stage in tight.stages) <= 8e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("machines", "most"), [((16,), 0.1), ((8, 2), 0.15)])
 def test_memory_of_a_large_graph(machines: tuple[int, ...], most: float) -> None:
     found = partition(nasnet(6, 10), machines, [1e10, 1e9][-len(machines) :], "exact", 1, memory_bytes=16e9)
@@ -78,6 +79,7 @@ def test_families_hold_closed_sets(graph: ProfileGraph) -> None:
     assert set(near(graph, downsets[:2], 50)) <= set(downsets)
 
 
+@pytest.mark.slow
 def test_pipedreams_levels_promise_too_much() -> None:
     """With several levels PipeDream takes the work between two cuts neither of which holds the other for their difference."""
     nodes = [ProfileNode("s", "Embedding", 0.1, 0.2, (4e6,), 1e6)]

@@ -58,6 +58,7 @@ def test_long_skips() -> None:
     compare(models().encoder_decoder(depth=3), 2, num_stages=4, num_microbatches=4)
 
 
+@pytest.mark.slow
 def test_a_resnet_in_groups_of_two_devices() -> None:
     model = models().resnet(blocks=2, rows=8)
     compare(model, 1, num_stages=2, num_microbatches=2, mesh={"stage": 2, "data": 2})

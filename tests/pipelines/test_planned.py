@@ -78,6 +78,7 @@ WIDE = {k: jax.ShapeDtypeStruct((4096, 4096), jnp.float32) for k in "abc"}
 ROWS = jax.ShapeDtypeStruct((8192, 4096), jnp.float32)
 
 
+@pytest.mark.slow
 def test_no_pipeline_without_a_planner_is_cheaper_nor_the_plan_without_a_pipeline() -> None:
     search = searched(pipelined(mesh=16, num_microbatches=4), WIDE, ROWS, ROWS)
     names = [a.name for a in search.alternatives]
@@ -89,6 +90,7 @@ def test_no_pipeline_without_a_planner_is_cheaper_nor_the_plan_without_a_pipelin
     assert search.objective_seconds <= min(a.objective_seconds for a in search.alternatives)
 
 
+@pytest.mark.slow
 def test_budgets() -> None:
     mesh = {"stage": 2, "data": 2}
     ample = searched(pipelined(mesh=mesh), WIDE, ROWS, ROWS)
@@ -118,6 +120,7 @@ def test_mistakes(name: str) -> None:
         pipelined(**options).build(params(), *data())
 
 
+@pytest.mark.slow
 def test_a_planner_keeps_stages_of_a_partition() -> None:
     p, (x, y) = params(), data()
     graph = sp.pipedream.profile(loss, p, x, y, hardware="h100", by="equation")

@@ -37,6 +37,7 @@ def longest(program: Any) -> int:
     return max(steps.values(), default=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ways", [1, 2])
 def test_a_layer_keeps_its_products_and_what_it_adds_to(ways: int) -> None:
     """Of a transformer layer: the two values it normalizes, queries with keys and values, scores, what they mix, the hidden layer."""

@@ -67,6 +67,7 @@ def test_stages_of_a_resnet_send_no_statistics(stages: int, ways: int) -> None:
     assert all(sum(where == other for other, _, _ in found) <= 2 for where, _, _ in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "setting"), [("gpt", "8"), ("gpt", "4x2"), ("gpt-scan", "3"), ("resnet", "4x2"), ("encoder-decoder", "3")]
 )
@@ -225,6 +226,7 @@ def test_what_is_equal_stays_equal(stages: int) -> None:
     assert largest_gap(got, wanted) < 1e-5
 
 
+@pytest.mark.slow
 def test_builds_are_alike() -> None:
     model = models().resnet(blocks=3)
 

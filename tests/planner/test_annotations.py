@@ -64,6 +64,7 @@ def costly(plan: sp.Plan) -> list[sp.Finding]:
     return [finding for finding in plan.findings if finding.kind == "costly-constraint"]
 
 
+@pytest.mark.slow
 def test_constraints_that_cost_much_are_a_warning_with_their_lines() -> None:
     free, plan = searched(planned(same, same)).objective_seconds, planned(whole, whole)
     (finding,) = costly(plan)

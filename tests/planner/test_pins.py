@@ -187,6 +187,7 @@ def test_every_constraint_is_needed(name: str, planned: Callable[[str], Planned]
         assert seconds(fewer) > search.objective_seconds * (1 + TOLERANCE / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowering", ["jit", "shard_map"])
 def test_a_plan_as_in_shardings_gives_the_numbers_of_the_function(lowering: str) -> None:
     draw = np.random.default_rng(0)

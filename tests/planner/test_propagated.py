@@ -48,6 +48,7 @@ def test_a_plan_is_what_propagation_gives(lowering: str) -> None:
     assert all(value.given is None for value in (*plan.inputs, *plan.outputs))
 
 
+@pytest.mark.slow
 def test_no_template_is_cheaper_and_the_bound_holds() -> None:
     """Scanned layers of which propagation from the shardings that are best with constraints gives a step 700 times as long."""
     function, arguments = PROGRAMS["scanned layers"][:2]

@@ -66,6 +66,7 @@ def test_an_equation_that_is_imported_as_its_operand_is_planned() -> None:
     assert plan.search is not None
 
 
+@pytest.mark.slow
 def test_an_equation_that_is_imported_as_several_ops_is_planned() -> None:
     """On TPUs the last op of an eigendecomposition puts its results in order, by a gather of two operands."""
     plan = planned(jnp.linalg.eigh, (f32(1024, 1024),), {"x": 2, "y": 4}, hardware="v5e")

@@ -334,6 +334,7 @@ def expert_step(w: Any, x: jax.Array) -> Any:
 EXPERTS = ({"router": f32(256, 4), "up": f32(4, 256, 1024), "down": f32(4, 1024, 256)}, f32(16, 128, 256))
 
 
+@pytest.mark.slow
 def test_experts_lie_over_some_axes_and_tokens_over_all() -> None:
     plan = sp.auto_shard(expert_step, mesh={"x": 2, "y": 2}, planner=planner(), donate_argnums=0).plan(*EXPERTS)
     assert plan.search is not None
@@ -481,6 +482,7 @@ def test_an_explanation_of_what_lies_as_an_annotation() -> None:
             assert "planner" in str(plan.explain(value))
 
 
+@pytest.mark.slow
 def test_the_shape_of_a_mesh_is_chosen() -> None:
     planned = sp.auto_shard(step, mesh=8, planner=planner(time_limit_s=60))
     plan = planned.plan(*STEP)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,6 +96,7 @@ def convolutions(draw: st.DrawFn) -> str:
     return function("stablehlo.convolution", [(shapes[0], "f32"), (shapes[1], "f32")], [(shapes[2], "f32")], ", ".join(attributes))
 
 
+@pytest.mark.slow
 @given(st.lists(convolutions(), min_size=1, max_size=BATCH))
 @settings(max_examples=100)
 def test_convolution(functions: list[str]) -> None:

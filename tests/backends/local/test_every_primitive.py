@@ -223,6 +223,7 @@ def test_every_form_is_run() -> None:
     assert sorted(run - set(LOCAL_RULES)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_forms_compute_what_equations_do(group: str) -> None:
     """Each under one or two ways of sharding its factors, all in one compilation."""

@@ -142,6 +142,7 @@ def test_values_without_elements_are_made_and_not_moved() -> None:
     assert "all_to_all" not in str(jax.make_jaxpr(region)(jnp.zeros((4, 0))))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(layouts(), layouts(), st.sampled_from([(8, 8), (5, 8), (3, 7), (1, 4), (2, 9)]))
 def test_every_way_carries_the_right_blocks(source: Layout, target: Layout, shape: tuple[int, int]) -> None:
