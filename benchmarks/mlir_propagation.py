@@ -30,7 +30,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import passmanager
 
-from shardy_py.frontends.mlir import from_mlir
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.opt.table import PropagationPipeline
 
 LAYERS = flags.DEFINE_integer("layers", 24, "Depth of the model.", lower_bound=1)

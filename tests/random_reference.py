@@ -67,7 +67,7 @@ def constraints_of(program: Program, names: Iterable[str]) -> list[Axes]:
 
 def compute(text: str) -> Answer:
     """The reference's answer for a program; to be called in a process that may end."""
-    from shardy_py.frontends.mlir import from_mlir
+    from shardy_py.opt.from_mlir import from_mlir
     from tests.random_programs import load
     from tests.reference import lower, run_pipeline
 

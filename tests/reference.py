@@ -11,8 +11,8 @@ import pytest
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
-from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.opt.from_mlir import from_mlir, parse_module
 
 PROPAGATION = "builtin.module(func.func(chlo-legalize-to-stablehlo),sdy-propagation-pipeline)"
 """The passes that XLA runs on a module before it partitions."""

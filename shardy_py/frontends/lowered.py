@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from shardy_py.frontends._jax import lower_jaxpr, trace_context
 from shardy_py.frontends.legalize_chlo import legalize_chlo
 from shardy_py.frontends.mesh_context import no_mesh
-from shardy_py.frontends.mlir import from_mlir
+from shardy_py.frontends.mlir import read_module
 from shardy_py.ir import Function, Program
 
 
@@ -65,9 +65,9 @@ def _fragment(
         if mesh is not None and manual:
             around = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
             mapped = jax.shard_map(bind, mesh=around, in_specs=P(), out_specs=P(), axis_names=set(manual), check_vma=False)
-            program = _body(from_mlir(lower_jaxpr(jax.make_jaxpr(mapped)(*arguments), platform, devices=around.size)))
+            program = _body(read_module(lower_jaxpr(jax.make_jaxpr(mapped)(*arguments), platform, devices=around.size)))
         else:
-            program = from_mlir(lower_jaxpr(jax.make_jaxpr(bind)(*arguments), platform))
+            program = read_module(lower_jaxpr(jax.make_jaxpr(bind)(*arguments), platform))
     legalize_chlo(program)
     return program
 

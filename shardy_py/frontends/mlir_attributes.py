@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
@@ -13,9 +14,8 @@ from shardy_py import dialect
 from shardy_py.dialect.collectives import AXES_OF
 from shardy_py.errors import DialectError
 from shardy_py.frontends._jax import chlo, ir, stablehlo
-from shardy_py.frontends.mlir_entries import attribute_text
 from shardy_py.ir import TOKEN, OpaqueType, TensorType, Type
-from shardy_py.ir.attribute_text import AttributeText
+from shardy_py.ir.attribute_text import AttributeText, split_entries
 from shardy_py.ir.type_text import ELEMENTS
 
 Attributes = dict[str, Any]
@@ -75,6 +75,18 @@ def from_text(text: str) -> Any:
     if text.startswith("#stablehlo<") and text.count(" ") == 1:
         return text[:-1].split(" ")[1]
     return AttributeText(text)
+
+
+def attribute_text(op: ir.OpView, name: str) -> str:
+    """The text of one attribute, also where jaxlib has no class for it, as for elements of complex numbers."""
+    try:
+        return str(op.attributes[name])
+    except TypeError:
+        text = str(op.operation.get_asm(print_generic_op_form=True))
+        start = re.search(rf"[<{{ ]{re.escape(name)} = ", text)
+        if start is None:
+            raise
+        return next(split_entries(text[start.end() :]))
 
 
 def discardable(op: ir.OpView) -> Attributes:

@@ -70,7 +70,7 @@ def run_passes(
         }
         <BLANKLINE>
     """
-    from shardy_py.frontends.mlir import from_mlir  # the passes need no jaxlib, as where a stored plan is asked for Shardy's reshards
+    from shardy_py.opt.from_mlir import from_mlir  # the passes need no jaxlib, as where a stored plan is asked for Shardy's reshards
     from shardy_py.opt.to_mlir import to_mlir
 
     module = _parsed(module_text, semantics)
@@ -82,7 +82,7 @@ def run_passes(
 
 
 def _parsed(text: str, semantics: Semantics) -> ir.Module:
-    from shardy_py.frontends.mlir import parse_module
+    from shardy_py.opt.from_mlir import parse_module
 
     try:
         return parse_module(text)
@@ -243,7 +243,7 @@ def _summary(pass_: type[Pass]) -> str:
 
 def run_pipeline(program: Program, pipeline: str, *, verify_each: bool = False) -> None:
     """Runs a pipeline on a program in place; between passes MLIR verifies it. Raises PipelineError before anything has run."""
-    from shardy_py.frontends.mlir import parse_module
+    from shardy_py.opt.from_mlir import parse_module
     from shardy_py.opt.to_mlir import to_mlir
 
     passes = [bind(call, pipeline) for call in parse_pipeline(pipeline)]

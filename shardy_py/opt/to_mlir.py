@@ -1,4 +1,4 @@
-"""Writes a `Program` as the text of a StableHLO + SDY module, the inverse of `frontends.mlir.from_mlir`."""
+"""Writes a `Program` as the text of a StableHLO + SDY module, the inverse of `from_mlir`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 from shardy_py.dialect import ManualAxes, TensorSharding, TensorShardingPerValue
 from shardy_py.dialect.collectives import AXES_OF
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.mlir import parse_module
 from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE
-from shardy_py.frontends.mlir_text import PROPERTIES, RESOURCES, location_text
 from shardy_py.ir import Block, Function, Op, Program, Type, Value
 from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText, attribute_text, entries_text, name_text
 from shardy_py.ir.type_text import type_text
+from shardy_py.opt.from_mlir import PROPERTIES, RESOURCES, location_text, parse_module
 
 _SHARDING = "sdy.sharding"
 _RULE = "sdy.sharding_rule"
@@ -32,7 +31,7 @@ def to_mlir(program: Program, *, locations: bool = False, pretty: bool = True, c
             and nothing checks them.
 
     Example:
-        >>> from shardy_py.frontends.mlir import from_mlir
+        >>> from shardy_py.opt.from_mlir import from_mlir
         >>> text = "func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }"
         >>> print(to_mlir(from_mlir(text, keep=True)))
         module {

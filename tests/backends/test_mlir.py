@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import Op
+from shardy_py.opt.from_mlir import from_mlir, parse_module
 from shardy_py.opt.to_mlir import to_mlir
 from tests.reference import lower
 

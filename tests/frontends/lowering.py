@@ -12,8 +12,8 @@ from jaxlib.mlir import passmanager
 from shardy_py.dialect import Mesh
 from shardy_py.frontends.jaxpr import Imported, from_jaxpr
 from shardy_py.frontends.legalize_chlo import legalize_chlo
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import TOKEN, Block, Op, Program, Value
+from shardy_py.opt.from_mlir import from_mlir
 
 MESH = Mesh((("x", 2), ("y", 4)))
 _CALLS_ONLY = "sdy-import-func-calls{add-data-flow-edges-on-named-computations=false}"

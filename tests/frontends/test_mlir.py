@@ -16,9 +16,9 @@ from jax.sharding import PartitionSpec as P
 
 from shardy_py.dialect import PropagationDirection, TensorSharding
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.mlir import from_mlir, locate, parse_module
-from shardy_py.frontends.mlir_attributes import AttributeText
 from shardy_py.ir import TOKEN, Op, OpaqueType, Program
+from shardy_py.ir.attribute_text import AttributeText
+from shardy_py.opt.from_mlir import from_mlir, locate, parse_module
 from shardy_py.opt.to_mlir import to_mlir
 from tests.reference import SAME_SHARDY, lower, programs_equal, run_pipeline
 
@@ -354,6 +354,6 @@ def test_what_jax_lowers_and_exports_is_read() -> None:
         return jnp.sin(x) @ x
 
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-    names = [op.name for op in from_mlir(f.lower(x)).walk()]
+    names = [op.name for op in from_mlir(f.lower(x).compiler_ir()).walk()]
     assert names == ["stablehlo.sine", "stablehlo.dot_general", "func.return"]
-    assert [op.name for op in from_mlir(jax.export.export(f)(x)).walk()] == names
+    assert [op.name for op in from_mlir(jax.export.export(f)(x).mlir_module()).walk()] == names

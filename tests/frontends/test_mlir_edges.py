@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.mlir import parse_module
+from shardy_py.opt.from_mlir import parse_module
 
 T = "tensor<8xf32>"
 HEAD = f"func.func @main(%x: {T}) -> {T} {{\n"

@@ -115,8 +115,8 @@ def _attempt(run: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def _of_module(seed: int) -> tuple[str, str]:
-    from shardy_py.frontends.mlir import from_mlir
     from shardy_py.opt import run_passes
+    from shardy_py.opt.from_mlir import from_mlir
     from tests.fuzz.modules import damaged_module
     from tests.fuzz.pipelines import draw_pipeline
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.mlir import parse_module
+from shardy_py.opt.from_mlir import parse_module
 from tests.passes.random_modules import module
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

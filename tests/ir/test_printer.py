@@ -16,11 +16,11 @@ from jax.sharding import PartitionSpec as P
 
 from shardy_py.dialect import Mesh, OpShardingRule, PropagationDirection, TensorSharding
 from shardy_py.frontends.jaxpr import from_jaxpr
-from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import TOKEN, Block, Function, Location, Op, OpaqueType, Program, TensorType
 from shardy_py.ir.attribute_text import ELIDED, attribute_text, constant_text
 from shardy_py.ir.printer import print_op, print_program
 from shardy_py.ir.type_text import element_text, shape_of, type_text
+from shardy_py.opt.from_mlir import from_mlir, parse_module
 from tests.reference import PROPAGATION, lower, run_pipeline
 
 # What MLIR prints, to the letter.

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
 from shardy_py.errors import ShardyError, VerificationError
 from shardy_py.frontends.jaxpr import from_jaxpr
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import TOKEN, Block, Function, Location, Op, Program, TensorType, Value
 from shardy_py.ir.verifier import verify
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.opt.table import PropagationPipeline
 from shardy_py.passes.base import Pipeline
 from shardy_py.passes.pipelines import PlanPipeline

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.opt import canonicalize, run_passes
 from shardy_py.opt.canonicalize import Canonicalize
+from shardy_py.opt.from_mlir import from_mlir
 from tests.opt.random_collectives import collectives
 from tests.passes.oracle import corpus, dump, jaxlib_program, jaxlib_text
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.opt import run_passes
 from shardy_py.opt.explicit_gather_scatter_batching import ExplicitGatherScatterBatching
+from shardy_py.opt.from_mlir import from_mlir, parse_module
 from shardy_py.opt.to_mlir import to_mlir
 from tests.reference import run_pipeline
 

@@ -6,8 +6,8 @@ import pytest
 
 from shardy_py.dialect import Semantics, TensorSharding
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Block, Op, Program
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.opt.insert_explicit_reshards import InsertExplicitReshards
 from tests.passes.oracle import corpus, dump, jaxlib_program
 from tests.reference import SAME_SHARDY

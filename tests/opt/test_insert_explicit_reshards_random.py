@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jaxlib.mlir import ir, passmanager
 
-from shardy_py.frontends.mlir import from_mlir, parse_module
+from shardy_py.opt.from_mlir import from_mlir, parse_module
 from shardy_py.opt.insert_explicit_reshards import InsertExplicitReshards
 from tests.opt.random_dots import dot
 from tests.opt.random_ops import function

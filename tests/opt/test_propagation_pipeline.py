@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import ir
 
 from benchmarks import gpt
-from shardy_py.frontends.mlir import from_mlir, parse_module
+from shardy_py.opt.from_mlir import from_mlir, parse_module
 from shardy_py.opt.insert_explicit_reshards import InsertExplicitReshards
 from shardy_py.opt.reshard_to_collectives import ReshardToCollectives
 from shardy_py.opt.table import PropagationPipeline

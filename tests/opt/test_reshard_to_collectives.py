@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardy_py.frontends.mlir import from_mlir
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.opt.reshard_to_collectives import ReshardToCollectives
 from tests.passes.oracle import corpus, dump, jaxlib_program
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from jaxlib.mlir import ir, passmanager
 
-from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.opt.from_mlir import from_mlir, parse_module
 from tests.reference import SAME_SHARDY
 
 SHARED = pathlib.Path(os.environ.get("SHARDY_SHARED", pathlib.Path(__file__).resolve().parents[3] / "shared"))

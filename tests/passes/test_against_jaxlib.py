@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.opt.constant_or_scalar_merger import ConstantOrScalarMerger
 from shardy_py.opt.export_named_computations import ExportNamedComputations
 from shardy_py.opt.flatten_call_graph import FlattenCallGraph
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.opt.import_func_calls import ImportFuncCalls
 from shardy_py.opt.insert_func_call_reshards import InsertFuncCallReshards
 from shardy_py.opt.lift_inlined_meshes import LiftInlinedMeshes

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardy_py.frontends.mlir import from_mlir
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.passes import collection
 from shardy_py.passes.collection import YOUNG, no_collection
 

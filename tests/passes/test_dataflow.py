@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shardy_py.dialect import TensorSharding
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Op, Program
 from shardy_py.opt import table
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.passes import dataflow
 from shardy_py.passes.export.close_shardings import CloseShardings
 from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.passes.import_.constant_or_scalar_splitter import ConstantOrScalarSplitter
 from shardy_py.passes.import_.import_inlined_calls import ImportInlinedCalls
 from shardy_py.passes.symbols import original_name

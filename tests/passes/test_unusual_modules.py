@@ -7,8 +7,8 @@ import re
 import pytest
 
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.mlir import parse_module
 from shardy_py.opt import run_passes
+from shardy_py.opt.from_mlir import parse_module
 from shardy_py.opt.table import PASSES
 from tests.passes.oracle import jaxlib_text
 from tests.reference import SAME_SHARDY

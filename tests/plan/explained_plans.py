@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardy_py.facade import Plan
-from shardy_py.frontends.mlir import from_mlir
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.passes.export.close_shardings import CloseShardings
 from shardy_py.passes.export.remove_sharding_groups import RemoveShardingGroups
 from shardy_py.passes.export.remove_sub_axes_in_input_output_shardings import RemoveSubAxesInInputOutputShardings

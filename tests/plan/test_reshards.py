@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.facade import Plan
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Function
 from shardy_py.opt import canonicalize
 from shardy_py.opt.canonicalize import Canonicalize
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.opt.reshards import MOVING_OPS, movement_of
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.plan import Movement, Reshard

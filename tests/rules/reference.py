@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterable
 
 from shardy_py.dialect import INSTALLED, Semantics
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Op
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.rules import rule_for
 
 POPULATE = "func.func(chlo-legalize-to-stablehlo,sdy-populate-op-sharding-rules)"

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.dialect import PropagationDirection
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Block, Op, TensorType
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.rules import is_elementwise, is_pure, pass_through_direction
 from shardy_py.rules.chlo import POINTWISE
 from shardy_py.rules.elementwise import UNIFORM, WITH_SCALARS

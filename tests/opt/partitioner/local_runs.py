@@ -11,9 +11,9 @@ from jax._src.lib import xla_client
 from jax.sharding import PartitionSpec as P
 
 from shardy_py.dialect import Mesh, TensorSharding
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Program
 from shardy_py.opt import run_passes
+from shardy_py.opt.from_mlir import from_mlir
 
 Array = np.ndarray[Any, Any]
 

@@ -9,8 +9,8 @@ import pytest
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.dialect.devices import device_groups, remaining_axes
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.opt import run_passes
+from shardy_py.opt.from_mlir import from_mlir, parse_module
 from shardy_py.opt.partitioner.convert_global_to_local.convert import ALWAYS, WHERE_CUT, ConvertGlobalToLocal
 from tests.opt.partitioner.local_modules import KINDS, OPTIONS, has_reshard, random_module
 from tests.passes.oracle import corpus, jaxlib_text

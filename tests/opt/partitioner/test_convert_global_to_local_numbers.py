@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.opt import run_passes
+from shardy_py.opt.from_mlir import from_mlir
 from tests.opt.partitioner.local_runs import at, check, compare, per_value, random
 
 MESH = 'sdy.mesh @m = <["x"=2, "y"=4]>\n'

@@ -11,8 +11,8 @@ from jaxlib.mlir.dialects import stablehlo
 
 from shardy_py.errors import ShardyError
 from shardy_py.frontends._jax import ir
-from shardy_py.frontends.mlir import from_mlir, parse_module
 from shardy_py.opt import run_passes
+from shardy_py.opt.from_mlir import from_mlir, parse_module
 from shardy_py.opt.partitioner.pad_for_divisibility import PadForDivisibility
 from tests.opt.partitioner.random_padded import RandomModule
 from tests.passes.oracle import corpus, jaxlib_text

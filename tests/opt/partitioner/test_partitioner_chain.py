@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.opt import run_passes
+from shardy_py.opt.from_mlir import from_mlir
 from tests.opt.partitioner.local_runs import at, check, compare, per_value, random
 from tests.opt.partitioner.random_chain import RandomProgram
 

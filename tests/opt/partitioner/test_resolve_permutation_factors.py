@@ -11,8 +11,8 @@ import pytest
 
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.frontends._jax import ir
-from shardy_py.frontends.mlir import parse_module
 from shardy_py.opt import run_passes
+from shardy_py.opt.from_mlir import parse_module
 from shardy_py.opt.partitioner.resolve_permutation_factors import ResolvePermutationFactors, neighbours, reversed_mesh
 from tests.passes.oracle import corpus, jaxlib_text
 from tests.reference import NEEDS_SAME_SHARDY, SAME_SHARDY

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import DialectError
-from shardy_py.frontends.mlir import parse_module
 from shardy_py.ir import TensorType
 from shardy_py.ir.pieces import local_bytes
+from shardy_py.opt.from_mlir import parse_module
 from shardy_py.passes.export.collective_bytes import received, reshard_bytes
 from shardy_py.passes.export.collective_steps import collectives_for
 from tests.passes.export.reshards import Reshard, jaxlib_steps, random_reshard, texts

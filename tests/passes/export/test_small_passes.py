@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Program
 from shardy_py.opt.drop_sharding_and_mesh import DropShardingAndMesh
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.opt.inline_meshes import InlineMeshes
 from shardy_py.opt.remove_all_gather_reduce_scatter_for_cmv1 import RemoveAllGatherReduceScatterForCmv1
 from shardy_py.opt.remove_propagation_debug_info import RemovePropagationDebugInfo

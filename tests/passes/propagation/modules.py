@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Program
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.opt.propagate import AggressivePropagate, BasicPropagate, OpPriorityPropagate
 from shardy_py.passes.propagation.rounds import PropagationPass
 from shardy_py.passes.propagation.step import propagate_step

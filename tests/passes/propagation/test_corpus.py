@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shardy_py.frontends.mlir import from_mlir
 from shardy_py.ir import Program
 from shardy_py.opt import table
+from shardy_py.opt.from_mlir import from_mlir
 from tests.passes.oracle import corpus
 from tests.passes.propagation.modules import PASSES, dims
 

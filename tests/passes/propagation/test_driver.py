@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardy_py.frontends.mlir import from_mlir
+from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.opt.propagate import AggressivePropagate
 from shardy_py.passes.propagation.rounds import Propagation
 from tests.passes.propagation.modules import MESH_TEXT, USER_PRIORITY, propagated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardy_py.frontends.mlir import from_mlir
+from shardy_py.opt.from_mlir import from_mlir
 from tests.passes.oracle import dump, jaxlib_program
 from tests.passes.propagation.modules import AGGRESSIVE, BASIC, OP_PRIORITY, PASSES, USER_PRIORITY, propagated
 from tests.passes.propagation.random_computations import computations

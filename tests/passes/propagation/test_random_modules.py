@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardy_py.frontends.mlir import from_mlir
+from shardy_py.opt.from_mlir import from_mlir
 from tests.passes.oracle import jaxlib_program
 from tests.passes.propagation.modules import BASIC, OP_PRIORITY, PASSES, USER_PRIORITY, described
 from tests.passes.random_modules import module

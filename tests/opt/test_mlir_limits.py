@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.errors import ShardyError
-from shardy_py.frontends.mlir import parse_module
-from shardy_py.frontends.mlir_limits import MAX_BRACKETS, check_text
 from shardy_py.opt import run_passes
+from shardy_py.opt.from_mlir import parse_module
+from shardy_py.opt.mlir_limits import MAX_BRACKETS, check_text
 from shardy_py.passes.call_graph import MAX_REGIONS
 
 ONE = """sdy.mesh @m = <[], device_ids=[0]>
