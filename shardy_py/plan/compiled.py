@@ -202,7 +202,7 @@ class CompiledProgram(Report):
         lines = [f"{self.plan.name} for {self.target}, {how}"]
         lines += [f"problem  {line}" for line in self.problems] or ["no problems"]
         lines += ["on each device", *(f"  {line}" for line in aligned(summary_rows(self.memory)))] if self.memory is not None else []
-        if self.collectives or self.planned:
+        if self.memory is not None and (self.collectives or self.planned):
             lines += ["received in a call", *(f"  {line}" for line in aligned(self._kind_rows(), right=[1, 2, 3]))]
             largest = sorted(self.collectives, key=lambda c: -c.call_bytes)[:limit]
             lines += ["largest collectives", *(f"  {c}{'  hidden' if c.is_hidden else ''}" for c in largest)]

@@ -82,7 +82,7 @@ def test_what_ci_stops_for(compiled: CompiledProgram) -> None:
     assert small.startswith("does not fit: 1000 B of toy: ")
     refused = dataclasses.replace(compiled, memory=None, collectives=(), refusal="Used 30G of 15.75G hbm")
     assert refused.problems == ("does not fit: Used 30G of 15.75G hbm",)
-    assert str(refused).splitlines()[0] == "update for 8 cpu devices, refused by the compiler"
+    assert str(refused).splitlines() == ["update for 8 cpu devices, refused by the compiler", f"problem  {refused.problems[0]}"]
     (kept,) = dataclasses.replace(compiled, taken=frozenset()).problems
     assert kept == "donation not taken: w was to become result"
 
