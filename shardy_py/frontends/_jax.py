@@ -239,14 +239,6 @@ def sharding_of(aval: Any) -> Any:
     return getattr(aval, "sharding", None)
 
 
-def is_explicit(jaxpr: Jaxpr) -> bool:
-    """Whether a jaxpr was traced with explicit mesh axes."""
-    first = jaxpr.eqns[0].ctx.cur_abstract_mesh if jaxpr.eqns else None
-    if first is not None and not first.empty and AxisType.Explicit in first.axis_types:
-        return True
-    return any(has_explicit_axes(v.aval) for v in (*jaxpr.invars, *jaxpr.outvars))
-
-
 def has_references(jaxpr: ClosedJaxpr) -> bool:
     """Whether references are made and used up inside of a jaxpr."""
     return any(isinstance(effect, _core.InternalMutableArrayEffect) for effect in jaxpr.effects)

@@ -15,7 +15,7 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.frontends import _jax
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.meshes import Meshes
-from shardy_py.frontends.primitives.avals import is_extended, physical_shape, type_of_aval
+from shardy_py.frontends.primitives.avals import is_extended, type_of_aval
 from shardy_py.frontends.rule_memo import memoised_rule
 from shardy_py.ir import Block, Op, TensorType, Type, Value
 from shardy_py.plan.checks.wording import NOTABLE
@@ -47,16 +47,14 @@ class Importer(abc.ABC):
 
     Attributes:
         manual: The shard_map being read, None outside of any.
-        typed: Whether JAX states the shardings in types as constraints: explicit axes, or a shard_map over some axes only.
     """
 
-    def __init__(self, meshes: Meshes, rules: Rules, platform: str, *, typed: bool = False) -> None:
+    def __init__(self, meshes: Meshes, rules: Rules, platform: str) -> None:
         self.meshes = meshes
         self.platform = platform
         self.rules = rules
         self.findings: list[Finding] = []
         self.manual: _jax.ManualContext | None = None
-        self.typed = typed
         self._reported: set[tuple[str, str, str]] = set()
         self._symbols: dict[Any, str] = {}
         self._symbol_names = {"main"}
@@ -75,13 +73,12 @@ class Importer(abc.ABC):
     @contextlib.contextmanager
     def manual_over(self, mesh: Any, axes: frozenset[str]) -> Iterator[None]:
         """Reads the body of a shard_map."""
-        outer = self.manual, self.typed
+        outer = self.manual
         self.manual = _jax.ManualContext(mesh, axes)
-        self.typed = not self.all_manual
         try:
             yield
         finally:
-            self.manual, self.typed = outer
+            self.manual = outer
 
     def array(self, array: Any, type: Type, block: Block, location: object = None) -> Value:
         """Appends a constant; numpy arrays that repeat themselves are constants of their distinct part, broadcast."""
@@ -104,11 +101,8 @@ class Importer(abc.ABC):
 
     def scalar(self, value: int, dtype: str, block: Block, eqn: JaxprEqn) -> Value:
         """Appends a rank-0 constant that an equation's lowering makes."""
-        return self.splat(TensorType((), dtype), value, block, eqn)
-
-    def splat(self, type: Type, value: int, block: Block, eqn: JaxprEqn) -> Value:
-        """Appends a constant with one value everywhere that an equation's lowering makes."""
-        op = Op("sdy.constant", (), (type,), {"value": value}, rule_decided=True, location=eqn.source_info, primitive=eqn.primitive.name)
+        type_, name = TensorType((), dtype), eqn.primitive.name
+        op = Op("sdy.constant", (), (type_,), {"value": value}, rule_decided=True, location=eqn.source_info, primitive=name)
         return block.append(op).result
 
     def constant(self, literal: Literal, block: Block, location: object = None) -> Value:
@@ -129,12 +123,6 @@ class Importer(abc.ABC):
         """The values of an equation's operands; literals become constants, in order."""
         env = scope.env
         return [self.constant(v, block, eqn.source_info) if type(v) is Literal else env[v] for v in eqn.invars]
-
-    def bind(self, eqn: JaxprEqn, results: Sequence[Value], scope: Scope, block: Block) -> None:
-        """Binds an equation's results, with the shardings in their types as constraints where JAX states them."""
-        if self.typed:
-            results = [self.explicit(x, v.aval, block, eqn) for v, x in zip(eqn.outvars, results, strict=True)]
-        scope.env.update(zip(eqn.outvars, results, strict=True))
 
     def constrain_key(self, aval: Any, value: Value, block: Block) -> Value:
         """The dimension that PRNG keys add is replicated in `main`, as `replicate_trailing_dims` in JAX does."""
@@ -161,22 +149,6 @@ class Importer(abc.ABC):
         op = Op("sdy.sharding_constraint", (value,), (value.type,), attributes, location=location, primitive=primitive)
         op.result.sharding = sharding
         return self.append(op, block).result
-
-    def explicit(self, value: Value, aval: Any, block: Block, eqn: JaxprEqn | None = None) -> Value:
-        """As `lower_with_sharding_in_types`: the sharding in the type of a value becomes a constraint."""
-        sharding = self._type_sharding(aval)
-        return value if sharding is None else self._constraint(value, sharding, block, eqn)
-
-    def argument_sharding(self, aval: Any) -> TensorSharding | None:
-        """The sharding in the type of an argument or result of `main`, all dimensions closed."""
-        if not _jax.has_explicit_axes(aval):
-            return None
-        return self.meshes.sharding(_jax.physical_sharding(aval, aval.sharding), len(physical_shape(aval)))
-
-    def _type_sharding(self, aval: Any) -> TensorSharding | None:
-        if not _jax.has_explicit_axes(aval):
-            return None
-        return self.meshes.sharding(_jax.physical_sharding(aval, aval.sharding), len(physical_shape(aval)), open_dimensions=True)
 
     def group_number(self, name: str | None) -> int:
         """The id of a sharding group: one per name, a new one for None."""

@@ -38,7 +38,7 @@ class _FragmentCopy:
         operands = [self.values[v] for v in op.operands]
         if op.name == CALL:
             copy = self.call(op, operands, target)
-        elif op.name in CONSTANTS or _is_splat(op, operands):
+        elif op.name in CONSTANTS or is_splat(op, operands):
             attributes = operands[0].owner.attributes if operands else op.attributes  # pyright: ignore[reportAttributeAccessIssue]
             type_ = op.results[0].type
             copy = Op("sdy.constant", (), (type_,), attributes, rule_decided=True, location=self.location, primitive=self.primitive)
@@ -68,7 +68,8 @@ class _FragmentCopy:
         return copy
 
 
-def _is_splat(op: Op, operands: Sequence[Value]) -> bool:
+def is_splat(op: Op, operands: Sequence[Value]) -> bool:
+    """Whether an op broadcasts a constant of one number."""
     if op.name != "stablehlo.broadcast_in_dim" or operands[0].type.rank:
         return False
     owner = operands[0].defining_op

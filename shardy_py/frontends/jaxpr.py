@@ -30,7 +30,7 @@ from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.primitives.table import ENTRIES, Kind
 from shardy_py.frontends.primitives.template import Builder, OpsTemplate, Unsupported
 from shardy_py.frontends.readers import READERS
-from shardy_py.frontends.readers.common import opaque
+from shardy_py.frontends.readers.common import bind, opaque
 from shardy_py.frontends.rule_memo import memoised_rule
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.plan.findings import Finding
@@ -74,14 +74,11 @@ def from_jaxpr(
     """
     closed_jaxpr = lowered(closed_jaxpr)
     jaxpr = closed_jaxpr.jaxpr
-    importer = EquationImporter(Meshes("mesh", mesh, devices), dict(rules or {}), platform, typed=_jax.is_explicit(jaxpr))
+    importer = EquationImporter(Meshes("mesh", mesh, devices), dict(rules or {}), platform)
     block = Block([type_of_aval(v.aval) for v in jaxpr.invars])
     main = Function("main", block, [type_of_aval(v.aval) for v in jaxpr.outvars])
     argument_shardings = list(in_shardings or [None] * len(jaxpr.invars))
     result_shardings = list(out_shardings or [None] * len(jaxpr.outvars))
-    if importer.typed:
-        argument_shardings = [s or importer.argument_sharding(v.aval) for s, v in zip(argument_shardings, jaxpr.invars, strict=True)]
-        result_shardings = [s or importer.argument_sharding(v.aval) for s, v in zip(result_shardings, jaxpr.outvars, strict=True)]
     for argument, sharding in zip(block.arguments, argument_shardings, strict=True):
         argument.sharding = sharding
     main.result_shardings = result_shardings
@@ -177,7 +174,7 @@ def _append(template: OpsTemplate, eqn: JaxprEqn, values: list[Any], block: Bloc
             result.owner = op
             result.index = i
             result.uses = {}
-            result.sharding = op_template.sharding
+            result.sharding = None
             result.name = None
             results.append(result)
             values.append(result)
@@ -188,8 +185,8 @@ def _append(template: OpsTemplate, eqn: JaxprEqn, values: list[Any], block: Bloc
 class EquationImporter(Importer):
     """Reads jaxprs into blocks, equation by equation."""
 
-    def __init__(self, meshes: Meshes, rules: Rules, platform: str, *, typed: bool = False) -> None:
-        super().__init__(meshes, rules, platform, typed=typed)
+    def __init__(self, meshes: Meshes, rules: Rules, platform: str) -> None:
+        super().__init__(meshes, rules, platform)
         self._templates = self._table()
 
     @contextlib.contextmanager
@@ -204,8 +201,6 @@ class EquationImporter(Importer):
                 self._templates = outer
 
     def _table(self) -> dict[Any, OpsTemplate]:
-        if self.typed:
-            return {}
         table = _template_table(self.platform, _jax.trace_context(), self.manual)
         if len(table) > _TEMPLATES_AT_MOST:
             table.clear()
@@ -234,7 +229,7 @@ class EquationImporter(Importer):
 
     def equations(self, eqns: Sequence[JaxprEqn], scope: Scope, block: Block) -> None:
         """Appends the ops of equations in order. The time of a whole import is spent here."""
-        env, templates, typed = scope.env, self._templates, self.typed
+        env, templates = scope.env, self._templates
         readers = READERS if not self.rules else {**READERS, **dict.fromkeys(self.rules, _ruled)}
         for index, eqn in enumerate(eqns):
             name = eqn.primitive.name
@@ -259,8 +254,6 @@ class EquationImporter(Importer):
                     value = env[v]
                     values.append(value)
                     key.append(value.type)
-            if typed:
-                key.extend([_jax.sharding_of(v.aval) for v in (*eqn.invars, *eqn.outvars)])
             signature = tuple(key)
             try:
                 template = templates.get(signature)
@@ -292,7 +285,6 @@ class EquationImporter(Importer):
             [i for i, v in enumerate(eqn.invars) if type(v) is Literal],
             platform=self.platform,
             axis_sizes=self.manual.mesh.shape if self.manual is not None else None,
-            sharding_of=self._type_sharding if self.typed else None,
         )
         try:
             template = build(builder)
@@ -336,7 +328,7 @@ class EquationImporter(Importer):
             return
         arguments = self.read(eqn, scope, block)
         results = inline(self, program, arguments, block, eqn.source_info, name)
-        self.bind(eqn, results, scope, block)
+        bind(eqn, scope, results)
 
     def _expanded(self, expansion: Expansion, arguments: Sequence[Value], eqn: JaxprEqn, block: Block) -> list[Value]:
         start = len(block.ops)

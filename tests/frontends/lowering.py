@@ -36,7 +36,18 @@ def lowered(function: Callable[..., Any], args: Sequence[Any], in_shardings: Any
         passmanager.PassManager.parse(_IMPORT_CALLS).run(module.operation)
     program = from_mlir(module)
     legalize_chlo(program)
+    _drop_open_constraints(program)
     return program
+
+
+def _drop_open_constraints(program: Program) -> None:
+    """JAX states for ops in partly manual regions that nothing is known about their results."""
+    for op in list(program.walk()):
+        sharding = op.results[0].sharding if op.name == "sdy.sharding_constraint" else None
+        if sharding is not None and sharding.is_fully_open and not sharding.has_axes and op.block is not None:
+            op.result.replace_uses(op.operands[0])
+            op.drop_uses()
+            op.block.set_ops([other for other in op.block.ops if other is not op])
 
 
 def imported(function: Callable[..., Any], args: Sequence[Any], **options: Any) -> Imported:

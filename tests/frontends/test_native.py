@@ -19,10 +19,6 @@ from shardy_py.frontends.primitives import FAMILIES, TEMPLATES
 from shardy_py.frontends.primitives.template import Builder, OpsTemplate, OpTemplate
 from tests.frontends.lowering import difference, imported, lowered, traced
 
-ITS_VERSION = jax.__version_info__[:3] == (0, 10, 2)
-CHANGED = frozenset("asin lgamma abs-complex64-2".split())
-"""Cases that jax 0.12 lowers otherwise than 0.10.2, which the templates follow."""
-
 F32 = jax.ShapeDtypeStruct((4, 8), np.float32)
 BF16 = jax.ShapeDtypeStruct((4, 8), jnp.bfloat16)
 I32 = jax.ShapeDtypeStruct((4, 8), np.int32)
@@ -176,8 +172,6 @@ CASES = {name: (f, args) for name, f, args in _functions()}
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_template_gives_what_jax_lowers(name: str) -> None:
-    if name in CHANGED and not ITS_VERSION:
-        pytest.skip("a difference of docs/differences.md: lowerings of 0.12")
     function, args = CASES[name]
     assert difference(imported(function, args).program, lowered(function, args)) == ""
 

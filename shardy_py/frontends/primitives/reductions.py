@@ -1,4 +1,4 @@
-"""Reductions, sorts, windows and collectives: `reduce_sum` and its kin, `reduce`, `sort`, `reduce_window_*`, `select_and_scatter`."""
+"""Reductions and collectives: `reduce_sum` and its kin, `psum` and its kin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from shardy_py.frontends.jaxprs import open_jaxpr
 from shardy_py.frontends.primitives.elementwise import BINARY_OPS
-from shardy_py.frontends.primitives.template import Builder, OpsTemplate, TemplateBuilder, Unsupported, ints
+from shardy_py.frontends.primitives.template import Builder, OpsTemplate, TemplateBuilder, ints
 from shardy_py.ir import TensorType
 from shardy_py.ir.jax_collectives import PSUMS
 
@@ -22,7 +22,6 @@ _REDUCERS = {
     "reduce_sum": ("stablehlo.add", 0),
     "reduce_xor": ("stablehlo.xor", 0),
 }
-_WINDOW_UNITS = {"reduce_window_max": "lowest", "reduce_window_min": "highest", "reduce_window_sum": 0}
 _COMPLEX_PAIRS = ("stablehlo.maximum", "stablehlo.minimum")
 
 
@@ -53,44 +52,6 @@ def common_body(jaxpr: Any) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
-def _general_reduce(b: Builder) -> OpsTemplate:
-    axes = ints(b.params["dimensions"])
-    return b.build(b.ops("stablehlo.reduce", b.operands, b.out_types, dimensions=axes, body=common_body(b.params["jaxpr"])))
-
-
-def _sort(b: Builder) -> OpsTemplate:
-    return b.build(b.ops("stablehlo.sort", b.operands, b.out_types, dimension=int(b.params["dimension"])))
-
-
-def _top_k(b: Builder) -> OpsTemplate:
-    if int(b.params["axis"]) != b.type(0).rank - 1:  # JAX transposes there and back
-        raise Unsupported
-    return b.build(b.ops("chlo.top_k", (0,), b.out_types, k=int(b.params["k"])))
-
-
-def _window(b: Builder, *dilated: str) -> dict[str, Any]:
-    p = b.params
-    return {
-        "window_dimensions": ints(p["window_dimensions"]),
-        "window_strides": ints(p["window_strides"]),
-        **{f"{name}_dilations": ints(p[f"{name}_dilation"] or (1,) * len(p["window_dimensions"])) for name in dilated},
-        "padding": tuple(map(ints, p["padding"])),
-    }
-
-
-def _reduce_window(unit: object, b: Builder) -> OpsTemplate:
-    start = b.constant((), b.out_type.dtype, unit)
-    return b.build((b.op("stablehlo.reduce_window", (0, start), b.out_type, **_window(b, "base", "window")),))
-
-
-def _general_reduce_window(b: Builder) -> OpsTemplate:
-    return b.build(b.ops("stablehlo.reduce_window", b.operands, b.out_types, **_window(b, "base", "window")))
-
-
-def _select_and_scatter(b: Builder) -> OpsTemplate:
-    return b.build((b.op("stablehlo.select_and_scatter", b.operands, b.out_type, **_window(b)),))
-
-
 _UNITS = {"stablehlo.add": 0, "stablehlo.maximum": "lowest", "stablehlo.minimum": "highest", "stablehlo.multiply": 1}
 
 
@@ -101,10 +62,10 @@ def _all_reduce(reducer: str, b: Builder) -> OpsTemplate:
     if positional:
         shape = tuple(n for d, n in enumerate(b.type(0).shape) if d not in positional)
         unit = b.constant((), b.type(0).dtype, _UNITS[reducer])
-        x = b.typed(b.op("stablehlo.reduce", (0, unit), TensorType(shape, b.type(0).dtype), dimensions=positional, body=reducer))
+        x = b.op("stablehlo.reduce", (0, unit), TensorType(shape, b.type(0).dtype), dimensions=positional, body=reducer)
     if len(positional) < len(b.params["axes"]):
         x = b.op("stablehlo.all_reduce", (x,), b.type(x))
-    return b.build((x,), typed=False)
+    return b.build((x,))
 
 
 def _all_gather(b: Builder) -> OpsTemplate:
@@ -112,7 +73,7 @@ def _all_gather(b: Builder) -> OpsTemplate:
     if not b.params["tiled"]:
         shape = b.type(0).shape
         x = b.broadcast(0, (*shape[:axis], 1, *shape[axis:]), [d for d in range(len(shape) + 1) if d != axis])
-    return b.build((b.op("stablehlo.all_gather", (x,), b.out_type, all_gather_dim=axis),), typed=False)
+    return b.build((b.op("stablehlo.all_gather", (x,), b.out_type, all_gather_dim=axis),))
 
 
 def _reduce_scatter(b: Builder) -> OpsTemplate:
@@ -122,7 +83,7 @@ def _reduce_scatter(b: Builder) -> OpsTemplate:
     out = b.op("stablehlo.reduce_scatter", (0,), scattered, scatter_dimension=axis)
     if not b.params["tiled"]:
         out = b.op("stablehlo.reshape", (out,), b.out_type)
-    return b.build((out,), typed=False)
+    return b.build((out,))
 
 
 def _group_size(b: Builder) -> int:
@@ -136,23 +97,17 @@ def _group_size(b: Builder) -> int:
 def _all_to_all(b: Builder) -> OpsTemplate:
     """An all-to-all; a no-op if each group is one device."""
     if _group_size(b) == 1:
-        return b.build((0,), typed=False)
+        return b.build((0,))
     attributes = {"split_dimension": int(b.params["split_axis"]), "concat_dimension": int(b.params["concat_axis"])}
-    return b.build((b.op("stablehlo.all_to_all", (0,), b.out_type, **attributes),), typed=False)
+    return b.build((b.op("stablehlo.all_to_all", (0,), b.out_type, **attributes),))
 
 
 def _one(op: str, b: Builder) -> OpsTemplate:
-    return b.build((b.op(op, (0,), b.out_type),), typed=False)
+    return b.build((b.op(op, (0,), b.out_type),))
 
 
 TEMPLATES: dict[str, TemplateBuilder] = {
     **{name: functools.partial(_reduce, op, unit) for name, (op, unit) in _REDUCERS.items()},
-    **{name: functools.partial(_reduce_window, unit) for name, unit in _WINDOW_UNITS.items()},
-    "reduce": _general_reduce,
-    "reduce_window": _general_reduce_window,
-    "select_and_scatter": _select_and_scatter,
-    "sort": _sort,
-    "top_k": _top_k,
     **dict.fromkeys(("all_gather", "all_gather_invariant", "all_gather_reduced"), _all_gather),
     **{name: functools.partial(_all_reduce, "stablehlo.add") for name in PSUMS},
     **dict.fromkeys(("reduce_scatter", "unreduced_reduce_scatter"), _reduce_scatter),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Sequence
 
 from shardy_py.frontends.primitives.avals import is_extended
@@ -56,16 +54,6 @@ def _concatenate(b: Builder) -> OpsTemplate:
     return b.build((_concatenate_tree(b, b.operands, int(b.params["dimension"])),))
 
 
-def _stack(b: Builder) -> OpsTemplate:
-    axis = int(b.params["axis"])
-    expanded = []
-    for x in b.operands:
-        shape = b.type(x).shape
-        dims = [i for i in range(len(shape) + 1) if i != axis]
-        expanded.append(b.broadcast(x, (*shape[:axis], 1, *shape[axis:]), dims))
-    return b.build((_concatenate_tree(b, expanded, axis),))
-
-
 def _slice_of(b: Builder, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]) -> int:
     """A slice of the first operand."""
     shape = tuple(-(-(limit - start) // stride) for start, limit, stride in zip(starts, limits, strides))
@@ -98,24 +86,6 @@ def _split(b: Builder) -> OpsTemplate:
     return b.build(outs)
 
 
-def _unstack(b: Builder) -> OpsTemplate:
-    axis, outs = int(b.params["axis"]), []
-    shape = b.type(0).shape
-    for i, out in enumerate(b.out_types):
-        starts = tuple(i if d == axis else 0 for d in range(len(shape)))
-        limits = tuple(i + 1 if d == axis else n for d, n in enumerate(shape))
-        outs.append(b.op("stablehlo.reshape", (_slice_of(b, starts, limits, (1,) * len(shape)),), out))
-    return b.build(outs)
-
-
-def _tile(b: Builder) -> OpsTemplate:
-    shape, reps = b.type(0).shape, ints(b.params["reps"])
-    dtype = b.type(0).dtype
-    split = b.op("stablehlo.reshape", (0,), TensorType(tuple(n for size in shape for n in (1, size)), dtype))
-    wide = b.broadcast(split, tuple(n for pair in zip(reps, shape) for n in pair), range(2 * len(shape)))
-    return b.build((b.op("stablehlo.reshape", (wide,), b.out_type),))
-
-
 def _pad(b: Builder) -> OpsTemplate:
     low, high, interior = zip(*b.params["padding_config"], strict=True) if b.params["padding_config"] else ((), (), ())
     attributes = {"edge_padding_low": ints(low), "edge_padding_high": ints(high), "interior_padding": ints(interior)}
@@ -126,25 +96,12 @@ def _iota(b: Builder) -> OpsTemplate:
     return b.build((b.op("stablehlo.iota", (), b.out_type, iota_dimension=int(b.params["dimension"])),))
 
 
-def _iota_2x32(b: Builder) -> OpsTemplate:
-    """The flat index of every element as two words, computed in 64 bits: `iota_2x32_shape_lowering`."""
-    shape = ints(b.params["shape"])
-    wide = TensorType(shape, "uint64")
-    iotas = [b.op("stablehlo.iota", (), wide, iota_dimension=d) for d in range(len(shape))]
-    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    parts = [b.op("stablehlo.multiply", (b.constant(shape, "uint64", n), iota), wide) for n, iota in zip(strides, iotas)]
-    index = functools.reduce(lambda total, part: b.op("stablehlo.add", (total, part), wide), parts)
-    high = b.op("stablehlo.shift_right_logical", (index, b.constant(shape, "uint64", 32)), wide)
-    low = b.op("stablehlo.convert", (index,), b.out_types[1])
-    return b.build((b.op("stablehlo.convert", (high,), b.out_types[0]), low), typed=False)
-
-
 def _bitcast(b: Builder) -> OpsTemplate:
     return b.build((b.op("stablehlo.bitcast_convert", (0,), b.out_type),))
 
 
 def _empty(b: Builder) -> OpsTemplate:
-    return b.build((b.constant(b.out_type.shape, b.out_type.dtype, 0),), typed=b.name == "empty")
+    return b.build((b.constant(b.out_type.shape, b.out_type.dtype, 0),))
 
 
 def _zeros_for(b: Builder, like: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -228,17 +185,13 @@ TEMPLATES: dict[str, TemplateBuilder] = {
     "empty": _empty,
     "empty2": _empty,
     "iota": _iota,
-    "iota_2x32_shape": _iota_2x32,
     "pad": _pad,
     "reshape": _reshape,
     "rev": _reverse,
     "slice": _slice,
     "split": _split,
     "squeeze": _reshape,
-    "stack": _stack,
-    "tile": _tile,
     "transpose": _transpose,
-    "unstack": _unstack,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,

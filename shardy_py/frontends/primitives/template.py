@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from shardy_py.dialect import TensorSharding
-from shardy_py.frontends.legalize_chlo import expand
 from shardy_py.frontends.primitives.avals import physical_shape, type_of_aval
-from shardy_py.ir import Block, TensorType, Type
+from shardy_py.ir import TensorType, Type
 
 
 class Unsupported(Exception):
@@ -23,9 +21,9 @@ SLOTS = tuple[int, ...]
 
 
 class OpTemplate:
-    """One op, its rule and its results' shardings; a constant has the value of literal operand `literal` of the equation, or -1."""
+    """One op and its rule; a constant has the value of literal operand `literal` of the equation, or -1."""
 
-    __slots__ = ("attributes", "literal", "name", "operands", "result_types", "rule", "rule_decided", "sharding")
+    __slots__ = ("attributes", "literal", "name", "operands", "result_types", "rule", "rule_decided")
 
     def __init__(self, name: str, operands: SLOTS, result_types: tuple[Type, ...], attributes: dict[str, Any], literal: int = -1) -> None:
         self.name = name
@@ -35,7 +33,6 @@ class OpTemplate:
         self.literal = literal
         self.rule: Any = None
         self.rule_decided = False
-        self.sharding: TensorSharding | None = None
 
 
 class OpsTemplate:
@@ -78,7 +75,6 @@ class Builder:
         *,
         platform: str = "cpu",
         axis_sizes: Mapping[str, int] | None = None,
-        sharding_of: Callable[[Any], TensorSharding | None] | None = None,
     ) -> None:
         self.name = name
         self.params = params
@@ -89,7 +85,6 @@ class Builder:
         self.types: list[Type] = [type_of_aval(a) for a in self.avals]
         self.out_types: list[Type] = [type_of_aval(a) for a in self.out_avals]
         self.literals = frozenset(literals)
-        self._sharding_of = sharding_of
         self._slot_types: list[Type] = list(self.types)
         self._ops: list[OpTemplate] = []
 
@@ -114,29 +109,10 @@ class Builder:
 
     def ops(self, name: str, operands: Sequence[int], results: Sequence[Type], **attributes: Any) -> tuple[int, ...]:
         """Appends an op with any number of results and returns their slots."""
-        if name.startswith("chlo."):
-            expanded = self._expanded(name, operands, results, attributes)
-            if expanded is not None:
-                return expanded
-        return self._append(name, operands, results, attributes)
-
-    def _append(self, name: str, operands: Sequence[int], results: Sequence[Type], attributes: dict[str, Any]) -> tuple[int, ...]:
         first = len(self._slot_types)
         self._ops.append(OpTemplate(name, tuple(operands), tuple(results), attributes))
         self._slot_types.extend(results)
         return tuple(range(first, first + len(results)))
-
-    def _expanded(self, name: str, operands: Sequence[int], results: Sequence[Type], attributes: dict[str, Any]) -> tuple[int, ...] | None:
-        arguments = Block([self.type(s) for s in operands]).arguments
-        expansion = expand(name, arguments, results, attributes)
-        if expansion is None:
-            return None
-        ops, values = expansion
-        slots = dict(zip(arguments, operands))
-        for op in ops:
-            results_of_op = self._append(op.name, [slots[v] for v in op.operands], [v.type for v in op.results], op.attributes)
-            slots.update(zip(op.results, results_of_op))
-        return tuple(slots[v] for v in values)
 
     def constant(self, shape: tuple[int, ...], dtype: str, value: object) -> int:
         """Appends a constant with one value everywhere; JAX's rank-0 constant and its broadcast are this one op."""
@@ -163,39 +139,16 @@ class Builder:
         for slot in slots:
             type_ = self.type(slot)
             if type_.shape != shape:
-                slot = self.typed(self.broadcast(slot, shape, range(len(shape) - type_.rank, len(shape))))
-            elif self._sharding_of is not None and slot < len(self.avals) and not self._is_typed_as_result(slot):
-                slot = self.typed(slot)
+                slot = self.broadcast(slot, shape, range(len(shape) - type_.rank, len(shape)))
             matched.append(slot)
         return tuple(matched)
-
-    def _is_typed_as_result(self, slot: int) -> bool:
-        sharding = self.avals[slot].sharding
-        return bool(sharding.spec.unreduced or sharding.spec.reduced) or sharding == self.out_avals[0].sharding
-
-    def typed(self, slot: int, aval: Any = None) -> int:
-        """As `mlir.lower_with_sharding_in_types`: the sharding in a type, that of the first result by default, as a constraint."""
-        if self._sharding_of is None:
-            return slot
-        sharding = self._sharding_of(self.out_avals[0] if aval is None else aval)
-        if sharding is None:
-            return slot
-        slot = self.op("sdy.sharding_constraint", (slot,), self.type(slot))
-        self._ops[-1].sharding = sharding
-        return slot
-
-    def step(self, name: str, *operands: int) -> int:
-        """An op of the result's type that JAX lowers as an equation of its own."""
-        return self.typed(self.op(name, operands, self.out_type))
 
     def element_shape(self, aval: Any) -> tuple[int, ...]:
         """The dimensions that a PRNG key adds to the physical type; () for other elements."""
         return physical_shape(aval)[len(aval.shape) :]
 
-    def build(self, outputs: Sequence[int], *, typed: bool = True) -> OpsTemplate:
+    def build(self, outputs: Sequence[int]) -> OpsTemplate:
         """Ends the template; literals used as they are become constants in front, in operand order."""
-        if typed:
-            outputs = [self.typed(s, a) for s, a in zip(outputs, self.out_avals, strict=True)]
         used = {s for op in self._ops for s in op.operands} | set(outputs)
         direct = [i for i in sorted(self.literals) if i in used]
         if not direct:

@@ -132,9 +132,7 @@ def remat(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Bl
         guarded = (guarded,) * len(operands)
     if params["differentiated"] and any(guarded):
         behind = [v for v, g in zip(operands, guarded, strict=True) if g]
-        avals = [v.aval for v, g in zip(eqn.invars, guarded) if g]
-        results = barrier(importer, behind, eqn, block).results
-        fresh = iter([importer.explicit(v, a, block, eqn) for v, a in zip(results, avals)] if importer.typed else results)
+        fresh = iter(barrier(importer, behind, eqn, block).results)
         operands = [next(fresh) if g else v for v, g in zip(operands, guarded)]
     start = len(block.ops)
     results, inner = importer.body(params["jaxpr"], operands, block)

@@ -38,7 +38,7 @@ def opaque(importer: Importer, name: str, attributes: dict[str, Any], eqn: Jaxpr
     types = [type_of_aval(v.aval) for v in eqn.outvars]
     op = Op(name, operands, types, attributes, location=eqn.source_info, primitive=eqn.primitive.name)
     importer.append(op, block)
-    importer.bind(eqn, op.results, scope, block)
+    bind(eqn, scope, op.results)
     target = attributes.get("call_target_name")
     if op.rule is not None or is_registered(name, target):
         return

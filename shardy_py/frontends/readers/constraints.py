@@ -19,7 +19,7 @@ from shardy_py.rules.traits import attributes_of_constraint
 
 def optimization_barrier(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """One barrier for all operands."""
-    importer.bind(eqn, barrier(importer, importer.read(eqn, scope, block), eqn, block).results, scope, block)
+    bind(eqn, scope, barrier(importer, importer.read(eqn, scope, block), eqn, block).results)
 
 
 def sharding_constraint(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
@@ -41,8 +41,8 @@ def shard_alike(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, blo
 
 
 def reshard(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
-    """`_reshard_hlo_lowering`: a constraint where the mesh has explicit axes, else nothing."""
-    importer.bind(eqn, importer.read(eqn, scope, block), scope, block)
+    """`_reshard_hlo_lowering`, which is a constraint on Explicit axes only."""
+    bind(eqn, scope, importer.read(eqn, scope, block))
 
 
 def device_put(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
