@@ -9,7 +9,6 @@ from shardy_py.dialect import INSTALLED, OpShardingRule, Semantics
 from shardy_py.ir.tables import merge_tables
 from shardy_py.ir.types import OpaqueType
 from shardy_py.rules import (
-    chlo,
     contraction,
     custom_call,
     elementwise,
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 RULES: dict[str, Builder] = merge_tables(
     (
         elementwise.RULES,
-        chlo.RULES,
         shape_ops.RULES,
         slicing.RULES,
         contraction.RULES,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from shardy_py.dialect import PropagationDirection, TensorSharding
 from shardy_py.ir.op_forms import UNCONSTRAINED
 from shardy_py.ir.verifier import TERMINATORS as TERMINATORS
-from shardy_py.rules import chlo
 
 if TYPE_CHECKING:
     from shardy_py.ir.core import Op
@@ -31,13 +30,22 @@ ELEMENTWISE = frozenset(
                 " shift_right_arithmetic shift_right_logical sign sine sqrt subtract tan tanh uniform_dequantize uniform_quantize xor"
             ).split()
         ),
-        *chlo.POINTWISE,
+        *(
+            f"chlo.{name}"
+            for name in (
+                "acos acosh asin asinh atan atanh bessel_i1e conj cosh digamma erf erf_inv erfc is_inf is_neg_inf is_pos_inf lgamma mulhi"
+                " next_after polygamma sinh square zeta"
+            ).split()
+        ),
         "sdy.propagation_barrier",
         "sdy.reshard",
         "sdy.sharding_constraint",
     ]
 )
-"""Ops with MLIR's `Elementwise` or StableHLO's `BroadcastingElementwise` trait; `bitcast_convert` is one where no shape changes."""
+"""Ops with MLIR's `Elementwise` or StableHLO's `BroadcastingElementwise` trait; `bitcast_convert` is one where no shape changes.
+
+A CHLO op is many StableHLO ops once it is legalised. It stands as one that takes an operand twice where these use it more than once, or as
+a few steps of the same name; see `frontends/legalize_chlo.py`."""
 
 PASS_THROUGH = frozenset(("sdy.data_flow_edge", "sdy.func_data_flow_edge", "stablehlo.reshape", "stablehlo.transpose"))
 """Ops besides the elementwise ones that propagate both ways in the first two rounds of op-priority propagation."""

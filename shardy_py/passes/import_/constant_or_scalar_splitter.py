@@ -24,13 +24,10 @@ _SCALAR, _EXPRESSION, _CONVERTED = range(3)
 
 _CONSTANT, _POINTWISE, _BROADCAST, _BITCAST, _COMPUTATION = range(1, 6)
 
-_UNARY_CHLO = (
-    "acos acosh asin asin_acos_kernel asinh atan atanh bessel_i1e conj cosh digamma erf erf_inv erfc is_inf is_neg_inf"
-    " is_pos_inf lgamma sinh square tan"
-).split()
 _KINDS = {
     **dict.fromkeys(ELEMENTWISE - {"sdy.sharding_constraint"}, _POINTWISE),
-    **dict.fromkeys((f"chlo.{name}" for name in _UNARY_CHLO), _POINTWISE),
+    "chlo.asin_acos_kernel": _POINTWISE,
+    "chlo.tan": _POINTWISE,
     "stablehlo.reshape": _POINTWISE,
     "stablehlo.slice": _POINTWISE,
     "stablehlo.bitcast_convert": _BITCAST,
