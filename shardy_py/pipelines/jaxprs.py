@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeVar
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from shardy_py.backends.local.local_rule import Equation, LocalRule
+from shardy_py.backends.local.table import LOCAL_RULES
 from shardy_py.frontends.context import is_extended_dtype as is_extended_dtype
 from shardy_py.frontends.jaxprs import live_positions
 
@@ -50,6 +52,12 @@ def is_differentiable(v: Atom) -> bool:
 def reads(eqn: JaxprEqn) -> list[Var]:
     """The variables that an equation reads."""
     return [v for v in eqn.invars if not isinstance(v, Literal)]
+
+
+def local_rule(eqn: JaxprEqn) -> LocalRule | None:
+    """The rule that cuts an equation over devices: which dimensions pass through, and in which operands it is linear."""
+    build = LOCAL_RULES.get(eqn.primitive.name)
+    return None if build is None else build(Equation(eqn))
 
 
 class _HasEquation(Protocol):

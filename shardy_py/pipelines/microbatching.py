@@ -16,12 +16,10 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-from shardy_py.backends.local.local_rule import Equation
-from shardy_py.backends.local.table import LOCAL_RULES
 from shardy_py.frontends.loops import scan_counts
 from shardy_py.pipelines.errors import PipelineError, place
 from shardy_py.pipelines.flatten import FlatEquation, FlatStep, flatten
-from shardy_py.pipelines.jaxprs import Atom, dtype_of, is_extended_dtype, live, shape_of, short
+from shardy_py.pipelines.jaxprs import Atom, dtype_of, is_extended_dtype, live, local_rule, shape_of, short
 from shardy_py.pipelines.rows import CUTTING, ExampleRows, follow
 
 
@@ -54,17 +52,8 @@ ROW_NUMBERS = frozenset({"lt", "ge", "add", "select_n", "broadcast_in_dim", "res
 INDEXING = frozenset({"gather", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
 """Primitives that may take indices made of numbers of rows: in a microbatch both rows and their numbers are its own."""
 
-LINEAR = frozenset(
-    {
-        "add", "add_any", "sub", "neg", "convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims",
-        "reduce_sum", "copy", "copy_p", "concatenate", "reshard", "sharding_constraint", "pad", "slice",
-        "rev", "split", "stack", "unstack",
-    }
-)  # fmt: skip
-"""Inside of loops: primitives through which sums stay sums, where all operands are sums or zeros."""
-
-BILINEAR = frozenset({"mul", "dot_general"})
-"""The same where one operand is a sum and the other does not depend on the batch."""
+ADDING = frozenset({"add", "add_any", "sub", "neg", "reshard", "sharding_constraint"})
+"""Primitives that are linear in all operands, of integers too."""
 
 
 @dataclass
@@ -233,9 +222,12 @@ class _StepSplitter:
         return [BatchKind.EXAMPLES if dims else self.sum_kind(eqn, i) for i, dims in enumerate(out_dims)]
 
     def stays_sum(self, eqn: JaxprEqn, kinds: list[BatchKind]) -> bool:
-        if eqn.primitive.name in BILINEAR:
-            return sorted(k.value for k in kinds) == [BatchKind.SAME.value, BatchKind.SUM.value]
-        return eqn.primitive.name in LINEAR and all(k is BatchKind.SUM or _is_zero_atom(v, self.zeros) for v, k in zip(eqn.invars, kinds))
+        """Whether a result of sums over examples is one, inside of a loop: the equation is linear in them."""
+        local = local_rule(eqn)
+        groups = (tuple(range(len(kinds))),) if eqn.primitive.name in ADDING else () if local is None else local.linear
+        sums = {i for i, k in enumerate(kinds) if k is BatchKind.SUM}
+        able = sums | {i for i, v in enumerate(eqn.invars) if _is_zero_atom(v, self.zeros)}
+        return {*kinds} <= {BatchKind.SAME, BatchKind.SUM} and any(sums <= {*group} <= able for group in groups)
 
     def follow_rows(self, eqn: JaxprEqn, out_dims: list[tuple[int, ...]]) -> None:
         """Refuses numbers of rows that are used as anything but indices: a microbatch counts from 0 again."""
@@ -309,8 +301,7 @@ class _StepSplitter:
             by_position = operand_dims[0]
         elif name == "ragged_dot_general":
             by_position = eqn.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
-        build = LOCAL_RULES.get(name)
-        local = None if build is None or name in INDEXING | CUTTING.keys() else build(Equation(twin))
+        local = None if name in INDEXING | CUTTING.keys() else local_rule(twin)
         held = set() if local is None else {*local.rule.need_replication, *local.rule.permutation}
         for i, (v, dims) in enumerate(zip(eqn.invars, operand_dims)):
             if any((i == 0 and d in by_position) or (local is not None and held & {*local.rule.operand_mappings[i][d]}) for d in dims):
