@@ -82,8 +82,7 @@ def compiled(
         if hardware is None and devices[0] in jax.local_devices():
             room = devices[0].device_kind, (devices[0].memory_stats() or {}).get("bytes_limit")
         return _program(planned.plan, target, room, _compiled_here(planned, target))
-    chip = topology.partition(":")[0]
-    if not _TOPOLOGY.fullmatch(topology):
+    if (shape := _TOPOLOGY.fullmatch(str(topology))) is None:
         raise CompileError(
             f"{topology!r} is no topology of TPUs",
             where=f"compile_for({topology!r})",
@@ -99,7 +98,7 @@ def compiled(
         )
     abstract = view.user_mesh.abstract_mesh if isinstance(view.user_mesh, Mesh) else view.user_mesh
     planned = planned_for(dataclasses.replace(view, user_mesh=abstract, from_mapping=False), "tpu")
-    room = capacity_of(HARDWARE[chip]) if hardware is None and chip in HARDWARE else room
+    room = capacity_of(HARDWARE[shape[1]]) if hardware is None and shape[1] in HARDWARE else room
     return _program(planned.plan, topology, room, _compiled_elsewhere(planned, topology))
 
 
