@@ -14,13 +14,16 @@ from typing import Any, NamedTuple, cast
 
 from jaxlib.mlir import ir
 
+from shardy_py.dialect import ManualAxes, TensorShardingPerValue
 from shardy_py.dialect.collectives import AXES_OF, moved_axes
 from shardy_py.dialect.verify import verify_parts
 from shardy_py.errors import DialectError, ShardyError
 from shardy_py.frontends.mlir import ModuleReader, locate, locate_text, make_context, place_of
-from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE, attribute_text, plain
+from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE, plain
+from shardy_py.frontends.mlir_attributes import attribute_text as text_in
 from shardy_py.ir import Block, Function, Location, Op, Program
-from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText, name_text, split_entries
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText, attribute_text, name_text, split_entries
+from shardy_py.ir.type_text import type_text
 from shardy_py.opt.mlir_limits import check_text, place
 from shardy_py.passes.collection import no_collection
 
@@ -33,18 +36,42 @@ RESOURCES = "mlir.resources"
 _SHARDING = "sdy.sharding"
 _RULE = "sdy.sharding_rule"
 
-MODELLED: Mapping[str, frozenset[str]] = {
-    "func.call": frozenset(("callee",)),
-    "sdy.constant": frozenset(("value",)),
-    "sdy.manual_computation": frozenset(("in_shardings", "manual_axes", "out_shardings")),
-    "sdy.named_computation": frozenset(("in_shardings", "name", "out_shardings")),
-    "sdy.propagation_barrier": frozenset(("allowed_direction",)),
-    "sdy.sharding_group": frozenset(("group_id",)),
-    "stablehlo.constant": frozenset(("value",)),
-    **{name: frozenset((attribute,)) for name, attribute in SHARDING_ATTRIBUTE.items()},
-    **{name: frozenset((SHARDING_ATTRIBUTE[name], attribute, "reduction_op")) for name, attribute in AXES_OF.items()},
+Write = Callable[[Op, Any], str]
+"""The text of an attribute's value; "" where it is left out."""
+
+
+def _text(_op: Op, value: Any) -> str:
+    return attribute_text(value)
+
+
+def _per_value(_op: Op, value: Any) -> str:
+    return str(TensorShardingPerValue(value))
+
+
+def _constant(op: Op, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ShardyError(
+            "the value of a constant is not held as MLIR text",
+            where=op.name,
+            fix="write programs that were read with from_mlir(module, keep=True)",
+        )
+    suffix = type_text(op.results[0].type)
+    return str(value) if value.endswith(suffix) else f"{value} : {suffix}"
+
+
+_SHARDINGS: Mapping[str, Write] = {"in_shardings": _per_value, "out_shardings": _per_value}
+
+MODELLED: Mapping[str, Mapping[str, Write]] = {
+    "func.call": {"callee": lambda _, name: f"@{name_text(name)}"},
+    "sdy.constant": {"value": _constant},
+    "sdy.manual_computation": {**_SHARDINGS, "manual_axes": lambda _, axes: attribute_text(ManualAxes(tuple(axes)))},
+    "sdy.named_computation": {**_SHARDINGS, "name": lambda _, name: attribute_text(str(name))},
+    "sdy.propagation_barrier": {"allowed_direction": lambda _, direction: f"{int(direction)} : i32"},
+    "sdy.sharding_group": {"group_id": lambda _, number: f"{number} : i64"},
+    "stablehlo.constant": {"value": _constant},
+    **{name: {attribute: _text, "reduction_op": lambda _, kind: f"{kind} : i32" if kind else ""} for name, attribute in AXES_OF.items()},
 }
-"""Name of an op -> its attributes that are read into the `Program` and may be set by passes."""
+"""Name of an op -> its attributes that are read into the `Program` and may be set by passes, beside shardings of results."""
 
 _READ_BY_PASSES = frozenset((_SHARDING, "execution_thread", "sdy.original_func_name", "sym_name"))
 
@@ -172,11 +199,11 @@ def attribute_texts(op: ir.OpView) -> tuple[dict[str, str], dict[str, Any]]:
     attributes = op.attributes
     for name in attributes:
         if "." not in name:
-            texts[name] = attribute_text(op, name)
+            texts[name] = text_in(op, name)
         elif name in (_SHARDING, _RULE):
             prefixed[name] = plain(attributes[name])
         else:
-            prefixed[name] = AttributeText(attribute_text(op, name))
+            prefixed[name] = AttributeText(text_in(op, name))
     if not op.operation.context.is_registered_operation(op.operation.name):
         head = str(op.operation.get_asm(print_generic_op_form=True)).partition("\n")[0]
         _, mark, rest = head.partition(") <{")
@@ -187,7 +214,7 @@ def attribute_texts(op: ir.OpView) -> tuple[dict[str, str], dict[str, Any]]:
 
 def unread_attributes(op_name: str, texts: Mapping[str, str]) -> AttributeText | None:
     """`{a = 1, b = 2}` with the attributes that a `Program` does not set; None where there are none."""
-    modelled = MODELLED.get(op_name, frozenset())
+    modelled = (*MODELLED.get(op_name, ()), SHARDING_ATTRIBUTE.get(op_name))
     entries = [f"{name_text(name)} = {text}" for name, text in texts.items() if name not in modelled]
     return AttributeText(f"{{{', '.join(entries)}}}") if entries else None
 

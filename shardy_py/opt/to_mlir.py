@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardy_py.dialect import ManualAxes, TensorSharding, TensorShardingPerValue
-from shardy_py.dialect.collectives import AXES_OF
+from shardy_py.dialect import TensorSharding, TensorShardingPerValue
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE
 from shardy_py.ir import Block, Function, Op, Program, Type, Value
 from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText, attribute_text, entries_text, name_text
 from shardy_py.ir.type_text import type_text
-from shardy_py.opt.from_mlir import PROPERTIES, RESOURCES, location_text, parse_module
+from shardy_py.opt.from_mlir import MODELLED, PROPERTIES, RESOURCES, location_text, parse_module
 
 _SHARDING = "sdy.sharding"
 _RULE = "sdy.sharding_rule"
@@ -197,20 +195,19 @@ def _value_attributes(sharding: TensorSharding | None, attributes: dict[str, obj
 
 _PLACED = frozenset((MLIR_TEXT_KEY, PROPERTIES))
 
-Writer = Callable[[Op], list[str]]
-
 
 def op_entries(op: Op) -> list[str]:
     """`name = value` of all attributes of an op but the shardings of its results and its rule."""
-    attributes = op.attributes
-    writer = WRITERS.get(op.name)
-    entries = writer(op) if writer is not None else []
-    if not attributes:
-        return entries
+    attributes, written = op.attributes, MODELLED.get(op.name)
+    entries = []
+    for name, write in (written or {}).items():
+        value = attributes.get(name)
+        if value is not None and (text := write(op, value)):
+            entries.append(f"{name} = {text}")
     mlir_text = attributes.get(MLIR_TEXT_KEY)
     if mlir_text is not None:
         entries.append(mlir_text[1:-1])
-    elif writer is None:
+    elif written is None:
         entries += [f"{name} = {_typed(value)}" for name, value in attributes.items() if "." not in name and value is not None]
     for name, value in attributes.items():
         if "." in name and name not in _PLACED and value is not None:
@@ -227,64 +224,3 @@ def _typed(value: Any) -> str:
     if isinstance(value, tuple | list) and all(type(each) is int for each in value):
         return f"array<i64: {', '.join(map(str, value))}>" if value else "array<i64>"
     return attribute_text(value)
-
-
-def _callee(op: Op) -> list[str]:
-    return [f"callee = @{name_text(op.attributes['callee'])}"]
-
-
-def _constant(op: Op) -> list[str]:
-    value = op.attributes.get("value")
-    if not isinstance(value, str):
-        raise ShardyError(
-            "the value of a constant is not held as MLIR text",
-            where=op.name,
-            fix="write programs that were read with from_mlir(module, keep=True)",
-        )
-    suffix = type_text(op.results[0].type)
-    return [f"value = {value}" if value.endswith(suffix) else f"value = {value} : {suffix}"]
-
-
-def _computation(op: Op) -> list[str]:
-    attributes = op.attributes
-    entries = [
-        f"{name} = {TensorShardingPerValue(attributes[name])}"
-        for name in ("in_shardings", "out_shardings")
-        if attributes.get(name) is not None
-    ]
-    if "name" in attributes:
-        entries.append(f"name = {attribute_text(str(attributes['name']))}")
-    if "manual_axes" in attributes:
-        entries.append(f"manual_axes = {attribute_text(ManualAxes(tuple(attributes['manual_axes'])))}")
-    return entries
-
-
-def _group(op: Op) -> list[str]:
-    return [f"group_id = {op.attributes['group_id']} : i64"]
-
-
-def _barrier(op: Op) -> list[str]:
-    return [f"allowed_direction = {int(op.attributes['allowed_direction'])} : i32"]
-
-
-def _collective(attribute: str) -> Writer:
-    def write(op: Op) -> list[str]:
-        entries = [f"{attribute} = {attribute_text(op.attributes[attribute])}"]
-        if op.attributes.get("reduction_op"):
-            entries.append(f"reduction_op = {op.attributes['reduction_op']} : i32")
-        return entries
-
-    return write
-
-
-WRITERS: Mapping[str, Writer] = {
-    "func.call": _callee,
-    **{name: _collective(attribute) for name, attribute in AXES_OF.items()},
-    "sdy.constant": _constant,
-    "sdy.manual_computation": _computation,
-    "sdy.named_computation": _computation,
-    "sdy.propagation_barrier": _barrier,
-    "sdy.sharding_group": _group,
-    "stablehlo.constant": _constant,
-}
-"""Name of an op -> what writes the attributes that passes may have set."""
