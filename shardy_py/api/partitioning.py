@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -17,7 +16,7 @@ from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.options import Options
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.jit import pinned
-from shardy_py.backends.partitioned_call import Shardings, partitioned_call
+from shardy_py.backends.partitioned_call import PlannedCall, Shardings, partitioned_call
 from shardy_py.backends.region_parts import in_parts
 from shardy_py.backends.shard_map import Partitioned, fits_inside, partitioned
 from shardy_py.dialect import DimensionSharding, TensorSharding
@@ -209,10 +208,9 @@ class RegionBuilder:
         """A function from leaves to leaves that runs the region, and can be transformed as the traced one."""
         _, used = self.needed
 
-        def program() -> ClosedJaxpr:
-            return in_parts(self.partitioned(plan).as_call(used))
-
-        return calling(self.traced, plan, self.closed.consts, self.needed, program, mesh, self.context)
+        return calling(
+            self.traced, plan, self.closed.consts, self.needed, lambda: in_parts(self.partitioned(plan).as_call(used)), mesh, self.context
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,14 +247,15 @@ def calling(
     ins = (*(None for _ in consts), *(decided(v.sharding, len(v.shape)) for v in plan.inputs))
     outs = tuple(decided(v.sharding, len(v.shape)) for v in plan.outputs)
     ins = tuple(s for s, u in zip(ins, used, strict=True) if u)
-    planned = _FirstProgram(program, jaxpr, used, ins, outs)
     # What is remembered of programs outlives the function: it must not hold large arrays, nor values of an outer trace.
-    light = not any(isinstance(c, Tracer) or getattr(c, "nbytes", 0) > _LIGHT for c in consts)
-    find = (lambda: planned) if light else _Weakly(planned)
-    partition = DerivedRegions(request.view, request.settings.options, mesh, find, request.settings.lowering, context)
+    if any(isinstance(c, Tracer) or getattr(c, "nbytes", 0) > _LIGHT for c in consts):
+        made = program()  # takes them as operands
+        program = lambda: made  # noqa: E731
+    first = jaxpr, PlannedCall((ins, outs), program)
+    partition = DerivedRegions(request.view, request.settings.options, mesh, first, request.settings.lowering, context)
 
     def run(*leaves: Any) -> list[Any]:
-        operands = [x for x, u in zip((*consts, *leaves), planned.used, strict=True) if u]
+        operands = [x for x, u in zip((*consts, *leaves), used, strict=True) if u]
         return partitioned_call(jaxpr, operands, partition, ins, outs, request.name)
 
     return run
@@ -267,65 +266,29 @@ _LIGHT = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
-class _FirstProgram:
-    """A call that is planned already; `used` says which constants and inputs of the planned jaxpr are its inputs."""
-
-    program: Callable[[], ClosedJaxpr]
-    jaxpr: ClosedJaxpr
-    used: tuple[bool, ...]
-    ins: Shardings
-    outs: Shardings
-
-
-class _Weakly:
-    def __init__(self, planned: _FirstProgram) -> None:
-        self._planned = weakref.ref(planned)
-
-    def __call__(self) -> _FirstProgram | None:
-        return self._planned()
-
-
-@dataclass(eq=False)
-class _Derived:
-    """A program that a transformation made, planned."""
-
-    shardings: tuple[Shardings, Shardings]
-    imported: Imported | None
-
-
-@dataclass(frozen=True, eq=False)
 class DerivedRegions:
     """Plans and partitions the programs that a decorated function is transformed to, as the function itself; see `Partitioner`."""
 
     view: MeshView
     options: Options
     devices: Mesh | None
-    first: Callable[[], _FirstProgram | None]
+    first: tuple[ClosedJaxpr, PlannedCall] | None = None
     lowering: str = "shard_map"
     context: AbstractMesh | None = None
     memory: dict[Hashable, Any] = field(default_factory=dict)
-    _derived: dict[Any, _Derived] = field(default_factory=dict)
 
-    def planned(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> tuple[Shardings, Shardings]:
-        """The shardings of inputs and results."""
-        if self._is_first(jaxpr, in_shardings, out_shardings) is not None:
-            return in_shardings, out_shardings
-        return self._plan(jaxpr, in_shardings, out_shardings).shardings
+    def plan(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> PlannedCall:
+        """See `Partitioner`; the decorated function itself, `first`, is planned already."""
+        if self.first is not None and jaxpr is self.first[0] and (in_shardings, out_shardings) == self.first[1].shardings:
+            return self.first[1]
+        with no_collection():
+            imported = import_and_propagate(jaxpr, self.view, self.options, in_shardings, out_shardings)
+        main, whole = imported.program.main, cast(Any, jaxpr)
+        ins = tuple(decided(a.sharding, aval.ndim) for a, aval in zip(main.arguments, whole.in_avals, strict=True))
+        outs = tuple(decided(s, aval.ndim) for s, aval in zip(main.result_shardings, whole.out_avals, strict=True))
+        return PlannedCall((ins, outs), functools.partial(self._region, jaxpr, imported, ins, outs))
 
-    def __call__(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> ClosedJaxpr:
-        """A jaxpr from global arrays to global arrays, one region."""
-        first = self._is_first(jaxpr, in_shardings, out_shardings)
-        return self._region(jaxpr, in_shardings, out_shardings) if first is None else first.program()
-
-    def _is_first(self, jaxpr: ClosedJaxpr, ins: Shardings, outs: Shardings) -> _FirstProgram | None:
-        first = self.first()
-        return first if first is not None and jaxpr is first.jaxpr and ins == first.ins and outs == first.outs else None
-
-    def _region(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> ClosedJaxpr:
-        derived = self._plan(jaxpr, in_shardings, out_shardings)
-        imported = self._propagated(jaxpr, in_shardings, out_shardings) if derived.imported is None else derived.imported
-        derived.imported = None
-        ins, outs = derived.shardings
+    def _region(self, jaxpr: ClosedJaxpr, imported: Imported, ins: Shardings, outs: Shardings) -> ClosedJaxpr:
         if self.context is not None and not fits_inside(imported, self.context, ins, outs):
             return jaxpr
         closed = ClosedJaxpr(imported.scope.jaxpr, jaxpr.consts)
@@ -342,29 +305,7 @@ class DerivedRegions:
             _LOGGER.log(logging.INFO if why.severity == "info" else logging.WARNING, "of what a transformation made: %s", why.message)
         if self.context is not None:
             return jaxpr
-        inner = DerivedRegions(view, self.options, self.devices, lambda: None)
+        inner = DerivedRegions(view, self.options, self.devices)
         return pinned(
             closed, imported, view.auto_mesh, lambda copy: import_and_propagate(copy, view, self.options, ins, outs), platform, inner
         ).jaxpr
-
-    def _plan(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> _Derived:
-        key = (jaxpr, in_shardings, out_shardings)
-        derived = self._derived.get(key)
-        if derived is None:
-            imported = self._propagated(*key)
-            main, whole = imported.program.main, cast(Any, jaxpr)
-            ins = tuple(decided(a.sharding, aval.ndim) for a, aval in zip(main.arguments, whole.in_avals, strict=True))
-            outs = tuple(decided(s, aval.ndim) for s, aval in zip(main.result_shardings, whole.out_avals, strict=True))
-            derived = _Derived((ins, outs), imported)
-            while len(self._derived) >= _DERIVED_AT_MOST:
-                self._derived.pop(next(iter(self._derived)))
-            self._derived[key] = derived
-        return derived
-
-    def _propagated(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> Imported:
-        with no_collection():
-            return import_and_propagate(jaxpr, self.view, self.options, in_shardings, out_shardings)
-
-
-_DERIVED_AT_MOST = 256
-"""Programs that are remembered for each planned one."""

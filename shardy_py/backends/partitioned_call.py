@@ -43,8 +43,16 @@ Shardings = tuple[TensorSharding | None, ...]
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, eq=False)
+class PlannedCall:
+    """The shardings that the inputs and the results of a call get, and what makes its program of local arrays, with the same inputs."""
+
+    shardings: tuple[Shardings, Shardings]
+    program: Callable[[], ClosedJaxpr]
+
+
 class Partitioner(Hashable, Protocol):
-    """Makes a program of local arrays of a jaxpr of global ones; `devices` is None where programs run wherever their arguments are."""
+    """Plans jaxprs of global arrays; `devices` is None where programs run wherever their arguments are."""
 
     @property
     def devices(self) -> Mesh | None: ...  # noqa: D102
@@ -52,12 +60,8 @@ class Partitioner(Hashable, Protocol):
     @property
     def memory(self) -> dict[Hashable, Any]: ...  # noqa: D102
 
-    def __call__(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> ClosedJaxpr:
-        """A jaxpr of the same inputs and results, which runs on the devices."""
-        ...
-
-    def planned(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> tuple[Shardings, Shardings]:
-        """The shardings that inputs and results get. Arguments are those of a call."""
+    def plan(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> PlannedCall:
+        """A call of a jaxpr with what is said about its shardings."""
         ...
 
 
@@ -109,30 +113,42 @@ def _naming(devices: Mesh | None) -> ClosedJaxpr | None:
 # run, so nothing is planned before a call runs or is lowered.
 
 
-class _Planning:
-    """A call with the planned shardings of its inputs and results; equal calls are one object."""
+class _Call:
+    """A call, planned when its shardings or its program are needed; equal calls are one object."""
 
     def __init__(self, partition: Partitioner, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds) -> None:
         self._call = (jaxpr, _resolved, in_seeds, out_seeds)
         self._partition = partition
 
     @functools.cached_property
+    def _planned(self) -> PlannedCall:
+        jaxpr, resolved, in_seeds, out_seeds = self._call
+        return self._partition.plan(jaxpr, resolved(in_seeds), resolved(out_seeds))
+
+    @functools.cached_property
     def shardings(self) -> Shardings:
         """The shardings of inputs, then of results."""
-        jaxpr, resolved, in_seeds, out_seeds = self._call
-        ins, outs = self._partition.planned(jaxpr, resolved(in_seeds), resolved(out_seeds))
+        ins, outs = self._planned.shardings
         return (*ins, *outs)
+
+    @functools.cached_property
+    def program(self) -> ClosedJaxpr:
+        """The program that runs on the devices."""
+        assert self.shardings is not None  # all that is needed of the plan once the program is there
+        program = without_calls(self._planned.program())
+        del self._planned
+        return program
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
     """The sharding that an input or result of a call gets."""
 
-    planning: _Planning
+    call: _Call
     index: int
 
     def resolve(self) -> TensorSharding | None:
-        return self.planning.shardings[self.index]
+        return self.call.shardings[self.index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +173,8 @@ def _resolved(seeds: Seeds) -> Shardings:
 
 def _planned(jaxpr: ClosedJaxpr, partition: Partitioner, in_seeds: Seeds, out_seeds: Seeds) -> tuple[Seeds, Seeds]:
     """Seeds for calls derived from a call: the planned shardings of its own seeds; seeds that an earlier plan decides stay."""
-    planning = _once(_Planning, partition, jaxpr, tuple(in_seeds), tuple(out_seeds))
-    seeds = [s if isinstance(s, _Planned | _Mapped) else _Planned(planning, i) for i, s in enumerate((*in_seeds, *out_seeds))]
+    call = _once(_Call, partition, jaxpr, tuple(in_seeds), tuple(out_seeds))
+    seeds = [s if isinstance(s, _Planned | _Mapped) else _Planned(call, i) for i, s in enumerate((*in_seeds, *out_seeds))]
     return tuple(seeds[: len(in_seeds)]), tuple(seeds[len(in_seeds) :])
 
 
@@ -188,12 +204,8 @@ def _once(make: Callable[..., T], partition: Partitioner, *key: Hashable) -> T:
     return result
 
 
-def _program(partition: Partitioner, jaxpr: ClosedJaxpr, in_seeds: Seeds, out_seeds: Seeds) -> ClosedJaxpr:
-    return without_calls(partition(jaxpr, _resolved(in_seeds), _resolved(out_seeds)))
-
-
 def _run(*args: Any, jaxpr: ClosedJaxpr, partition: Partitioner, in_seeds: Seeds, out_seeds: Seeds, **_: Any) -> list[Any]:
-    return jaxpr_as_fun(_once(_program, partition, jaxpr, in_seeds, out_seeds))(*args)
+    return jaxpr_as_fun(_once(_Call, partition, jaxpr, in_seeds, out_seeds).program)(*args)
 
 
 def _jitted(partition: Partitioner, *rest: tuple[str, Any]) -> Callable[..., Any]:
@@ -230,7 +242,7 @@ def _lower(
 ) -> Any:
     # In place, not behind calls: partitioning and inlining would go over all that is called once for each.
     with no_context_devices():
-        whole = _once(_program, partition, jaxpr, in_seeds, out_seeds)
+        whole = _once(_Call, partition, jaxpr, in_seeds, out_seeds).program
         module = ctx.module_context if ctx.platforms is None else ctx.module_context.replace(platforms=ctx.platforms)
         lowered_consts = ctx.const_lowering
         consts = [
