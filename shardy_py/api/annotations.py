@@ -486,4 +486,4 @@ def _bind(
         return jax.tree.leaves(fn(*jax.tree.unflatten(tree, flat), **static))
 
     results = ruled_call_p.bind(*leaves, call_jaxpr=closed, like_jaxpr=like_closed, rule=rule, name=name, fun=on_leaves)
-    return out.outline.filled(results).tree()
+    return Leaves(out.outline, results).tree()

@@ -29,10 +29,10 @@ from shardy_py.api.partitioning import LOWERINGS, Planned, RegionBuilder
 from shardy_py.api.peers import report_failures, tell_end
 from shardy_py.api.planning import make_plan
 from shardy_py.api.request import PlanRequest, Settings, UserCall, is_on_mesh, request
-from shardy_py.api.running import CompiledCall, check_buffers
+from shardy_py.api.running import CompiledCall, report
 from shardy_py.api.signature import Arguments, ArgumentSlots
 from shardy_py.api.specs import mesh_of
-from shardy_py.api.static_leaves import static_call, user_tree
+from shardy_py.api.static_leaves import of_trees, static_tree, user_tree
 from shardy_py.api.tracing import TracedCall, trace
 from shardy_py.api.trees import location_of
 from shardy_py.api.verifying import Request, Verification, verify
@@ -42,6 +42,7 @@ from shardy_py.cost.hardware import platform_named
 from shardy_py.dialect.format import sizes_text
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import api_boundary, is_tracing
+from shardy_py.frontends.leaves import Leaves
 from shardy_py.frontends.mesh_context import no_mesh, on_a_mesh_or_none
 from shardy_py.plan.progress import observed
 from shardy_py.planner.errors import PlannerInfeasible
@@ -155,7 +156,7 @@ class Traced:
         self._settings = settings
         self.jaxpr: ClosedJaxpr = call.jaxpr
         self.in_tree = call.request.in_tree
-        self.out_tree = call.out_tree
+        self.out_tree = call.result.outline.tree
         self.fun_name = call.request.name
 
     @property
@@ -241,7 +242,7 @@ class AutoSharded(Generic[P, R]):
         attempt = None
         if last is not None and not kwargs and last.layout.positional == len(args) and not last.layout.keywords and self._is_for_here(last):
             if not last.is_reported and not is_tracing():
-                last.report()
+                report(last)
             try:
                 return last(args)
             except (SignatureChanged, ValueError, TypeError) as error:
@@ -271,7 +272,11 @@ class AutoSharded(Generic[P, R]):
     def _call(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], *, runs: bool = False) -> tuple[UserCall, MeshView]:
         """A call and its mesh; of a number of devices the shape is chosen for the first call that is planned, and kept."""
         layout = self._arguments.layout(len(args), kwargs)
-        call = static_call(UserCall(settings, layout, layout.slots(args, kwargs)))
+        slots = [*args, *(kwargs[name] for name in layout.keywords)]
+        trees = [static_tree(slot) if i in layout.dynamic else slot for i, slot in enumerate(slots)]
+        if any(tree is not slot for tree, slot in zip(trees, slots)):
+            settings = dataclasses.replace(settings, fun=of_trees(settings.fun))
+        call = UserCall(settings, layout, trees)
         mesh = settings.mesh
         if not isinstance(mesh, int):
             return call, view_of(mesh)
@@ -291,7 +296,6 @@ class AutoSharded(Generic[P, R]):
             return _run_inside(call, view)  # inside a shard_map over this mesh only the axes that it leaves over can be sharded
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
             return on_a_mesh_or_none(call.run, view.context, mesh_first=is_on_mesh(settings, view))
-        check_buffers(call)
         plan_request = request(call, view, runs=True)
         key = (settings.fun, plan_request.key)
         with self._lock:
@@ -306,8 +310,8 @@ class AutoSharded(Generic[P, R]):
                         alike.append(entry)
             elif attempt is not None and attempt[0] is entry and not isinstance(attempt[1], SignatureChanged):
                 raise attempt[1]
-        if not is_tracing():  # what is only transformed, such as differentiated, is not run as it was planned
-            entry.report()
+        if not entry.is_reported and not is_tracing():  # what is only transformed, such as differentiated, is not run as it was planned
+            report(entry)
         result = entry(call.slots)
         self._remember(entry, call.layout)  # only now: where a first call fails, the next one is a first call again
         return result
@@ -360,7 +364,7 @@ class AutoSharded(Generic[P, R]):
         structs = [
             jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=n, weak_type=s.weak_type) for s, n in zip(result.values, shardings, strict=True)
         ]
-        return user_tree(result.outline.filled(structs).tree())
+        return user_tree(Leaves(result.outline, structs).tree())
 
     @api_boundary
     def verify(
@@ -390,7 +394,6 @@ class AutoSharded(Generic[P, R]):
             ArgumentTypeError: An argument has no values.
         """
         call, view = self._call(*nnx_modules.as_pure(self._settings, args, kwargs), runs=True)
-        check_buffers(call)
         with report_failures(view, location_of(call.settings.fun)):
             planned = make_plan(trace(request(call, view, runs=True)), runs=True)
             return verify(planned, call.slots, Request(rtol, atol, every_op, plain_xla))
@@ -500,7 +503,7 @@ def _run_inside(call: UserCall, view: MeshView) -> Any:
     if not fits_inside(planned.imported, context, inputs, outputs) or not region.is_run(plan):
         return call.run()
     results = region.calling(plan, None)(*jax.tree.leaves(call.layout.dynamic_arguments(call.slots)))
-    return user_tree(jax.tree.unflatten(planned.traced.out_tree, results))
+    return user_tree(jax.tree.unflatten(planned.traced.result.outline.tree, results))
 
 
 def _is_manual(view: MeshView, name: str) -> bool:

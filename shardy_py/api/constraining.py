@@ -256,11 +256,10 @@ def _all_scopes(scope: Scope) -> Iterator[Scope]:
             yield from _all_scopes(child)
 
 
-def as_plan_constrains(traced: TracedCall) -> TracedCall:
+def as_plan_constrains(traced: TracedCall, plan: PlanRecord) -> TracedCall:
     """A call whose `in_shardings` are a plan, with its constraints. Raises SpecError if the plan is of another function."""
     request = traced.request
-    plan = request.settings.in_shardings
-    if not isinstance(plan, PlanRecord) or plan.search is None:
+    if plan.search is None:
         return traced
     if plan.search.annotations != "keep":
         traced = without_constraints(traced)

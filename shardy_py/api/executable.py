@@ -101,7 +101,7 @@ class Executable:
         def checked(*args: Any) -> Leaves:
             leaves = inputs.back(args[:count])
             if not is_staged():  # under jax_debug_nans and jax_debug_infs, JAX looks for the op that the number came from
-                return paths.filled(outputs.of(traced.eagerly(*leaves)))
+                return Leaves(paths, outputs.of(traced.eagerly(*leaves)))
             if (
                 configuration() != made_with
                 or tuple((x.aval.shape, x.aval.dtype, x.aval.weak_type) for x in leaves) != types
@@ -110,7 +110,7 @@ class Executable:
             ):
                 raise SignatureChanged
             results = run(*leaves)
-            return paths.filled(outputs.of(results if agreement is None else gated(agreement, results)))
+            return Leaves(paths, outputs.of(results if agreement is None else gated(agreement, results)))
 
         checked.__name__ = checked.__qualname__ = request.name
         names = [*inputs.of([leaf.path for leaf in request.leaves]), *(request.layout.labels[i] for i in request.layout.static)]
@@ -119,7 +119,7 @@ class Executable:
         self._jitted = jax.jit(
             checked,
             in_shardings=tuple(inputs.of(in_shardings)),
-            out_shardings=paths.filled(outputs.of(out_shardings)),
+            out_shardings=Leaves(paths, outputs.of(out_shardings)),
             static_argnums=tuple(range(count, len(names))),
             donate_argnums=tuple(donated if is_sorted else range(len(donated))),
             **dataclasses.asdict(request.settings.jit),

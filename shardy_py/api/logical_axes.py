@@ -96,19 +96,14 @@ def check_axes_exist(rules: Sequence[LogicalRule], view: MeshView, location: str
 
 def axis_names(tree: object) -> list[AxisNames | None]:
     """The logical axes of each leaf of a tree."""
-    boxes = _boxes()
+    linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
+    boxes = (*(() if linen is None else (linen.Partitioned,)), *(() if nnx is None else (nnx.Variable,)))
     if not boxes:
         return [None] * jax.tree.structure(tree).num_leaves
     names: list[AxisNames | None] = []
     for node in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, boxes)):
         names += [_of_box(node)] * jax.tree.structure(node).num_leaves if isinstance(node, boxes) else [None]
     return names
-
-
-def _boxes() -> tuple[type, ...]:
-    """The imported classes whose instances name the dimensions of an array."""
-    linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
-    return (*(() if linen is None else (linen.Partitioned,)), *(() if nnx is None else (nnx.Variable,)))
 
 
 def _of_box(box: Any) -> AxisNames | None:
@@ -244,20 +239,20 @@ def _without_rules(leaves: Sequence[Leaf], names: Sequence[AxisNames | None], an
     )
 
 
-def idle_rules(rules: Sequence[LogicalRule] | None, names: Iterable[AxisNames | None], program: Program, location: str) -> list[Finding]:
+def idle_rules(rules: Sequence[LogicalRule], names: Iterable[AxisNames | None], program: Program, location: str) -> list[Finding]:
     """One finding of all rules for names that no dimension has: a warning where no rule applies to anything, else a note.
 
     Rules that leave dimensions whole are left out, and rules whose axes a constraint in the program has: it may come from one of these.
     """
     called = {name for named in names if named for entry in named.dims for name in _parts(entry)}
-    cutting = [(name, axes) for name, axes in rules or () if axes and name not in called]
+    cutting = [(name, axes) for name, axes in rules if axes and name not in called]
     if not cutting:
         return []
     constrained = {a.name for op in program.walk() if op.name in CONSTRAINTS and (s := op.results[0].sharding) for a in s.dim_axes()}
     idle = list(dict.fromkeys(name for name, axes in cutting if constrained.isdisjoint(axes)))
     if not idle:
         return []
-    nothing = len(idle) == len({name for name, axes in rules or () if axes})
+    nothing = len(idle) == len({name for name, axes in rules if axes})
     which = "" if nothing else f" for {', '.join(map(repr, idle))}"
     fix = "drop them" if called else "pass parameters with their names, before nn.unbox or nn.meta.unbox, or write rules= for their paths"
     does = "calls a dimension so" if called else "names its dimensions"
@@ -300,10 +295,8 @@ def _no_axes(place: tuple[int, str], pairs: Sequence[tuple[str, tuple[str, ...],
     )
 
 
-def in_flax_context(fun: Callable[..., Any], rules: Sequence[LogicalRule] | None) -> Callable[..., Any]:
-    """The function with the rules (None changes nothing) for Flax's own constraints inside of it, such as `nn.with_logical_constraint`."""
-    if rules is None:
-        return fun
+def in_flax_context(fun: Callable[..., Any], rules: Sequence[LogicalRule]) -> Callable[..., Any]:
+    """The function with the rules for Flax's own constraints inside of it, such as `nn.with_logical_constraint`."""
     pairs = tuple((name, None if not axes else axes[0] if len(axes) == 1 else axes) for name, axes in rules)
 
     @functools.wraps(fun)

@@ -88,9 +88,7 @@ class MeshView:
         return jax.set_mesh(mesh) if isinstance(mesh, JaxMesh) and not is_tracing() else traced_on(self.auto_mesh)
 
     def holding(self, arrays: Iterable[object]) -> MeshView:
-        """The view for these arguments: a mapping names no devices and no axis types, so that those of the arguments' mesh count."""
-        if not self.from_mapping:
-            return self
+        """The view of a mapping for these arguments: it names no devices and no axis types, so that those of the arguments' mesh count."""
         for array in arrays:
             if isinstance(array, Tracer):
                 own = explicit_sharding(array)

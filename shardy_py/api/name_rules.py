@@ -173,8 +173,6 @@ def apply_rules(
     location: str,
 ) -> Annotated:
     """The annotations with shardings of the first matching rules, their sources, and findings. Raises SpecError for misfits."""
-    if not rules:
-        return annotated
     out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
     place = location.partition(" (")[0]  # without the name of the function
     paths = rule_paths(leaves)
@@ -201,8 +199,6 @@ def apply_rules(
 
 def unmatched(rules: Sequence[tuple[str, object]], inputs: Sequence[PlannedValue], location: str) -> Iterator[Finding]:
     """One note of all leaves of rank 2 and more, state aside, that no rule matches and that propagation leaves whole."""
-    if not rules:
-        return
     paths = rule_paths([Leaf(v.path, v.shape, v.dtype) for v in inputs])
     whole = [
         v
@@ -260,8 +256,6 @@ def apply_to_results(
     rules: Sequence[tuple[str, object]], results: Sequence[Leaf], annotated: Annotated, view: MeshView, options: Options, location: str
 ) -> Annotated:
     """The annotations of results with those of rules, and findings for ranks too low. Raises SpecError for misfits."""
-    if not rules:
-        return annotated
     out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
     paths = rule_paths(results)
     parameters = parameters_of(results, paths)
@@ -284,8 +278,6 @@ def apply_to_results(
 
 def unused_rules(rules: Sequence[tuple[str, object]], leaves: Sequence[Leaf], results: Sequence[Leaf], location: str) -> list[Finding]:
     """Rules that match nothing, or never first."""
-    if not rules:
-        return []
     arguments = rule_paths(leaves)
     paths = arguments + [path for path in rule_paths(results) if _has_name(path)]
     used: set[int] = set()

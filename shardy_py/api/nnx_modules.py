@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
@@ -21,21 +21,15 @@ if TYPE_CHECKING:
     from shardy_py.api.request import Settings
 
 
-def _nnx() -> Any:
-    return sys.modules.get("flax.nnx")
-
-
 def _is_object(x: Any) -> bool:
     """Whether a node of the arguments is a module, an optimizer, RNG streams: anything NNX that is mutable."""
-    nnx = _nnx()
+    nnx: Any = sys.modules["flax.nnx"]
     return isinstance(x, getattr(nnx, "Pytree", nnx.Module))
 
 
 def present(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an argument is a mutable NNX object, or a pytree that holds one."""
-    if _nnx() is None:
-        return False
-    return any(map(_is_object, jax.tree.leaves((args, kwargs), is_leaf=_is_object)))
+    return "flax.nnx" in sys.modules and any(map(_is_object, jax.tree.leaves((args, kwargs), is_leaf=_is_object)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +45,7 @@ class _Split:
 
 
 def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Split:
-    nnx = _nnx()
+    nnx: Any = sys.modules["flax.nnx"]
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
     places = tuple(i for i, leaf in enumerate(leaves) if _is_object(leaf))
     objects = tuple(leaves[i] for i in places)
@@ -66,7 +60,7 @@ def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Split:
 @functools.lru_cache(maxsize=256)
 def _pure(fun: Any, graph: Any, tree: Any, places: tuple[int, ...]) -> Any:
     """The function on states: gives its result and the new states."""
-    nnx = _nnx()
+    nnx: Any = sys.modules["flax.nnx"]
 
     @functools.wraps(fun)
     def pure(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -91,7 +85,7 @@ def _pure(fun: Any, graph: Any, tree: Any, places: tuple[int, ...]) -> Any:
 
 def as_pure(settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Settings, tuple[Any, ...], dict[str, Any]]:
     """Settings and arguments of the pure function; unchanged where there are no modules."""
-    if not present(args, kwargs):
+    if "flax.nnx" not in sys.modules or not present(args, kwargs):
         return settings, args, kwargs
     split = _split(args, kwargs)
     return _pure_settings(settings, split), split.args, split.kwargs
@@ -108,7 +102,7 @@ def call(settings: Settings, run: Callable[..., Any], args: tuple[Any, ...], kwa
     """Runs a function on modules and writes back their new states."""
     split = _split(args, kwargs)
     result, state = run(_pure_settings(settings, split), split.args, split.kwargs, None)
-    _nnx().update(split.objects, state)
+    cast(Any, sys.modules["flax.nnx"]).update(split.objects, state)
     return result
 
 
@@ -123,7 +117,7 @@ class OpenedModules:
 
     def write_back(self, states: Any) -> None:
         """Puts new states into the modules."""
-        _nnx().update(self.objects, states)
+        cast(Any, sys.modules["flax.nnx"]).update(self.objects, states)
 
 
 def opened(fun: Any, args: tuple[Any, ...]) -> OpenedModules:

@@ -5,38 +5,36 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jax.interpreters import partial_eval
 from jax.sharding import Mesh, NamedSharding
 
 from shardy_py.api.agreement import statement
 from shardy_py.api.constraining import as_plan_constrains, constrained_values, without_constraints
 from shardy_py.api.errors import SpecError
 from shardy_py.api.logical_axes import apply_axis_names, idle_rules
-from shardy_py.api.meshes import MESH_NAME, MeshView
+from shardy_py.api.meshes import MESH_NAME
 from shardy_py.api.name_rules import Annotated, apply_to_results, unmatched, unused_rules
 from shardy_py.api.partitioning import Planned, RegionBuilder, decided, import_and_propagate, physical_sharding
 from shardy_py.api.peers import digest, peers_of
 from shardy_py.api.placing import placed_arguments
-from shardy_py.api.request import PlanRequest, leaf_shardings
+from shardy_py.api.request import leaf_shardings
 from shardy_py.api.specs import call_specs, host_kind, to_fitting_sharding
 from shardy_py.api.stored_trees import ArgumentTree, PlanTrees, axis_types_of, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
 from shardy_py.api.variants import PropagatedSeeds, TracedVariants, seeded_call
-from shardy_py.backends.donation import used_inputs, why_off
+from shardy_py.backends.donation import why_off
 from shardy_py.dialect import TensorSharding
 from shardy_py.facade import Plan
-from shardy_py.frontends.jaxpr import Imported
-from shardy_py.frontends.leaves import Outline
 from shardy_py.ir import TensorType, Value
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.log import LogStep
-from shardy_py.plan.donation import Donated, donations, handed_on, refusals
+from shardy_py.plan.donation import donations, handed_on, refusals
 from shardy_py.plan.feeding import Feeding, stated
-from shardy_py.plan.findings import Finding
 from shardy_py.plan.progress import Timings, observed
 from shardy_py.plan.record import PlanRecord, PropagationOptions, Structure, Tree
 from shardy_py.plan.search import CHOSEN, Search
@@ -57,96 +55,64 @@ from shardy_py.planner.templates import HINT, UserTemplate
 class NamedPytrees(PlanTrees):
     """A plan's shardings as pytrees of `NamedSharding`."""
 
-    view: MeshView
-    outlines: tuple[tuple[Outline, ...], tuple[Outline, ...], Outline]
-
-    @classmethod
-    def of(cls, view: MeshView, arguments: Sequence[tuple[str, Outline]], positional: int, result: Outline) -> NamedPytrees:
-        """The pytrees of a call."""
-        described = tuple(ArgumentTree(name, outline.tree.num_leaves, functools.partial(rebuilt, outline)) for name, outline in arguments)
-        outlines = tuple(outline for _, outline in arguments)
-        rebuild = functools.partial(rebuilt, result)
-        parts = outlines[:positional], outlines[positional:], result
-        return cls(described[:positional], described[positional:], rebuild, lambda: view.expected, view, parts)
+    traced: TracedCall
 
     def place(self, plan: PlanRecord, args: Any, mesh: Any) -> Any:
         """The arguments where the plan has them."""
-        return placed_arguments(plan, args, self.view.runnable() if mesh is None else mesh)
+        return placed_arguments(plan, args, self.traced.request.view.runnable() if mesh is None else mesh)
 
     def structure(self, plan: PlanRecord) -> Structure:
         """The trees as a stored plan keeps them."""
-        args, kwargs = (tuple(map(structure_of, part)) for part in self.outlines[:2])
+        trees, mesh = tuple(map(structure_of, self.traced.request.outlines)), self.traced.request.view.user_mesh
+        count = len(self.positional)
         keywords = tuple(argument.name for argument in self.keywords)
-        inputs = Tree("tuple", (Tree("tuple", args), Tree("dict", kwargs, keywords)))
+        inputs = Tree("tuple", (Tree("tuple", trees[:count]), Tree("dict", trees[count:], keywords)))
         names = tuple(argument.name for argument in self.positional)
-        result = structure_of(self.outlines[2])
-        return Structure(inputs, result, names, axis_types_of(self.view.user_mesh), devices_of(self.view.user_mesh))
-
-
-def result_leaves(traced: TracedCall) -> list[Leaf]:
-    """Path, shape and type of each leaf of the result."""
-    result = traced.result
-    return [Leaf("result" + key, tuple(s.shape), str(s.dtype)) for key, s in zip(result.outline.keys, result.values, strict=True)]
-
-
-@dataclass(frozen=True)
-class ResultAnnotations:
-    """The user's annotations of the result."""
-
-    leaves: list[Leaf]
-    shardings: list[TensorSharding | None]
-    sources: list[str]
-    findings: tuple[Finding, ...]
+        return Structure(inputs, structure_of(self.traced.result.outline), names, axis_types_of(mesh), devices_of(mesh))
 
 
 IN_TYPE = "the type"
 """The source of the sharding of a result that JAX's type of it states."""
 
 
-def described_results(traced: TracedCall) -> ResultAnnotations:
-    """The leaves of the result with `out_shardings` and rules; raises SpecError if they do not fit."""
+def described_results(traced: TracedCall) -> tuple[list[Leaf], Annotated]:
+    """The leaves of the result, with `out_shardings` and rules; raises SpecError if they do not fit."""
     request = traced.request
     settings, view, location = request.settings, request.view, request.location
     rules, options = settings.rules, settings.options
-    leaves = result_leaves(traced)
+    result = traced.result
+    leaves = [Leaf("result" + key, tuple(s.shape), str(s.dtype)) for key, s in zip(result.outline.keys, result.values, strict=True)]
     types = traced.out_types or (None,) * len(leaves)
-    specs = call_specs(
-        [type_ if own is None else own for own, type_ in zip(traced.out_specs, types, strict=True)], leaves, traced.result.values
-    )
+    specs = [type_ if own is None else own for own, type_ in zip(traced.out_specs, types, strict=True)]
+    if any(map(callable, specs)):
+        specs = call_specs(specs, leaves, result.values)
     sources = ["out_shardings" if own is not None else IN_TYPE for own in traced.out_specs]
     pairs = [
         to_fitting_sharding(spec, view, leaf, "out_shardings", options.indivisible, location)
         for spec, leaf in zip(specs, leaves, strict=True)
     ]
-    dropped = [finding for _, findings in pairs for finding in findings]
+    findings = [*request.findings, *(finding for _, dropped in pairs for finding in dropped)]
     leaves = [
         replace(leaf, memory_kind=host_kind(spec if isinstance(spec, NamedSharding) else aval))
         for leaf, spec, aval in zip(leaves, specs, traced.jaxpr.out_avals, strict=True)
     ]
     stated = [source if sharding else "" for (sharding, _), source in zip(pairs, sources, strict=True)]
-    annotated = Annotated([sharding for sharding, _ in pairs], stated, dropped)
-    annotated = apply_axis_names(settings.logical_axis_rules, leaves, traced.out_names, annotated, view, options, location)
-    annotated = apply_to_results(rules, leaves, annotated, view, options, location)
-    unused = unused_rules(rules, request.leaves, leaves, location)
-    return ResultAnnotations(leaves, list(annotated.shardings), list(annotated.sources), (*request.findings, *annotated.findings, *unused))
-
-
-def _check_memory_kinds(leaves: Iterable[Leaf], request: PlanRequest) -> None:
-    unpinned = next((leaf for leaf in leaves if leaf.memory_kind == "unpinned_host"), None)
-    if unpinned is not None and request.settings.options.platform_of(request.view.user_mesh) == "tpu":
-        raise SpecError(
-            "memory kind 'unpinned_host'",
-            where=f"{unpinned}, {request.location}",
-            why="the TPU compiler lays such arrays out as it lays out those of devices, and refuses them",
-            fix='give it memory_kind="pinned_host"',
-        )
+    annotated = Annotated([sharding for sharding, _ in pairs], stated, findings)
+    if settings.logical_axis_rules is not None or any(traced.out_names):
+        annotated = apply_axis_names(settings.logical_axis_rules, leaves, traced.out_names, annotated, view, options, location)
+    if rules:
+        annotated = apply_to_results(rules, leaves, annotated, view, options, location)
+        annotated = replace(annotated, findings=[*annotated.findings, *unused_rules(rules, request.leaves, leaves, location)])
+    return leaves, annotated
 
 
 def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
     """Reads the jaxpr, propagates or searches (for all processes if the plan `runs` now), and describes the result."""
     began = time.monotonic()
-    traced = as_plan_constrains(traced)
     settings = traced.request.settings
+    if isinstance(settings.in_shardings, PlanRecord):
+        traced = as_plan_constrains(traced, settings.in_shardings)
+        settings = traced.request.settings
     began -= settings.spent
     planner = settings.planner
     with no_collection(), observed(traced.request.name, settings.options.progress):
@@ -179,8 +145,15 @@ class _CallPlanning:
         request = traced.request
         self.log: list[LogStep] | None = [] if request.settings.options.provenance else None
         with self.timings.step("describe"):
-            self.results = described_results(traced)
-            _check_memory_kinds((*request.leaves, *self.results.leaves), request)
+            self.result_leaves, self.results = described_results(traced)
+            unpinned = [leaf for leaf in (*request.leaves, *self.result_leaves) if leaf.memory_kind == "unpinned_host"]
+            if unpinned and request.settings.options.platform_of(request.view.user_mesh) == "tpu":
+                raise SpecError(
+                    "memory kind 'unpinned_host'",
+                    where=f"{unpinned[0]}, {request.location}",
+                    why="the TPU compiler lays such arrays out as it lays out those of devices, and refuses them",
+                    fix='give it memory_kind="pinned_host"',
+                )
         names = [leaf.path for leaf in request.leaves]
         self.imported = import_and_propagate(
             traced.jaxpr,
@@ -233,46 +206,41 @@ class _CallPlanning:
         request = traced.request
         with self.timings.step("collect"):
             main = imported.program.main
-            inputs = tuple(
-                PlannedValue(
-                    leaf.path,
-                    "input",
-                    TensorType(leaf.shape, leaf.dtype),
-                    argument.sharding,
-                    given=user_sharding,
-                    given_by=by,
-                    memory_kind=leaf.memory_kind,
-                )
-                for leaf, argument, user_sharding, by in zip(request.leaves, main.arguments, request.shardings, request.sources)
+            sides: tuple[tuple[Any, ...], ...] = (
+                ("input", request.leaves, [argument.sharding for argument in main.arguments], request.shardings, request.sources),
+                ("output", self.result_leaves, main.result_shardings, results.shardings, results.sources),
             )
-            outputs = tuple(
-                PlannedValue(
-                    leaf.path,
-                    "output",
-                    TensorType(leaf.shape, leaf.dtype),
-                    sharding,
-                    given=user_sharding,
-                    given_by=by,
-                    memory_kind=leaf.memory_kind,
+            inputs, outputs = (
+                tuple(
+                    PlannedValue(
+                        leaf.path, kind, TensorType(leaf.shape, leaf.dtype), planned, given=given, given_by=by, memory_kind=leaf.memory_kind
+                    )
+                    for leaf, planned, given, by in zip(*rest)
                 )
-                for leaf, sharding, user_sharding, by in zip(results.leaves, main.result_shardings, results.shardings, results.sources)
+                for kind, *rest in sides
             )
-            used = [True] * len(inputs) if request.settings.jit.keep_unused else used_inputs(traced.jaxpr)
+            used: Sequence[bool] = [True] * len(inputs)
+            if not request.settings.jit.keep_unused:  # what JAX keeps when it compiles
+                _, used = partial_eval.dce_jaxpr(traced.jaxpr.jaxpr, [True] * len(outputs))
             dropped = tuple(number for number, is_used in enumerate(used) if not is_used)
-            donated = _donated(traced, imported, inputs, outputs, used)
-            names = (*request.axis_names, *traced.out_names)
-            idle = idle_rules(request.settings.logical_axis_rules, names, imported.program, request.location)
-            rules = () if request.settings.planner is not None or request.view.dialect_mesh.size == 1 else request.settings.rules
-            findings = (
-                *results.findings,
-                *idle,
-                *unmatched(rules, inputs, request.location),
-                *imported.findings,
-                *refusals(donated, request.location.partition(" (")[0]),
-            )
-            outlines = tuple((request.layout.labels[i], request.slots[i].outline) for i in request.layout.dynamic)
-            pytrees = NamedPytrees.of(request.view, outlines, len(request.names), traced.result.outline)
-            described = (inputs, outputs, findings, imported.program, self.log or (), self.timings, pytrees, donated, partitioning)
+            findings, donated = list(results.findings), ()
+            if request.settings.logical_axis_rules:
+                names = (*request.axis_names, *traced.out_names)
+                findings += idle_rules(request.settings.logical_axis_rules, names, imported.program, request.location)
+            if request.settings.rules and request.settings.planner is None and request.view.dialect_mesh.size > 1:
+                findings += unmatched(request.settings.rules, inputs, request.location)
+            findings += imported.findings
+            if request.layout.donated:
+                is_donated = [slot in request.layout.donated for slot in request.leaf_slots]
+                donated = donations(imported.program, inputs, outputs, is_donated, used, why_off())
+                findings += refusals(donated, request.location.partition(" (")[0])
+            layout, outline = request.layout, traced.result.outline
+            outlines = [(layout.labels[i], request.slots[i].outline) for i in layout.dynamic]
+            arguments = tuple(ArgumentTree(name, each.tree.num_leaves, functools.partial(rebuilt, each)) for name, each in outlines)
+            count = sum(i < layout.positional for i in layout.dynamic)
+            rebuild, view = functools.partial(rebuilt, outline), request.view
+            pytrees = NamedPytrees(arguments[:count], arguments[count:], rebuild, lambda: view.expected, traced)
+            described = (inputs, outputs, tuple(findings), imported.program, self.log or (), self.timings, pytrees, donated, partitioning)
             options = request.settings.options
             propagation = PropagationOptions(options.strategy, options.conservative, options.op_priority, options.provenance)
             platform, variants = options.platform_of(request.view.user_mesh), TracedVariants(traced, _plan_alone, imported)
@@ -315,7 +283,7 @@ class _CallPlanning:
         ranks = [len(leaf.shape) for leaf in self.traced.request.leaves]
         specs = [
             decided(outputs[n], len(leaf.shape)) if n in outputs else None if own is None else own.with_dims(own.dims[: len(leaf.shape)])
-            for n, (leaf, own) in enumerate(zip(self.results.leaves, annotations.outputs, strict=True))
+            for n, (leaf, own) in enumerate(zip(self.result_leaves, annotations.outputs, strict=True))
         ]
         planned = make_plan(seeded_call(self.traced, settings.lowering, list(map(decided, inputs, ranks)), specs))
         plan = planned.plan
@@ -365,17 +333,6 @@ class _CallPlanning:
 def _plan_alone(traced: TracedCall) -> Plan:
     """The plan of a traced call, for comparison: nothing runs it."""
     return make_plan(traced).plan
-
-
-def _donated(
-    traced: TracedCall, imported: Imported, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], used: Sequence[bool]
-) -> tuple[Donated, ...]:
-    """The donated arguments, each with the output that takes its memory or the reason why none does."""
-    layout = traced.request.layout
-    if not layout.donated:
-        return ()
-    donated = [slot in layout.donated for slot in traced.request.leaf_slots]
-    return donations(imported.program, inputs, outputs, donated, used, why_off())
 
 
 AHEAD = 10.0

@@ -113,11 +113,15 @@ class PlanRequest:
     """A call, ready to be traced and planned.
 
     Attributes:
+        name: The function's name; that of the function inside a `functools.partial`.
+        location: `file:line (name)` of the user's function.
         is_on_mesh: Whether `jax.jit` would trace the call on a mesh, so that code which looks for one finds one.
         key: Equal for calls that one plan serves.
     """
 
     settings: Settings
+    name: str
+    location: str
     view: MeshView
     layout: ArgumentSlots
     slots: tuple[Any, ...]
@@ -151,19 +155,6 @@ class PlanRequest:
         """Names of the positional arguments that are not static."""
         return tuple(self.layout.labels[i] for i in self.layout.dynamic if i < self.layout.positional)
 
-    @property
-    def location(self) -> str:
-        """`file:line (name)` of the user's function."""
-        return location_of(self.settings.fun)
-
-    @property
-    def name(self) -> str:
-        """The function's name; that of the function inside a `functools.partial`."""
-        fun = self.settings.fun
-        while isinstance(fun, functools.partial):
-            fun = fun.func
-        return getattr(fun, "__name__", type(fun).__name__)
-
 
 def request(call: UserCall, view: MeshView, *, runs: bool = False) -> PlanRequest:
     """Describes a call.
@@ -172,7 +163,7 @@ def request(call: UserCall, view: MeshView, *, runs: bool = False) -> PlanReques
     StaticArgumentError if a static one has no hash.
     """
     settings, layout, slots = call.settings, call.layout, call.slots
-    statics = static_key(layout, slots, settings.fun)
+    statics = static_key(layout, slots, settings.fun) if layout.static else ()
     args, kwargs = layout.dynamic_arguments(slots)
     in_tree = jax.tree.structure((args, kwargs))
     labels = [layout.labels[i] for i in layout.dynamic if i < layout.positional]
@@ -188,48 +179,51 @@ def request(call: UserCall, view: MeshView, *, runs: bool = False) -> PlanReques
             shape, dtype, weak = abstract(value, path, settings.fun, layout.labels[i])
             structs.append(jax.ShapeDtypeStruct(shape, dtype, weak_type=weak))
             leaves.append(Leaf(path, shape, str(dtype)))
-        abstract_slots[i] = argument.outline.filled(structs[len(structs) - len(argument.values) :])
+        abstract_slots[i] = Leaves(argument.outline, structs[len(structs) - len(argument.values) :])
     location = location_of(settings.fun)
-    view = view.holding(values)
+    if view.from_mapping:
+        view = view.holding(values)
     options = settings.options
-    specs = call_specs(_specs(settings.in_shardings, layout, labels, args, kwargs, location, "in_shardings"), leaves, structs)
-    kinds = [_memory_kind(*each, options, location) for each in zip(specs, values, leaves, strict=True)]
+    specs = _specs(settings.in_shardings, layout, labels, args, kwargs, location, "in_shardings")
+    if any(map(callable, specs)):
+        specs = call_specs(specs, leaves, structs)
+    shardings: list[TensorSharding | None] = []
+    findings: list[Finding] = []
+    kinds: list[str] = []
+    for value, spec, leaf in zip(values, specs, leaves, strict=True):
+        sharding, dropped = to_fitting_sharding(spec, view, leaf, "in_shardings", options.indivisible, location)
+        shardings.append(_merged(sharding, value, view, leaf, options, location))
+        findings += dropped
+        kinds.append(_memory_kind(spec, value, leaf, options, location))
     if any(kinds):
         leaves = [replace(leaf, memory_kind=kind) for leaf, kind in zip(leaves, kinds)]
         structs = [_in_memory(struct, kind, view) for struct, kind in zip(structs, kinds)]
         rest = iter(structs)
         abstract_slots = [
-            each.outline.filled([next(rest) for _ in each.values]) if isinstance(each, Leaves) else each for each in abstract_slots
+            Leaves(each.outline, [next(rest) for _ in each.values]) if isinstance(each, Leaves) else each for each in abstract_slots
         ]
-    annotated = _argument_shardings(specs, values, leaves, view, options, location)
-    names = axis_names((args, kwargs))
-    annotated = apply_axis_names(settings.logical_axis_rules, leaves, names, annotated, view, options, location)
-    annotated = apply_rules(settings.rules, leaves, annotated, view, options, location)
-    shardings = annotated.shardings
+    sources = ["" if sharding is None else OWN if spec is None else "in_shardings" for sharding, spec in zip(shardings, specs)]
+    annotated, names = Annotated(shardings, sources, findings), axis_names((args, kwargs))
+    if settings.logical_axis_rules is not None or any(names):
+        annotated = apply_axis_names(settings.logical_axis_rules, leaves, names, annotated, view, options, location)
+    if settings.rules:
+        annotated = apply_rules(settings.rules, leaves, annotated, view, options, location)
     types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
-    key = (layout, in_tree, types, (*shardings, *kinds), statics, view, is_on_mesh(settings, view), configuration())
-    described = tuple(abstract_slots), in_tree, tuple(leaves), tuple(structs), tuple(shardings), tuple(annotated.findings)
     on_mesh = is_on_mesh(settings, view)
-    return PlanRequest(settings.on(view, runs=runs), view, layout, *described, tuple(annotated.sources), on_mesh, key, tuple(names))
+    key = (layout, in_tree, types, (*annotated.shardings, *kinds), statics, view, on_mesh, configuration())
+    described = tuple(abstract_slots), in_tree, tuple(leaves), tuple(structs), tuple(annotated.shardings), tuple(annotated.findings)
+    if settings.planner is not None or isinstance(settings.in_shardings, PlanRecord):
+        settings = settings.on(view, runs=runs)
+    fun = settings.fun
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    name = getattr(fun, "__name__", type(fun).__name__)
+    return PlanRequest(settings, name, location, view, layout, *described, tuple(annotated.sources), on_mesh, key, tuple(names))
 
 
 def is_on_mesh(settings: Settings, view: MeshView) -> bool:
     """Whether the function finds a mesh: that of `jax.jit`, or one for `logical_axis_rules`, which Flax drops without a mesh."""
     return view.explicit or settings.logical_axis_rules is not None or not jax.sharding.get_abstract_mesh().empty
-
-
-def _argument_shardings(
-    specs: Sequence[object], values: Sequence[Any], leaves: Sequence[Leaf], view: MeshView, options: Options, location: str
-) -> Annotated:
-    """The sharding of each leaf from its spec in `in_shardings` and from the argument."""
-    out: list[TensorSharding | None] = []
-    findings: list[Finding] = []
-    for value, spec, leaf in zip(values, specs, leaves):
-        sharding, dropped = to_fitting_sharding(spec, view, leaf, "in_shardings", options.indivisible, location)
-        out.append(_merged(sharding, value, view, leaf, options, location))
-        findings += dropped
-    sources = ["" if sharding is None else OWN if spec is None else "in_shardings" for sharding, spec in zip(out, specs)]
-    return Annotated(out, sources, findings)
 
 
 def leaf_shardings(request: PlanRequest, in_shardings: Any, source: str) -> tuple[TensorSharding | None, ...]:
@@ -256,7 +250,7 @@ def _specs(
         number = head[1:]
         return labels[int(number)] + rest if bracket and number.isdigit() and int(number) < len(labels) else path
 
-    if is_spec_leaf(in_shardings) or is_spec_function(in_shardings):
+    if type(in_shardings) not in (dict, list, tuple) and (is_spec_leaf(in_shardings) or is_spec_function(in_shardings)):
         return [in_shardings] * jax.tree.structure((args, kwargs)).num_leaves
     specs = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
     specs, by_name = _by_parameter(specs, layout, labels, kwargs, location, source)
@@ -294,10 +288,11 @@ def _merged(
     annotation: TensorSharding | None, value: Any, view: MeshView, leaf: Leaf, options: Options, location: str
 ) -> TensorSharding | None:
     """The sharding of a leaf by its spec and by its own sharding, which counts if the leaf is committed to the mesh."""
-    moves = options.misplaced == "move" and isinstance(value, jax.Array) and not isinstance(value, Tracer)
+    is_array = isinstance(value, jax.Array) and not isinstance(value, Tracer)
+    moves = options.misplaced == "move" and is_array
     if moves and annotation is not None:
         return annotation
-    own = getattr(value, "sharding", None) if isinstance(value, jax.ShapeDtypeStruct) or _is_committed(value) else None
+    own = getattr(value, "sharding", None) if isinstance(value, jax.ShapeDtypeStruct) or (is_array and value.committed) else None
     if isinstance(value, Tracer) and annotation is None:
         own = explicit_sharding(value)
     if isinstance(own, SingleDeviceSharding) and isinstance(value, jax.Array) and math.prod(view.auto_mesh.axis_sizes) > 1 and not moves:
@@ -348,7 +343,7 @@ def _memory_kind(spec: object, value: Any, leaf: Leaf, options: Options, locatio
     if not isinstance(spec, NamedSharding) or own == host_kind(spec):
         return own
     kind = host_kind(spec)
-    if _is_committed(value) and options.misplaced != "move":
+    if isinstance(value, jax.Array) and not isinstance(value, Tracer) and value.committed and options.misplaced != "move":
         raise SpecError(
             "the argument is in another memory than in_shardings says",
             where=f"{leaf}, argument of {location}",
@@ -364,7 +359,3 @@ def _in_memory(struct: jax.ShapeDtypeStruct, kind: str, view: MeshView) -> jax.S
 
 
 _MOVE = 'have it moved in each call, options=sp.Options(misplaced="move")'
-
-
-def _is_committed(value: Any) -> bool:
-    return isinstance(value, jax.Array) and not isinstance(value, Tracer) and bool(value.committed)

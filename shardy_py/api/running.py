@@ -10,7 +10,7 @@ import pathlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -28,9 +28,7 @@ from shardy_py.api.executable import Executable, Stage
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.partitioning import DerivedRegions, Planned, calling, decided, import_and_propagate
 from shardy_py.api.placing import Placing
-from shardy_py.api.request import UserCall
 from shardy_py.api.static_leaves import has_static_leaves, user_tree
-from shardy_py.api.trees import argument_paths, location_of
 from shardy_py.backends.callback_errors import CallbackErrors
 from shardy_py.backends.donation import Guard
 from shardy_py.backends.host_threads import must_wait
@@ -65,28 +63,20 @@ _WARNED_ELSEWHERE = frozenset({"refused-donation"})
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
 
 
-def report(planned: Planned) -> None:
-    """Logs a plan before its first run, and warns of its findings or raises PlanError, as `Options.check` says."""
-    plan, request = planned.plan, planned.traced.request
+def report(call: CompiledCall) -> None:
+    """Logs a plan once, before its first run, and warns of its findings or raises PlanError, as `Options.check` says."""
+    plan, request = call.planned.plan, call.planned.traced.request
     check = request.settings.options.check
     name, mesh, seconds = request.location or request.name, request.view.describe(), plan.timings.total
     LOGGER.info("planned %s for %s in %.2f s: %d inputs, %d outputs", name, mesh, seconds, len(plan.inputs), len(plan.outputs))
-    if check == "off":
-        return
     if check == "raise":
         plan.check(strict=True)
-        return
-    grave = _grave(plan)
-    if grave and jax.process_index() == 0:
-        warnings.warn(warning_text(grave, name), PlanWarning, stacklevel=_callers_level())
-
-
-def _grave(plan: Plan) -> list[Finding]:
-    """Warnings, without those that are about few bytes."""
-    if not has_grave(plan):
-        return []  # and no plans are made to try fixes
-    grave = (f for f in plan.findings if f.severity != "info" and f.kind not in _WARNED_ELSEWHERE)
-    return [f for f in grave if not f.bytes or f.bytes >= NOTABLE]
+    elif check == "warn" and has_grave(plan):  # else no plans are made to try fixes
+        grave = [f for f in plan.findings if f.severity != "info" and f.kind not in _WARNED_ELSEWHERE]
+        grave = [f for f in grave if not f.bytes or f.bytes >= NOTABLE]
+        if grave and jax.process_index() == 0:
+            warnings.warn(warning_text(grave, name), PlanWarning, stacklevel=_callers_level())
+    call.is_reported = True
 
 
 def warning_text(findings: Sequence[Finding], location: str) -> str:
@@ -128,12 +118,12 @@ def _callers_level() -> int:
     return level
 
 
+@dataclass(frozen=True, eq=False)
 class Tangents:
     """The tangents of the arguments, or of the results, of one signature."""
 
-    def __init__(self, shardings: Sequence[NamedSharding]) -> None:
-        self._shardings = tuple(shardings)
-        self._identities: dict[tuple[int, ...], Callable[..., tuple[Any, ...]]] = {}
+    shardings: Sequence[NamedSharding]
+    _identities: dict[tuple[int, ...], Callable[..., tuple[Any, ...]]] = field(default_factory=dict)
 
     def placed(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """The leaves, with derivatives by them that lie as planned."""
@@ -142,16 +132,11 @@ class Tangents:
             return leaves
         identity = self._identities.get(moved)
         if identity is None:
-            identity = self._identities[moved] = _identity([self._shardings[i] for i in moved])
+            identity = self._identities[moved] = _identity([self.shardings[i] for i in moved])
         out = list(leaves)
         for i, leaf in zip(moved, identity(*[leaves[i] for i in moved]), strict=True):
             out[i] = leaf
         return out
-
-
-def is_differentiated_here() -> bool:
-    """Whether a call runs at once, under a transformation; what is written down is sharded by the program that it becomes part of."""
-    return is_tracing() and not is_staged()
 
 
 def _is_differentiated(leaf: Any) -> bool:
@@ -181,18 +166,6 @@ EMPTY_COMES_WHOLE = jax.__version_info__ < (0, 12)
 """Whether XLA does not cut results without elements, which JAX would then take for parts, and fail to put together."""
 
 
-def check_buffers(call: UserCall) -> None:
-    """Raises if arguments may not be passed: their buffers were deleted, or are donated twice."""
-    layout, slots = call.layout, call.slots
-    arguments = [jax.tree.leaves(slots[i]) for i in layout.dynamic]
-    leaves = [leaf for argument in arguments for leaf in argument]
-    guard = Guard(bool(layout.donated), location_of(call.settings.fun))
-    if guard.bad(leaves):
-        donated = [i in layout.donated for i, argument in zip(layout.dynamic, arguments) for _ in argument]
-        paths = argument_paths([layout.labels[i] for i in layout.dynamic], [slots[i] for i in layout.dynamic], {})
-        guard.explain(leaves, donated, paths)
-
-
 class CompiledCall:
     """A planned and jitted signature.
 
@@ -215,9 +188,11 @@ class CompiledCall:
         view = request.view
         self.layout = request.layout
         mesh = view.user_mesh if abstract else view.runnable()
-        _refuse_ordered(traced.jaxpr, view, request.location)
+        if traced.jaxpr.effects:
+            _refuse_ordered(traced.jaxpr, view, request.location)
         _refuse_unreduced((*plan.inputs, *plan.outputs), request.location)
-        _warn_of_refused(plan.donation, request.location)
+        if plan.donation:
+            _warn_of_refused(plan.donation, request.location)
         devices = None if abstract or not isinstance(mesh, Mesh) else mesh
         self._pinned, replay = program_of(planned, mesh if isinstance(mesh, Mesh) else None)
         named = NamedShardings(mesh)
@@ -230,7 +205,7 @@ class CompiledCall:
         self.placing = Placing(request, mesh, ins)
         self.tangents = None if view.explicit or not isinstance(mesh, Mesh) else (Tangents(ins), Tangents(outs))
         self.guard = Guard(bool(self.layout.donated), request.location)
-        self.is_cacheable, self.has_static = not traced.closes_over_tracers, has_static_leaves(traced.out_tree)
+        self.is_cacheable, self.has_static = not traced.closes_over_tracers, has_static_leaves(traced.result.outline.tree)
         self.is_reported = False
 
     @property
@@ -256,19 +231,13 @@ class CompiledCall:
             self.guard.look_at_memory(leaves, self._donated, self._paths)
         if self.agreement is not None and not self.agreement.settled:
             self._settle(self.agreement, slots, leaves, statics)
-        if self.tangents is None or not is_differentiated_here():
+        if self.tangents is None or not is_tracing() or is_staged():  # what is written down is sharded by what it becomes part of
             result = self.run(leaves, statics)
         else:
             of_arguments, of_results = self.tangents
             results, tree = jax.tree.flatten(self.run(of_arguments.placed(leaves), statics))
             result = tree.unflatten(of_results.placed(results))
         return user_tree(result) if self.has_static else result
-
-    def report(self) -> None:
-        """Says what deserves a look in the plan, once; under `Options(check="raise")` raises each time."""
-        if not self.is_reported:
-            report(self.planned)
-            self.is_reported = True
 
     def _settle(self, agreement: Agreement, slots: Sequence[Any], leaves: Sequence[Any], statics: Sequence[Any]) -> None:
         """Waits for the other processes of the mesh; last, so that a failure of this process comes before they go on."""
@@ -334,7 +303,7 @@ def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., 
 
     with plan.timings.step("pin"), no_collection():
         platform = request.settings.options.platform_of(view.user_mesh)
-        partition = DerivedRegions(view, request.settings.options, None, lambda: None)
+        partition = DerivedRegions(view, request.settings.options, None)
         if jit_program_of(plan).follows_plan:
             grows = bool(plan.log) and only_grows(plan.log)
             program = pinned(closed, planned.imported, view.auto_mesh, import_copy, platform, partition, grows)

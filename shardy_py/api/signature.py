@@ -36,10 +36,6 @@ class ArgumentSlots:
         """Slots of all other arguments."""
         return tuple(i for i in range(len(self.labels)) if i not in self.static)
 
-    def slots(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """The arguments of a call, one per slot."""
-        return [*args, *(kwargs[name] for name in self.keywords)]
-
     def call(self, fun: Callable[..., Any], slots: Sequence[Any]) -> Any:
         """Calls a function with its arguments taken from slots."""
         return fun(*slots[: self.positional], **dict(zip(self.keywords, slots[self.positional :])))
@@ -74,25 +70,21 @@ class Arguments:
         self.parameters = [] if self.signature is None else list(self.signature.parameters.values())
         self.static = self._resolved("static", _numbers(static_argnums), _names(static_argnames))
         self.donated = self._resolved("donate", _numbers(donate_argnums), _names(donate_argnames))
-        self._refuse_both()
+        self.dynamic_parameters = self._dynamic_parameters()
         self._layouts: dict[tuple[int, tuple[str, ...]], ArgumentSlots] = {}
-
-    def _refuse_both(self) -> None:
-        """Raises where an argument is both static and donated."""
         count = sum(p.kind in _POSITIONAL for p in self.parameters)
         static, donated = ({n % count if -count <= n < count else n for n in numbers} for numbers, _ in (self.static, self.donated))
-        both = sorted(self.static[1] & self.donated[1])
         positions = [self.parameters[n].name if n < count else f"position {n}" for n in sorted(static & donated)]
-        self._refuse([*dict.fromkeys((*both, *positions))])
+        if both := [*dict.fromkeys((*sorted(self.static[1] & self.donated[1]), *positions))]:
+            raise self._static_and_donated(both)
 
-    def _refuse(self, both: Sequence[str]) -> None:
-        if both:
-            raise StaticArgumentError(
-                f"{', '.join(both)} {'is' if len(both) == 1 else 'are'} both static and donated",
-                where=f"static_argnums, static_argnames, donate_argnums, donate_argnames of {location_of(self.fun)}",
-                why="a static argument is part of the cache key and has no buffer to give away",
-                fix="name it in one of them only",
-            )
+    def _static_and_donated(self, both: Sequence[str]) -> StaticArgumentError:
+        return StaticArgumentError(
+            f"{', '.join(both)} {'is' if len(both) == 1 else 'are'} both static and donated",
+            where=f"static_argnums, static_argnames, donate_argnums, donate_argnames of {location_of(self.fun)}",
+            why="a static argument is part of the cache key and has no buffer to give away",
+            fix="name it in one of them only",
+        )
 
     def _resolved(self, what: str, numbers: tuple[int, ...] | None, names: tuple[str, ...] | None) -> tuple[frozenset[int], frozenset[str]]:
         positional = [p for p in self.parameters if p.kind in _POSITIONAL]
@@ -121,27 +113,24 @@ class Arguments:
         key = (positional, tuple(sorted(keywords)))
         layout = self._layouts.get(key)
         if layout is None:
-            self._check(*key)
+            try:
+                if self.signature is not None:
+                    self.signature.bind(*(None,) * positional, **dict.fromkeys(key[1]))
+            except TypeError as error:
+                name = getattr(self.fun, "__name__", type(self.fun).__name__)
+                given = f"{positional} positional" + (f", and {', '.join(f'{k}=' for k in key[1])}" if key[1] else "")
+                raise ArgumentTypeError(
+                    str(error),
+                    where=f"call of {location_of(self.fun)}",
+                    why=f"the function is {name}{self.signature}; the arguments are {given}",
+                    fix="pass the arguments that the function takes",
+                ) from None
             labels = (*parameter_names(self.fun, positional), *key[1])
             static, donated = self._slots(self.static, *key), self._slots(self.donated, *key)
-            self._refuse([labels[i] for i in donated if i in static])
-            layout = self._layouts[key] = ArgumentSlots(positional, key[1], labels, static, donated, self._dynamic_parameters())
+            if both := [labels[i] for i in donated if i in static]:
+                raise self._static_and_donated(both)
+            layout = self._layouts[key] = ArgumentSlots(positional, key[1], labels, static, donated, self.dynamic_parameters)
         return layout
-
-    def _check(self, positional: int, keywords: tuple[str, ...]) -> None:
-        if self.signature is None:
-            return
-        try:
-            self.signature.bind(*(None,) * positional, **dict.fromkeys(keywords))
-        except TypeError as error:
-            name = getattr(self.fun, "__name__", type(self.fun).__name__)
-            given = f"{positional} positional" + (f", and {', '.join(f'{k}=' for k in keywords)}" if keywords else "")
-            raise ArgumentTypeError(
-                str(error),
-                where=f"call of {location_of(self.fun)}",
-                why=f"the function is {name}{self.signature}; the arguments are {given}",
-                fix="pass the arguments that the function takes",
-            ) from None
 
     def _dynamic_parameters(self) -> tuple[str, ...]:
         if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in self.parameters):

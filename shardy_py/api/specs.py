@@ -151,6 +151,11 @@ def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool)
             "write P('axis', None), P() to replicate, or None to let propagation decide",
         )
     _check_fit(sharding, view, shape, uneven)
+    if isinstance(spec, TensorSharding) or sharding.unreduced:  # whole axes, each of which is used once, break no rule
+        try:
+            verify_sharding(sharding, shape, view.dialect_mesh)
+        except ShardyError as error:
+            raise _Wrong(str(error), "the sharding breaks a rule of the dialect", "see TensorSharding") from None
     return sharding
 
 
@@ -247,10 +252,6 @@ def _check_fit(sharding: TensorSharding, view: MeshView, shape: tuple[int, ...],
         num_shards = dim.shards(view.dialect_mesh)
         if shape[d] % num_shards and not uneven:
             raise _indivisible(d, shape[d], num_shards, dim, view)
-    try:
-        verify_sharding(sharding, shape, view.dialect_mesh)
-    except ShardyError as error:
-        raise _Wrong(str(error), "the sharding breaks a rule of the dialect", "see TensorSharding") from None
 
 
 def _indivisible(d: int, size: int, num_shards: int, dim: DimensionSharding, view: MeshView) -> _Wrong:

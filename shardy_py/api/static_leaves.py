@@ -6,18 +6,14 @@ traced, as under `jax.jit`, but for those of Equinox modules, which are options 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from jax.tree_util import register_pytree_node_class
-
-if TYPE_CHECKING:
-    from shardy_py.api.request import UserCall
 
 
 @register_pytree_node_class
@@ -100,19 +96,13 @@ def has_static_leaves(structure: Any) -> bool:
     return (node is not None and node[0] is Static) or any(map(has_static_leaves, structure.children()))
 
 
-def static_call(call: UserCall) -> UserCall:
-    """The call with pytrees of arrays as arguments; unchanged where they are."""
-    slots = [static_tree(slot) if i in call.layout.dynamic else slot for i, slot in enumerate(call.slots)]
-    if all(new is old for new, old in zip(slots, call.slots)):
-        return call
-    return dataclasses.replace(call, slots=slots, settings=dataclasses.replace(call.settings, fun=_of_trees(call.settings.fun)))
-
-
 @functools.lru_cache(maxsize=256)
-def _of_trees(fun: Callable[..., Any]) -> Callable[..., Any]:
+def of_trees(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the user's pytrees as one of those of `static_tree`."""
+
     @functools.wraps(fun)
-    def of_trees(*args: Any, **kwargs: Any) -> Any:
+    def of_arrays(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = user_tree((args, kwargs))
         return fun(*args, **kwargs)
 
-    return of_trees
+    return of_arrays

@@ -45,11 +45,6 @@ class TracedCall:
     out_types: tuple[PartitionSpec | None, ...] | None = None
 
     @property
-    def out_tree(self) -> Any:
-        """The structure of the result."""
-        return self.result.outline.tree
-
-    @property
     def out_info(self) -> Any:
         """The result, of `ShapeDtypeStruct`s."""
         return user_tree(self.result.tree())
@@ -168,7 +163,8 @@ def _out_specs(request: PlanRequest, result: Any) -> list[object]:
 def _bound(fun: Callable[..., Any], request: PlanRequest) -> Callable[..., Any]:
     """The function with its static arguments filled in; keeps the names of the others for JAX's messages."""
     layout, slots = request.layout, request.slots
-    fun = in_flax_context(fun, request.settings.logical_axis_rules)
+    if request.settings.logical_axis_rules is not None:
+        fun = in_flax_context(fun, request.settings.logical_axis_rules)
     if not layout.static:
         return fun
     static_names = {layout.keywords[i - layout.positional] for i in layout.static if i >= layout.positional}

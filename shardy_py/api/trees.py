@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,15 +49,6 @@ def parameter_names(fun: Callable[..., Any], count: int) -> list[str]:
             variadic = parameter.name
     names = names[:count]
     return names + [f"{variadic}[{i}]" for i in range(count - len(names))]
-
-
-def argument_paths(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
-    """One path per leaf of `(args, kwargs)`, each beginning with the parameter's name: `params['mlp']['w']`."""
-    paths: list[str] = []
-    for name, arg in [*zip(names, args), *sorted(kwargs.items())]:
-        pairs, _ = jax.tree_util.tree_flatten_with_path(arg)
-        paths += [name + keystr(path) for path, _ in pairs]
-    return paths
 
 
 def location_of(fun: Callable[..., Any]) -> str:

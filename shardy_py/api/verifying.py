@@ -18,7 +18,7 @@ from shardy_py.api.agreement import covering
 from shardy_py.api.errors import ArgumentTypeError, MeshError
 from shardy_py.api.meshes import MESH_NAME
 from shardy_py.api.partitioning import Planned, RegionBuilder
-from shardy_py.api.planning import described_results, result_leaves
+from shardy_py.api.planning import described_results
 from shardy_py.api.running import CompiledCall, program_of
 from shardy_py.api.static_leaves import static_tree
 from shardy_py.api.tracing import TracedCall
@@ -255,7 +255,7 @@ class _Comparer:
         Args:
             described: Whether to look for the op at which rounding grew, too.
         """
-        paths = [leaf.path for leaf in result_leaves(self.planned.traced)]
+        paths = [value.path for value in self.planned.plan.outputs]
         options = self.options
         comparisons = [
             compare(path, want, has, rtol=_tolerance(options.rtol, wide, want), atol=options.atol)
@@ -347,7 +347,7 @@ def _annotated(planned: Planned, flat: FlatProgram) -> FlatProgram:
         user_shardings = [plan if s is None else s for s, plan in zip(user_shardings, flat.in_shardings)]
     named = user_shardings if any(s is not None for s in user_shardings) else flat.in_shardings
     ins = [plan if s is not None and any(d.is_open for d in s.dims) else s for s, plan in zip(named, flat.in_shardings)]
-    return replace(flat, in_shardings=tuple(ins), out_shardings=tuple(described_results(traced).shardings))
+    return replace(flat, in_shardings=tuple(ins), out_shardings=tuple(described_results(traced)[1].shardings))
 
 
 def planned_run(planned: Planned, mesh: JaxMesh) -> Run:

@@ -78,17 +78,14 @@ def watched(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, CallbackErrors | None]:
 
 def _watched(jaxpr: Jaxpr, errors: CallbackErrors, copies: dict[int, Jaxpr]) -> Jaxpr:
     """A jaxpr with watched callbacks, the jaxpr itself without any; one copy of each, since JAX lowers a shared body once."""
-    copy = copies.get(id(jaxpr))
-    if copy is None:
-        eqns = [_watched_equation(eqn, errors, copies) for eqn in jaxpr.eqns]
+    if id(jaxpr) not in copies:
+        eqns: list[JaxprEqn] = []
+        for eqn in jaxpr.eqns:
+            params = with_bodies(eqn, lambda _, body: _watched(body, errors, copies))
+            if eqn.primitive.name in WITH_RESULTS:
+                types = tuple((aval.shape, np.dtype(aval.dtype)) for aval in eqn.params["result_avals"])
+                params = {**params, "callback": _Watched(eqn.params["callback"], types, errors)}
+            eqns.append(eqn if params is eqn.params else eqn.replace(params=params))
         changed = any(new is not old for new, old in zip(eqns, jaxpr.eqns, strict=True))
-        copies[id(jaxpr)] = copy = jaxpr.replace(eqns=eqns) if changed else jaxpr
-    return copy
-
-
-def _watched_equation(eqn: JaxprEqn, errors: CallbackErrors, copies: dict[int, Jaxpr]) -> JaxprEqn:
-    if eqn.primitive.name in WITH_RESULTS:
-        types = tuple((aval.shape, np.dtype(aval.dtype)) for aval in eqn.params["result_avals"])
-        return eqn.replace(params={**eqn.params, "callback": _Watched(eqn.params["callback"], types, errors)})
-    params = with_bodies(eqn, lambda _, body: _watched(body, errors, copies))
-    return eqn if params is eqn.params else eqn.replace(params=params)
+        copies[id(jaxpr)] = jaxpr.replace(eqns=eqns) if changed else jaxpr
+    return copies[id(jaxpr)]

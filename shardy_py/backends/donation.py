@@ -7,16 +7,17 @@ is dispatched. The look costs about 0.1 microseconds per array.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import methodcaller
 from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr
-from jax.interpreters import partial_eval
 
 from shardy_py.errors import DeletedBufferError, DonationError
 from shardy_py.frontends.context import is_extended_dtype
+
+_IS_DELETED = methodcaller("is_deleted")
 
 
 class Guard:
@@ -27,40 +28,20 @@ class Guard:
         place: Where the function is defined, for errors.
     """
 
-    __slots__ = ("_array_deleted", "_deleted", "_donates", "_place", "apart")
+    __slots__ = ("_donates", "_place", "apart")
 
     def __init__(self, donates: bool, place: str) -> None:
         self._place = place
         self.apart: bool | None = None if donates else True
         self._donates = donates
-        self._deleted: dict[type, Callable[[Any], bool]] = {}
-        self._array_deleted: Callable[[Any], bool] = _refused
 
     def bad(self, leaves: Sequence[Any]) -> bool:
         """Whether some leaf may be bad; `explain` tells."""
         try:
-            # Most calls pass arrays of one class only, whose method takes them all.
-            deleted = any(map(self._array_deleted, leaves))
+            deleted = any(map(_IS_DELETED, leaves))  # most calls pass arrays only
         except (AttributeError, TypeError):
-            deleted = self._any_deleted(leaves)
+            deleted = any(isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted() for leaf in leaves)
         return deleted or self.apart is False or (self._donates and len(set(map(id, leaves))) != len(leaves))
-
-    def _any_deleted(self, leaves: Sequence[Any]) -> bool:
-        methods = self._deleted
-        for leaf in leaves:
-            method = methods.get(type(leaf))
-            if method is None:
-                method = methods[type(leaf)] = self._learn(leaf)
-            if method(leaf):
-                return True
-        return False
-
-    def _learn(self, leaf: Any) -> Callable[[Any], bool]:
-        if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
-            return _not_deleted
-        if not is_extended_dtype(leaf.dtype):
-            self._array_deleted = type(leaf).is_deleted
-        return type(leaf).is_deleted
 
     def explain(self, leaves: Sequence[Any], donated: Sequence[bool], paths: Sequence[str]) -> None:
         """Raises for a bad leaf; returns where there is none after all."""
@@ -135,20 +116,6 @@ def _in_host_memory(array: jax.Array, pieces: Sequence[tuple[Any, int]]) -> bool
     strides = [array.dtype.itemsize * math.prod(array.shape[dim + 1 :]) for dim in range(array.ndim)]
     starts = {address - sum((part.start or 0) * s for part, s in zip(index, strides)) for index, address in pieces}
     return len(starts) == 1
-
-
-def _not_deleted(leaf: Any) -> bool:
-    return False
-
-
-def _refused(leaf: Any) -> bool:
-    raise TypeError
-
-
-def used_inputs(closed: ClosedJaxpr) -> list[bool]:
-    """For each input whether JAX keeps it when it compiles."""
-    _, used = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return list(used)
 
 
 def why_off() -> str:

@@ -45,7 +45,7 @@ def too_few(devices: int) -> bool:
 
 def must_wait(devices: Sequence[Any]) -> bool:
     """Whether calls on these devices have to wait for their results, for want of threads."""
-    return len(devices) > 1 and devices[0].platform == "cpu" and too_few(len(devices))
+    return len(devices) > 1 and devices[0].platform == "cpu" and _threads() < _PER_DEVICE * len(devices)
 
 
 def _threads() -> int:

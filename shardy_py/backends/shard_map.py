@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,19 +78,17 @@ class Partitioned:
 class Layouts:
     """Planned shardings as layouts of a region."""
 
-    def __init__(self, auto_mesh: AbstractMesh, shardings: Sequence[TensorSharding], manual: Collection[str] = ()) -> None:
-        cuts = cuts_of(axis for sharding in shardings for dim in sharding.dims for axis in dim.axes)
+    def __init__(self, auto_mesh: AbstractMesh, shardings: Sequence[TensorSharding | None], manual: Collection[str] = ()) -> None:
+        cuts = cuts_of(axis for sharding in shardings if sharding is not None for dim in sharding.dims for axis in dim.axes)
         cuts = cuts if manual else _prime_cuts(auto_mesh, cuts or {})  # a mesh inside of another region has to be that region's
         mesh, self.parts = refine(auto_mesh, cuts) if cuts else (auto_mesh, None)
         assert isinstance(mesh, AbstractMesh)
         self.auto_mesh = mesh
         self.mesh = Mesh(tuple((name, size) for name, size in zip(mesh.axis_names, mesh.axis_sizes) if name not in manual))
-        self._layouts: dict[tuple[TensorSharding | None, int], Layout] = {}
-
-    @property
-    def spelling(self) -> dict[str, str]:
+        pieces = [(axis, piece) for axis, pieces in (self.parts or {}).items() for piece in pieces]
+        self.spelling = {name: f"{axis}:({low}){high // low}" for axis, (low, high, name) in pieces}
         """Texts of parts of axes in terms of the plan's mesh."""
-        return {name: f"{axis}:({low}){high // low}" for axis, pieces in (self.parts or {}).items() for low, high, name in pieces}
+        self._layouts: dict[tuple[TensorSharding | None, int], Layout] = {}
 
     def rename(self, axes: Sequence[str]) -> tuple[str, ...]:
         """The parts in the region's mesh of axes of the plan's."""
@@ -129,20 +127,15 @@ def partitioned(
 ) -> Partitioned:
     """The traced jaxpr as one region over all axes of the mesh."""
     manual = () if context is None else context.manual_axes
-    layouts = Layouts(auto_mesh, [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)], manual)
+    layouts = Layouts(auto_mesh, [*inputs, *outputs, *(value.sharding for value in _values(planned.scope))], manual)
     sharding_handler = inspect_sharding(NamedShardings(auto_mesh if mesh is None else mesh))
     handlers = {**HANDLERS, **regions.handlers(layouts.rename), "inspect_sharding": sharding_handler}
     analysis = JaxprAnalysis(LOCAL_RULES, handlers, layouts.mesh, RUNS_WHOLE)
     walks: list[Interpreter] = []
 
     def chosen(scope: Scope) -> tuple[LocalRun, RunChoice]:
-        run = LocalRun.of(scope.jaxpr, scope, layouts, inputs, outputs, used)
-
-        def dry_run(interpreter: Interpreter) -> None:
-            walks.append(interpreter)
-            run(interpreter, [None] * len(run.variables))
-
-        return run, _cheapest_choice(layouts, platform, analysis, dry_run, by_planner)
+        run = LocalRun(scope, layouts, inputs, outputs, used)
+        return run, _cheapest_choice(layouts, platform, analysis, run, walks, by_planner)
 
     with types_enabled({value.type.dtype for value in _values(planned.scope)}):
         in_frames = framed(planned.scope, layouts.cuts)
@@ -167,54 +160,46 @@ def partitioned(
     )
     for walk in walks:
         walk.release()
-    traced, moved = _optimized(traced, layouts, platform, movements)
-    whole = _with_consts(traced, len(run.constants), closed.consts)
+    moved: MovedValues = {}
+
+    def optimized(body: Jaxpr) -> Jaxpr:
+        nonlocal moved
+        body = optimize_region(body, layouts.mesh.shape, platform, layouts.spelling, traced.jaxpr.eqns[0].params["in_specs"])
+        body, moved = movements.read_off(body, COLLECTIVE_KINDS)
+        return body
+
+    jaxpr, count = _within(traced, optimized).jaxpr, len(run.constants)
+    jaxpr = jaxpr.replace(constvars=[*jaxpr.constvars, *jaxpr.invars[:count]], invars=jaxpr.invars[count:])
+    whole = ClosedJaxpr(jaxpr, [*traced.consts, *closed.consts])
     return Partitioned(whole, layouts.auto_mesh, layouts.spelling, platform, tuple(dict.fromkeys(interpreter.findings)), moved)
 
 
-@dataclass(frozen=True, eq=False)
 class LocalRun:
-    """A run of the planned jaxpr on the arrays of one device, dry or to be traced.
+    """A run of a planned jaxpr on the arrays of one device, dry or to be traced, with arguments and results in planned shardings.
 
     Attributes:
+        variables: The constants, which are whole, then the arguments.
         sources: The equation that each variable comes from.
     """
 
-    jaxpr: Jaxpr
-    scope: Scope
-    dtypes: Set[Any]
-    constants: Sequence[Layout]
-    inputs: Sequence[Layout]
-    outputs: Sequence[Layout]
-    reads: Sequence[bool]
-    sources: Mapping[Any, Any]
-
-    @classmethod
-    def of(
-        cls,
-        jaxpr: Jaxpr,
+    def __init__(
+        self,
         scope: Scope,
         layouts: Layouts,
         inputs: Sequence[TensorSharding | None],
         outputs: Sequence[TensorSharding | None],
         used: Sequence[bool] | None,
-    ) -> LocalRun:
-        """The run with arguments and results in planned shardings; constants are whole. See `partitioned`."""
-        return cls(
-            jaxpr,
-            scope,
-            {value.type.dtype for value in _values(scope)},
-            [replicated(_rank(v)) for v in jaxpr.constvars],
-            [layouts(s, _rank(v)) for s, v in zip(inputs, jaxpr.invars, strict=True)],
-            [layouts(s, _rank(v)) for s, v in zip(outputs, jaxpr.outvars, strict=True)],
-            (True,) * (len(jaxpr.constvars) + len(jaxpr.invars)) if used is None else used,
-            {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars},
-        )
-
-    @property
-    def variables(self) -> tuple[Any, ...]:
-        """The constants, then the arguments."""
-        return (*self.jaxpr.constvars, *self.jaxpr.invars)
+    ) -> None:
+        jaxpr = self.jaxpr = scope.jaxpr
+        self.scope = scope
+        self.dtypes = {value.type.dtype for value in _values(scope)}
+        self.variables: tuple[Any, ...] = (*jaxpr.constvars, *jaxpr.invars)
+        ranks = [getattr(v.aval, "ndim", 0) for v in (*self.variables, *jaxpr.outvars)]  # tokens have none
+        count = len(jaxpr.constvars)
+        self.constants = list(map(replicated, ranks[:count]))
+        self.inputs, self.outputs = list(map(layouts, inputs, ranks[count:])), list(map(layouts, outputs, ranks[len(self.variables) :]))
+        self.reads = (True,) * len(self.variables) if used is None else used
+        self.sources = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
 
     def __call__(self, interpreter: Interpreter, parts: Sequence[Any]) -> list[Any]:
         """The local results, in their layouts."""
@@ -236,31 +221,12 @@ class LocalRun:
             return local_results
 
 
-def _rank(v: Any) -> int:
-    return len(getattr(v.aval, "shape", ()))  # tokens have none
-
-
-def _optimized(traced: ClosedJaxpr, layouts: Layouts, platform: str, movements: MovementRecorder) -> tuple[ClosedJaxpr, MovedValues]:
-    """The region after its passes, and the planned values that its collectives move."""
-    moved: MovedValues = {}
-
-    def optimize(body: Jaxpr) -> Jaxpr:
-        return optimize_region(body, layouts.mesh.shape, platform, layouts.spelling, traced.jaxpr.eqns[0].params["in_specs"])
-
-    def read_off(body: Jaxpr) -> Jaxpr:
-        nonlocal moved
-        body, moved = movements.read_off(body, COLLECTIVE_KINDS)
-        return body
-
-    return _within(_within(traced, optimize), read_off), moved
-
-
 def fits_inside(
     planned: Imported, context: AbstractMesh, inputs: Sequence[TensorSharding | None], outputs: Sequence[TensorSharding | None]
 ) -> bool:
     """Whether a plan uses whole axes only, and only those that the surrounding region leaves."""
-    shardings = [*filter(None, (*inputs, *outputs)), *_shardings(planned.scope)]
-    used = [axis for sharding in shardings for dim in sharding.dims for axis in dim.axes]
+    shardings = (*inputs, *outputs, *(value.sharding for value in _values(planned.scope)))
+    used = [axis for sharding in shardings if sharding is not None for dim in sharding.dims for axis in dim.axes]
     return cuts_of(used) is None and not any(axis.name in context.manual_axes for axis in used)
 
 
@@ -310,7 +276,7 @@ FEEDBACK_ROUNDS = 3
 
 
 def _cheapest_choice(
-    layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: Callable[[Interpreter], Any], by_planner: bool
+    layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: LocalRun, walks: list[Interpreter], by_planner: bool
 ) -> RunChoice:
     """The cheapest of several dry runs, as the walk to repeat: its predecessor and its initial hint.
 
@@ -323,7 +289,8 @@ def _cheapest_choice(
 
     def walk(before: Interpreter | None, start: LayoutHint, ranks: Mapping[EquationSite, int]) -> Interpreter:
         interpreter = Interpreter(RegionContext(layouts.mesh, platform, dry=True), layouts, analysis, before, start, ranks)
-        run(interpreter)
+        walks.append(interpreter)
+        run(interpreter, [None] * len(run.variables))
         return interpreter
 
     best: RunChoice | None = None
@@ -378,18 +345,6 @@ def spec(at: Layout) -> PartitionSpec:
     return PartitionSpec(*(names(dim.axes) or None for dim in at.dims))
 
 
-def _with_consts(traced: ClosedJaxpr, count: int, consts: Sequence[Any]) -> ClosedJaxpr:
-    """The first arguments made constants."""
-    jaxpr: Jaxpr = traced.jaxpr
-    if traced.consts:
-        consts = (*traced.consts, *consts)
-    return ClosedJaxpr(jaxpr.replace(constvars=[*jaxpr.constvars, *jaxpr.invars[:count]], invars=jaxpr.invars[count:]), list(consts))
-
-
-def _shardings(scope: Scope) -> Iterator[TensorSharding]:
-    return (value.sharding for value in _values(scope) if value.sharding is not None)
-
-
 def _values(scope: Scope) -> Iterator[Value]:
     yield from scope.env.values()
     for inner in itertools.chain.from_iterable(scope.children.values()):
@@ -412,19 +367,16 @@ def region(
     """
     sizes = {name: mesh.shape[name] for name in axes}
     own = AbstractMesh(tuple(sizes.values()), tuple(sizes))  # without axes that are manual already, where the region stands in another
-    arguments = [local_type(aval, _part(aval, own, spec)) for aval, spec in zip(inputs, in_specs, strict=True)]
+    parts = [NamedSharding(own, spec).shard_shape(aval.shape) for aval, spec in zip(inputs, in_specs, strict=True)]
+    arguments = list(map(local_type, inputs, parts))
     with no_mesh(), axes_bound(sizes):
         traced: Any = traced_locally(local, arguments)
     for aval, whole, spec in zip(traced.out_avals, outputs, out_specs, strict=True):
-        assert aval.shape == _part(whole, own, spec), f"a result is {aval} on a device, and {whole} of spec {spec} in all"
+        part = NamedSharding(own, spec).shard_shape(whole.shape)
+        assert aval.shape == part, f"a result is {aval} on a device, and {whole} of spec {spec} in all"
     consts, specs = [Var(v.aval) for v in traced.jaxpr.constvars], [PartitionSpec() for _ in traced.consts]
     invars, outvars = [Var(aval) for aval in inputs], [Var(aval) for aval in outputs]
     with axes_bound(sizes):
         inside = hoisted(traced).jaxpr
     eqn = shard_map_equation(inside, mesh, axes, [*consts, *invars], outvars, [*specs, *in_specs], out_specs)
     return ClosedJaxpr(Jaxpr(consts, invars, outvars, [eqn], eqn.effects, traced.jaxpr.debug_info), traced.consts)
-
-
-def _part(aval: Any, mesh: AbstractMesh, spec: PartitionSpec) -> tuple[int, ...]:
-    """The shape of a device's part."""
-    return NamedSharding(mesh, spec).shard_shape(aval.shape)

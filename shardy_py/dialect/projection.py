@@ -7,15 +7,15 @@ the minor one; axes that no factor can take are its overflow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import gcd
 
 from shardy_py.dialect.axis import Axes, AxisRef, add_axis_or_merge, merged, num_shards
 from shardy_py.dialect.mesh import Mesh
 from shardy_py.dialect.sharding import DimensionSharding, TensorSharding
 
-_NO_OVERFLOW: Axes = ()
 
-
+@dataclass(slots=True, eq=False)
 class FactorSharding:
     """The sharding of one factor in one tensor.
 
@@ -24,23 +24,18 @@ class FactorSharding:
         overflow: Axes of the dimension that could not be dealt out.
     """
 
-    __slots__ = ("axes", "closed", "minor_most", "overflow")
-
-    def __init__(self, axes: Axes, closed: bool, minor_most: bool, overflow: Axes = _NO_OVERFLOW) -> None:
-        self.axes = axes
-        self.closed = closed
-        self.minor_most = minor_most
-        self.overflow = overflow
+    axes: Axes
+    closed: bool
+    minor_most: bool
+    overflow: Axes = ()
 
 
+@dataclass(slots=True, eq=False)
 class TensorFactors:
     """The factor shardings of one tensor, and the axes that may not be used in it."""
 
-    __slots__ = ("blocked_axes", "factors")
-
-    def __init__(self, factors: dict[int, FactorSharding], blocked_axes: Axes) -> None:
-        self.factors = factors
-        self.blocked_axes = blocked_axes
+    factors: dict[int, FactorSharding]
+    blocked_axes: Axes
 
 
 def project(

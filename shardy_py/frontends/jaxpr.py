@@ -94,9 +94,8 @@ def from_jaxpr(
     return Imported(program, scope, importer.findings)
 
 
-def lowered(closed_jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr that is read: without references, and types of several arrays."""
-    return _jax.as_lowered(closed_jaxpr)
+lowered = _jax.as_lowered
+"""The jaxpr that is read: without references, and types of several arrays."""
 
 
 def from_equations(eqns: Sequence[JaxprEqn], results: Sequence[Var]) -> tuple[Program, tuple[tuple[Op, ...], ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +37,6 @@ class Outline:
             paths = tuple(itertools.islice(rest, child.num_leaves))
             parts.append((paths[0][0] if paths else None, Outline(child, tuple(path[1:] for path in paths))))
         return parts
-
-    def filled(self, values: Iterable[Any]) -> Leaves:
-        """Leaves of this structure."""
-        return Leaves(self, tuple(values))
 
 
 @register_pytree_with_keys_class
@@ -92,10 +88,7 @@ def trace_leaves(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Cl
 
     @functools.wraps(fun)
     def of_trees(*args: Any, **kwargs: Any) -> Leaves:
-        return Leaves.of(fun(*map(_tree, args), **{name: _tree(value) for name, value in kwargs.items()}))
+        trees = {name: value.tree() if isinstance(value, Leaves) else value for name, value in kwargs.items()}
+        return Leaves.of(fun(*[value.tree() if isinstance(value, Leaves) else value for value in args], **trees))
 
     return jax.make_jaxpr(of_trees, return_shape=True)(*args, **kwargs)  # pyright: ignore[reportReturnType]
-
-
-def _tree(value: Any) -> Any:
-    return value.tree() if isinstance(value, Leaves) else value

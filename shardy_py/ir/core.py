@@ -8,6 +8,7 @@ An op is named as StableHLO or SDY names it, so that both front ends produce the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.dialect.semantics import INSTALLED
@@ -284,16 +285,14 @@ class Program:
         return f"<Program {', '.join(function.name for function in self.functions)}>"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Location:
     """The place in the user's code at which an op was written."""
 
-    __slots__ = ("file", "function", "line", "scope")
-
-    def __init__(self, file: str, line: int, function: str = "", scope: str = "") -> None:
-        self.file = file
-        self.line = line
-        self.function = function
-        self.scope = scope
+    file: str
+    line: int
+    function: str = ""
+    scope: str = ""
 
     @property
     def place(self) -> str:

@@ -121,10 +121,11 @@ class Line:
     @classmethod
     def here(cls) -> Line | None:
         """A line in the cell of a notebook, or on the terminal of standard error; None where there is neither."""
-        display = _display_of_notebook()
-        if display is not None:
-            return cls(_Cell(display).write)
-        return cls(_Terminal(sys.stderr).write) if _is_terminal(sys.stderr) else None
+        ipython = sys.modules.get("IPython")
+        shell = None if ipython is None else ipython.get_ipython()
+        if getattr(shell, "kernel", None) is not None:
+            return cls(_Cell(sys.modules["IPython.display"].display).write)
+        return cls(_Terminal(sys.stderr).write) if sys.stderr is not None and sys.stderr.isatty() else None
 
     def __call__(self, progress: Progress) -> None:
         """Shows where planning is, once it takes long."""
@@ -160,17 +161,6 @@ class _Cell:
             self.handle = self.display(data, raw=True, display_id=True)
         else:
             self.handle.update(data, raw=True)
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty()
-
-
-def _display_of_notebook() -> Any:
-    """IPython's `display` where code runs in the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return None if getattr(shell, "kernel", None) is None else sys.modules["IPython.display"].display
 
 
 PHASES = {

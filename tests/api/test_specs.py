@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.api.meshes import view_of
 from shardy_py.api.specs import broadcast_specs, to_tensor_sharding
-from shardy_py.api.trees import Leaf, argument_paths, parameter_names
+from shardy_py.api.trees import Leaf, parameter_names
 from shardy_py.plan.checks.specs import sharding_text
 
 VIEW = view_of({"x": 2, "y": 4})
@@ -67,7 +67,6 @@ def test_paths():
         pass
 
     assert parameter_names(f, 4) == ["params", "x", "rest[0]", "rest[1]"]
-    assert argument_paths(["params", "x"], ({"w": [1, 2]}, 3), {"flag": {"a": 4}}) == ["params['w'][0]", "params['w'][1]", "x", "flag['a']"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ other sums, along every axis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import numpy as jnp
@@ -26,13 +27,15 @@ Axes = frozenset[str]
 
 def scale_sums(jaxpr: Jaxpr, axes: Axes, specs: Sequence[PartitionSpec]) -> Jaxpr:
     """The jaxpr of a region with scalings behind the sums that are read by elementwise ops alone."""
-    varying = _Varying(axes)
-    varying.results(jaxpr, [_named(spec) for spec in specs] or [axes] * len(jaxpr.invars))
+
+    @functools.cache
+    def varying() -> _Varying:
+        cut = [frozenset(axis for dim in spec if dim for axis in (dim if isinstance(dim, tuple) else (dim,))) for spec in specs]
+        varying = _Varying(axes)
+        varying.results(jaxpr, cut or [axes] * len(jaxpr.invars))
+        return varying
+
     return rewrite_bodies(jaxpr, lambda body: _scale_sums(body, varying))
-
-
-def _named(spec: PartitionSpec) -> Axes:
-    return frozenset(axis for dim in spec if dim for axis in (dim if isinstance(dim, tuple) else (dim,)))
 
 
 class _Varying:
@@ -80,7 +83,7 @@ _TOTALS = frozenset({"all_gather", "pmax", "pmin", "pmul", "psum"})
 """Collectives that leave the same on all devices."""
 
 
-def _scale_sums(body: Jaxpr, varying: _Varying) -> Jaxpr:
+def _scale_sums(body: Jaxpr, varying: Callable[[], _Varying]) -> Jaxpr:
     producers: dict[Any, JaxprEqn] = {v: eqn for eqn in body.eqns for v in eqn.outvars}
     unfused = {v for v in body.outvars if isinstance(v, Var)}
     uses: dict[Any, int] = dict.fromkeys(unfused, 1)
@@ -111,7 +114,7 @@ def _scale_sums(body: Jaxpr, varying: _Varying) -> Jaxpr:
     return rewrite(body, replace)
 
 
-def _scaled(eqn: JaxprEqn | None, axes: Axes, varying: _Varying) -> int | None:
+def _scaled(eqn: JaxprEqn | None, axes: Axes, varying: Callable[[], _Varying]) -> int | None:
     """The operand that an equation scales by a number that is equal along axes, or None.
 
     None also for numbers of 16 bits or less, whose sums overflow.
@@ -120,7 +123,7 @@ def _scaled(eqn: JaxprEqn | None, axes: Axes, varying: _Varying) -> int | None:
         return None
     result: Any = eqn.outvars[0].aval
     operands: list[Any] = eqn.invars
-    arrays = [i for i, v in enumerate(operands) if v.aval.shape or not axes.isdisjoint(varying.along(v))]
+    arrays = [i for i, v in enumerate(operands) if v.aval.shape or not axes.isdisjoint(varying().along(v))]
     if len(arrays) != 1 or (eqn.primitive.name == "div" and arrays[0]) or operands[arrays[0]].aval != result:
         return None
     return arrays[0] if jnp.issubdtype(result.dtype, jnp.inexact) and jnp.finfo(result.dtype).maxexp > 16 else None

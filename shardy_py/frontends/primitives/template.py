@@ -7,6 +7,7 @@ template refer to numbered slots: the operands of the equation come first, then 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from shardy_py.frontends.primitives.avals import physical_shape, type_of_aval
@@ -20,29 +21,25 @@ class Unsupported(Exception):
 SLOTS = tuple[int, ...]
 
 
+@dataclass(slots=True, eq=False)
 class OpTemplate:
     """One op and its rule; a constant has the value of literal operand `literal` of the equation, or -1."""
 
-    __slots__ = ("attributes", "literal", "name", "operands", "result_types", "rule", "rule_decided")
-
-    def __init__(self, name: str, operands: SLOTS, result_types: tuple[Type, ...], attributes: dict[str, Any], literal: int = -1) -> None:
-        self.name = name
-        self.operands = operands
-        self.result_types = result_types
-        self.attributes = attributes
-        self.literal = literal
-        self.rule: Any = None
-        self.rule_decided = False
+    name: str
+    operands: SLOTS
+    result_types: tuple[Type, ...]
+    attributes: dict[str, Any]
+    literal: int = -1
+    rule: Any = None
+    rule_decided: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class OpsTemplate:
     """Ops in order and a slot per result of the equation, that of an operand where the primitive gives its operand back."""
 
-    __slots__ = ("ops", "outputs")
-
-    def __init__(self, ops: tuple[OpTemplate, ...], outputs: SLOTS) -> None:
-        self.ops = ops
-        self.outputs = outputs
+    ops: tuple[OpTemplate, ...]
+    outputs: SLOTS
 
 
 def ints(values: Iterable[Any]) -> tuple[int, ...]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.ir import Op, Program, Type, Value
@@ -33,7 +36,18 @@ class UpdateNonDivisibleInputOutputShardings(Pass):
 
         Source: Shardy's update_non_divisible_input_output_shardings.cc.
         """
-        update = _Update(program.meshes)
+        meshes = program.meshes
+
+        @functools.cache
+        def update(sharding: TensorSharding | None, type_: Type) -> TensorSharding | None:
+            if sharding is None or sharding.is_fully_replicated or type_.rank != sharding.rank:
+                return sharding
+            mesh = sharding.mesh_in(meshes)
+            if all(size % dim.shards(mesh) == 0 for dim, size in zip(sharding.dims, type_.shape)):
+                return sharding
+            dims = (DimensionSharding(evenly_dividing(d.axes, size, mesh), d.is_closed) for d, size in zip(sharding.dims, type_.shape))
+            return sharding.with_dims(dims)
+
         for function in program.functions:
             for argument in function.arguments:
                 _set(argument, update(argument.sharding, argument.type), log, None)
@@ -61,7 +75,7 @@ def _set(value: Value, new: TensorSharding | None, log: Log | None, op: Op | Non
         log.append(LogStep.outside(value, old, new, REASON, op))
 
 
-def _update_manual_computation(op: Op, update: _Update, log: Log | None) -> None:
+def _update_manual_computation(op: Op, update: Callable[..., Any], log: Log | None) -> None:
     shardings = op.attributes.get("in_shardings")
     manual = manual_axes(op)
     if shardings:
@@ -79,28 +93,6 @@ def _update_manual_computation(op: Op, update: _Update, log: Log | None) -> None
         for result, sharding in zip(op.results, op.attributes["out_shardings"], strict=True):
             if result.sharding is not None:
                 _set(result, sharding, log, op)
-
-
-class _Update:
-    def __init__(self, meshes: dict[str, Mesh]) -> None:
-        self.meshes = meshes
-        self.updates: dict[tuple[TensorSharding, tuple[int, ...]], TensorSharding] = {}
-
-    def __call__(self, sharding: TensorSharding | None, type: Type) -> TensorSharding | None:
-        if sharding is None or sharding.is_fully_replicated:
-            return sharding
-        key = (sharding, type.shape)
-        update = self.updates.get(key)
-        if update is None:
-            update = self.updates[key] = self.updated(sharding, type.shape)
-        return update
-
-    def updated(self, sharding: TensorSharding, shape: tuple[int, ...]) -> TensorSharding:
-        mesh = sharding.mesh_in(self.meshes)
-        if len(shape) != sharding.rank or all(size % dim.shards(mesh) == 0 for dim, size in zip(sharding.dims, shape)):
-            return sharding
-        dims = (DimensionSharding(evenly_dividing(dim.axes, size, mesh), dim.is_closed) for dim, size in zip(sharding.dims, shape))
-        return sharding.with_dims(dims)
 
 
 def evenly_dividing(axes: tuple[AxisRef, ...], size: int, mesh: Mesh) -> tuple[AxisRef, ...]:

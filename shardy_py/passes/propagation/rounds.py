@@ -60,7 +60,9 @@ class PropagationPass(Pass):
                 for holder, original in references[priority]:
                     _restore(holder, original, priority, log)
                 propagation.run(self.propagation_strategy, op_priority=self.run_op_priority_propagation)
-            propagation.finish()
+            if propagation.graph.main is not None:
+                propagation.graph.main.result_shardings = [slot.sharding for slot in propagation.graph.results]
+            propagation.graph.sweep()
         if not self.keep_sharding_rules:
             DropShardingRules().run(program)
 
@@ -276,12 +278,6 @@ class Propagation:
         self._function_results(edge_table, stage)
         self._worklist(table, edge_table, stage)
         self._function_results(edge_table, stage)
-
-    def finish(self) -> None:
-        """Writes the function results back and removes dead ops."""
-        if self.graph.main is not None:
-            self.graph.main.result_shardings = [slot.sharding for slot in self.graph.results]
-        self.graph.sweep()
 
     def _function_results(self, table: StepTable, stage: int) -> None:
         for node in self.graph.result_nodes:

@@ -112,7 +112,7 @@ def marked(function: Callable[..., Any], partition: markers.Marking, *, paramete
                 evaluate([FlatEquation(eqn, False, None) for eqn, where in zip(jaxpr.eqns, stages) if where == number], env)
         leaves = [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
         _, result = trace_leaves(function, *map(Leaves.of, args))
-        return result.outline.filled(leaves).tree()
+        return Leaves(result.outline, leaves).tree()
 
     return run
 
