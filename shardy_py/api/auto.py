@@ -229,6 +229,7 @@ class AutoSharded(Generic[P, R]):
         self._entries: dict[tuple[Any, ...], CompiledCall] = {}
         self._alike: dict[tuple[Any, ...], list[CompiledCall]] = {}
         self._last: CompiledCall | None = None
+        self._last_keyed: CompiledCall | None = None
         self._shapes: ShapeSearch | None = None
         self._keyed_hits = 0
         self._misses = 0
@@ -242,7 +243,8 @@ class AutoSharded(Generic[P, R]):
         attempt = None
         if last is not None and not kwargs and last.layout.positional == len(args) and not last.layout.keywords and self._is_for_here(last):
             if not last.is_reported and not is_tracing():
-                report(last)
+                report(last.planned)
+                last.is_reported = True
             try:
                 return last(args)
             except (SignatureChanged, ValueError, TypeError) as error:
@@ -311,7 +313,8 @@ class AutoSharded(Generic[P, R]):
             elif attempt is not None and attempt[0] is entry and not isinstance(attempt[1], SignatureChanged):
                 raise attempt[1]
         if not entry.is_reported and not is_tracing():  # what is only transformed, such as differentiated, is not run as it was planned
-            report(entry)
+            report(entry.planned)
+            entry.is_reported = True
         result = entry(call.slots)
         self._remember(entry, call.layout)  # only now: where a first call fails, the next one is a first call again
         return result
@@ -324,16 +327,9 @@ class AutoSharded(Generic[P, R]):
         """Lets the next call try this entry first; not while signatures alternate, for a wrong try costs more than a key."""
         if not entry.is_cacheable or layout.keywords:
             return
-        if self._misses < 4:
-            self._last = entry
-            return
         self._keyed_hits = self._keyed_hits + 1 if entry is self._last_keyed else 0
         self._last_keyed = entry
-        self._last = None
-        if self._keyed_hits >= _HITS_BEFORE_FAST:
-            self._misses, self._keyed_hits, self._last = 0, 0, entry
-
-    _last_keyed: CompiledCall | None = None
+        self._last = entry if self._misses < 4 or self._keyed_hits >= _HITS_BEFORE_FAST else None
 
     @api_boundary
     def trace(self, *args: Any, **kwargs: Any) -> Traced:

@@ -63,9 +63,9 @@ _WARNED_ELSEWHERE = frozenset({"refused-donation"})
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
 
 
-def report(call: CompiledCall) -> None:
-    """Logs a plan once, before its first run, and warns of its findings or raises PlanError, as `Options.check` says."""
-    plan, request = call.planned.plan, call.planned.traced.request
+def report(planned: Planned) -> None:
+    """Logs a plan before its first run, and warns of its findings or raises PlanError, as `Options.check` says."""
+    plan, request = planned.plan, planned.traced.request
     check = request.settings.options.check
     name, mesh, seconds = request.location or request.name, request.view.describe(), plan.timings.total
     LOGGER.info("planned %s for %s in %.2f s: %d inputs, %d outputs", name, mesh, seconds, len(plan.inputs), len(plan.outputs))
@@ -76,7 +76,6 @@ def report(call: CompiledCall) -> None:
         grave = [f for f in grave if not f.bytes or f.bytes >= NOTABLE]
         if grave and jax.process_index() == 0:
             warnings.warn(warning_text(grave, name), PlanWarning, stacklevel=_callers_level())
-    call.is_reported = True
 
 
 def warning_text(findings: Sequence[Finding], location: str) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+
+from shardy_py.frontends.jaxprs import inlined
 
 
 def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -20,26 +21,15 @@ def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     inner = [None if body is None or body.consts or calls[id(body.jaxpr)] > 1 else body.jaxpr for body in bodies]
     if not any(inner):
         return closed
-    now: dict[Var, Any] = {}
+    now: dict[Any, Any] = {}
     eqns: list[JaxprEqn] = []
-    defined: set[Any] = {*jaxpr.constvars, *jaxpr.invars}
-
-    def use(v: Any) -> Any:
-        return v if isinstance(v, Literal) else now.get(v, v)
-
-    def run(inner_eqns: Sequence[JaxprEqn]) -> None:
-        for eqn in inner_eqns:
-            invars = list(map(use, eqn.invars))
-            outvars = [Var(v.aval) if v in defined else v for v in eqn.outvars]  # bodies that were copied of one share variables
-            now.update((v, out) for v, out in zip(eqn.outvars, outvars) if v is not out)
-            defined.update(outvars)
-            eqns.append(eqn.replace(invars=invars, outvars=outvars))
-
     for eqn, body in zip(jaxpr.eqns, inner, strict=True):
+        operands = [v if isinstance(v, Literal) else now.get(v, v) for v in eqn.invars]
         if body is None:
-            run([eqn])
+            eqns.append(eqn.replace(invars=operands))
         else:
-            now.update(zip(body.invars, map(use, eqn.invars), strict=True))
-            run(body.eqns)
-            now.update(zip(eqn.outvars, map(use, body.outvars), strict=True))
-    return without_calls(ClosedJaxpr(jaxpr.replace(eqns=eqns, outvars=list(map(use, jaxpr.outvars))), closed.consts))
+            copies, results = inlined(body, operands, lambda source: source)
+            eqns += copies
+            now.update(zip(eqn.outvars, results, strict=True))
+    outvars = [v if isinstance(v, Literal) else now.get(v, v) for v in jaxpr.outvars]
+    return without_calls(ClosedJaxpr(jaxpr.replace(eqns=eqns, outvars=outvars), closed.consts))

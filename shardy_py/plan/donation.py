@@ -218,20 +218,12 @@ class Arrangement:
 
 
 def arrangement(donated: Sequence[Donated], program: Program, outputs: Sequence[PlannedValue]) -> Arrangement:
-    """The arrangement that yields the planned pairs: the original order where JAX pairs equal pieces of it so.
+    """The arrangement that yields the planned pairs: paired outputs in the order of their inputs, then the others.
 
-    Else pairs of equal pieces come first: JAX would give an input that takes an output of another type one of its own type instead.
+    Pairs of equal pieces come first: JAX would give an input that takes an output of another type one of its own type instead.
     """
     pieces = [(local_shape(value.type, value.sharding, program.meshes), value.dtype) for value in outputs]
-    alike = grouped(range(len(outputs)), pieces.__getitem__)
     donors = [(d.input, d.output, (local_shape(d.type, d.sharding, program.meshes), d.type.dtype)) for d in donated if d.output is not None]
-    pairs_of_jax = [
-        (input, output)
-        for piece, ends in grouped(donors, lambda donor: donor[2]).items()
-        for (input, _, _), output in zip(ends, alike.get(piece, ()))
-    ]
-    if sorted(pairs_of_jax) == sorted((input, output) for input, output, _ in donors):
-        return Arrangement(tuple(input for input, _, _ in donors))
     donors.sort(key=lambda donor: (pieces[donor[1]] != donor[2], donor[0]))
     order = dict.fromkeys((*(output for _, output, _ in donors), *range(len(outputs))))
     return Arrangement(tuple(input for input, _, _ in donors), None if list(order) == sorted(order) else tuple(order))

@@ -175,12 +175,13 @@ def test_keys_have_their_bytes():
         (lambda a, b: (a, b), (A, A), (0, 1), ((0, 1), None)),
         (lambda a, b: (b, a), (A, A), (0, 1), ((0, 1), (1, 0))),
         (lambda a, b: a.sum() + b, (A, A), (0, 1), ((1,), None)),
+        (lambda a, x: (x.sum(), a + x), (A, A), 0, ((0,), (1, 0))),
         (lambda s: s["a"].sum() + s["b"], ({"a": A, "b": A},), 0, ((1,), None)),
         (lambda s: (s["a"].astype(jnp.int32), s["b"] * 2), ({"a": A, "b": A},), 0, ((1, 0), (1, 0))),
         (lambda a: a.sum(0), (A,), 0, ((), None)),
     ],
 )
-def test_only_what_jax_pairs_otherwise_is_rearranged(fun, args, donate, expected):
+def test_paired_outputs_come_first(fun, args, donate, expected):
     plan = planned(fun, *args, donate=donate)
     made = arrangement(plan.donation, plan.program, plan.outputs)
     assert (made.donated, made.outputs) == expected

@@ -380,7 +380,7 @@ def test_the_log_says_what_changed_and_why() -> None:
     log = []
     propagation = Propagation(program, log=log)
     propagation.run(op_priority=False)
-    propagation.finish()
+    propagation.graph.sweep()
     assert [(step.op.name if step.op else None, str(step.old), str(step.new)) for step in log[:2]] == [
         ("stablehlo.add", "None", '#sdy.sharding<@mesh, [{"a", ?}, {?}]>'),
         ("stablehlo.add", "None", '#sdy.sharding<@mesh, [{"a", ?}, {?}]>'),
