@@ -223,6 +223,7 @@ def test_static_and_donated_is_an_error_of_calls_too():
         step.plan(A, 2)
 
 
+@pytest.mark.slow
 def test_every_leaf_of_the_training_example_is_reused(monkeypatch):
     pytest.importorskip("optax")
     flags = pytest.importorskip("absl.flags")

@@ -66,6 +66,7 @@ def sharded(scanned: bool) -> Any:
     return sp.auto_shard(step, mesh=mesh, in_shardings=specs, lowering="shard_map", donate_argnums=(0, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scanned", [False, True], ids=["unrolled", "scanned"])
 def test_gradients_leave_as_reduce_scatters(scanned: bool) -> None:
     args = arguments(scanned)

@@ -332,6 +332,7 @@ def process(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "shardy_py", *arguments], env=env, capture_output=True, text=True, cwd=Path(FILE).parent)
 
 
+@pytest.mark.slow
 def test_what_native_code_prints_goes_to_standard_error(tmp_path: Path) -> None:
     module = tmp_path / "noisy.py"
     module.write_text("import os\nos.write(1, b'said by a library')\nfrom jax.numpy import sin\n")
@@ -341,6 +342,7 @@ def test_what_native_code_prints_goes_to_standard_error(tmp_path: Path) -> None:
     assert "said by a library" in done.stderr
 
 
+@pytest.mark.slow
 def test_in_a_process(stored: str) -> None:
     done = process("plan", "sample_module.py:planned")
     assert done.returncode == 0, done.stderr

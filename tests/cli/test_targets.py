@@ -55,6 +55,7 @@ def test_a_name_that_is_almost_there() -> None:
         plan(f"{MODULE}:network.weights.shape.first")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["json", "colorsys", "jax", "rich", "some_network"])
 def test_a_file_never_replaces_another_module(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text(

@@ -332,6 +332,7 @@ def test_every_module_has_its_own_context() -> None:
     assert not lowered.context.allow_unregistered_dialects
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "corpus").is_dir(), reason="the golden corpus is not here")
 def test_valid_modules_of_the_corpus_are_read() -> None:
     read = 0

@@ -568,6 +568,7 @@ def test_nothing_is_fetched(opened: Opened) -> None:
     assert browser.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)") == []
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_the_page_runs(chromium: Any) -> None:
     root = PAGE.parents[2]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))}

@@ -236,6 +236,7 @@ def test_modules() -> None:
     assert {v.module for v in plan.values if v.primitive == "max"} == {"Stack/norm", *(f"Stack/block_{i}" for i in range(6))}
 
 
+@pytest.mark.slow
 def test_twenty_thousand_values_stay_readable() -> None:
     def f(xs):
         for _ in range(40):
