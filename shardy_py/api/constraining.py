@@ -23,7 +23,7 @@ from shardy_py.frontends.mesh_context import traced_on
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import NAMED_COMPUTATION, WHILE
 from shardy_py.plan.record import PlanRecord
-from shardy_py.planner.seeds import Variable
+from shardy_py.planner.propagated import Variable
 
 Path = tuple[tuple[int, int], ...]
 """The way to a jaxpr inside of another: number of an equation, and of one of its bodies, from the outermost."""

@@ -35,7 +35,7 @@ from shardy_py.plan.paths import is_backward
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import location_of
 from shardy_py.planner.pins import ALL_TOLERANCE, PinnedOutcome, Place, fewest_pins
-from shardy_py.planner.seeds import Seeds, Variable
+from shardy_py.planner.propagated import Seeds, Variable
 
 DEEPEST = 4
 """Calls around an expression whose own places are looked at too."""

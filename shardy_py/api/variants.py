@@ -33,7 +33,7 @@ from shardy_py.plan.compiled import CompiledProgram
 from shardy_py.plan.donation import donatable
 from shardy_py.plan.feeding import Feeding
 from shardy_py.plan.record import PlanRecord, Variant
-from shardy_py.planner.seeds import Variable
+from shardy_py.planner.propagated import Variable
 
 SHARE = 0.01
 """An argument that is a smaller part of the peak is not cut further, nor is one donated that is a smaller part of what can be."""
@@ -168,7 +168,7 @@ class PropagatedSeeds:
         return constrained(self.closed, {}, self.variants.traced.request.view.auto_mesh).variables(self.variants.imported.scope)
 
     def plan(self, pins: Mapping[int, TensorSharding], *, results: bool = True) -> tuple[PlanRecord, Sequence[Variable | None]]:
-        """See `planner.seeds.Seeds`."""
+        """See `planner.propagated.Seeds`."""
         traced = self.variants.traced
         copy = constrained(self.closed, pins, traced.request.view.auto_mesh)
         seeded = seeded_call(traced, "jit", self.inputs, self.outputs if results else traced.out_specs)

@@ -88,7 +88,7 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
     ReshardToCollectives().run(copy)
     Canonicalize(enable_patterns=(COLLECTIVES,)).run(copy)
     groups: dict[_Origin, _OpGroup] = {}
-    for op, trips, depth in _with_trips(copy.main.body):
+    for op, trips, depth in with_trips(copy.main.body):
         if op.name in MOVING_OPS and isinstance(op.location, _Origin):
             groups.setdefault(op.location, _OpGroup([], depth, trips)).ops.append(op)
     reshards = tuple(_entry(origin, entry, copy) for origin, entry in groups.items())
@@ -161,7 +161,7 @@ def _final_uses(op: Op) -> Collection[tuple[Op, int]]:
     return uses
 
 
-def _with_trips(block: Block, trips: int | None = 1, depth: int = 0) -> Iterator[tuple[Op, int | None, int]]:
+def with_trips(block: Block, trips: int | None = 1, depth: int = 0) -> Iterator[tuple[Op, int | None, int]]:
     """Every op of a block and its regions, its executions (None where unknown), and the number of regions around it."""
     for op in block.ops:
         yield op, trips, depth
@@ -169,4 +169,4 @@ def _with_trips(block: Block, trips: int | None = 1, depth: int = 0) -> Iterator
             count = trip_count(op) if op.name == WHILE else 1
             within = None if count is None or trips is None else count * trips
             for region in op.regions:
-                yield from _with_trips(region, within, depth + 1)
+                yield from with_trips(region, within, depth + 1)

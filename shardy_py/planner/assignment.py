@@ -18,7 +18,7 @@ from . import relaxation
 from .certificate import Duals, bound_and_rest
 from .elimination import Reduced, reduced
 from .evaluation import descend
-from .problem import Limit, Problem, Solution, cost_of_entries, entries, weighed, weight
+from .problem import Limit, Problem, Solution, cost_of_entries, entries, weighed
 from .relaxation import Ascent
 
 MESSAGE_ROUNDS = 5
@@ -60,8 +60,6 @@ def solve(
     gap: float = 0.0,
     seconds: float = 60.0,
     watch: Watch = _unwatched,
-    small: Reduced | None = None,
-    rounds: int = len(BRANCHES),
 ) -> Solution:
     """The best assignment of a problem that is found, and a bound on every other.
 
@@ -73,7 +71,7 @@ def solve(
         The solution. Its cost is infinite where nothing that keeps all limits was found.
     """
     solver = _Solver(problem, gap, time.monotonic() + seconds, watch)
-    small = reduced(problem) if small is None else small
+    small = reduced(problem)
     if not small.feasible:
         return solver.solution(exhausted=True)
     solver.stages.append(small)
@@ -85,7 +83,7 @@ def solve(
         solver.descend(start)
         if solver.late:
             break
-    return solver.solution(exhausted=solver.is_exhausted(rounds))
+    return solver.solution(exhausted=solver.is_exhausted())
 
 
 def least(problem: Problem, limit: Limit, starts: Sequence[Sequence[int]] = (), *, seconds: float = 60.0, gap: float = 0.0) -> Solution:
@@ -101,17 +99,16 @@ class _Solver:
     watch: Watch
     best: tuple[int, ...] | None = None
     best_cost: float = math.inf
-    best_search_cost: float = math.inf
     nearest: tuple[int, ...] = ()
     bound: float = 0.0
     stages: list[Reduced] = field(default_factory=list[Reduced])
 
     # ------------------------------------------------------------------ the whole search
 
-    def is_exhausted(self, rounds: int) -> bool:
+    def is_exhausted(self) -> bool:
         """Searches in rounds of branch and bound; returns whether nothing better than the best exists."""
         ascent: Ascent | None = None
-        for columns, nodes in BRANCHES[:rounds]:
+        for columns, nodes in BRANCHES:
             while not self.close and not self.late:
                 if not self.stages[-1].feasible:
                     return True
@@ -141,8 +138,7 @@ class _Solver:
             most = min(most, bound + float(np.partition(slacks, int(columns))[int(columns)]))
         is_whole = most >= self.most
         stage = reduced(relaxation.narrowed(self.small, ascent.of, bound + slacks <= most))
-        # Ties, taken off the bound, may be more than what was required, and HiGHS's presolve may lose the best solution: then costs alone.
-        for is_exact in (False, True)[: 1 + is_whole]:
+        for presolve in (True, False)[: 1 + is_whole]:  # HiGHS's presolve may lose the best solution
             if not stage.feasible:
                 break
             if not stage.problem.tables:
@@ -150,14 +146,12 @@ class _Solver:
                 self.prove(min(stage.cost, most))
                 break
             program = relaxation.program(stage.problem)
-            program = program.without_ties() if is_exact else program
             room = self.gap * self.best_cost if self.best is not None else 0.0
             gap = min(0.9 * room / self.scale, 0.5)
-            searched = relaxation.search(program, self.scale, gap=gap, nodes=nodes, seconds=self.left, presolve=not is_exact)
+            searched = relaxation.search(program, self.scale, gap=gap, nodes=nodes, seconds=self.left, presolve=presolve)
             if not searched.feasible:
                 break
-            ties = sum(float(program.ties[a:b].max()) for a, b in zip(program.starts[:-1], program.starts[1:]))
-            self.prove(min(searched.bound - ties + stage.cost, most))
+            self.prove(min(searched.bound + stage.cost, most))
             if searched.values is not None:
                 start = stage.completed(relaxation.rounded(program, searched.values, self.current))
                 self.offer(self.completed(start))
@@ -176,12 +170,11 @@ class _Solver:
     def offer(self, assignment: Sequence[int]) -> None:
         """Keeps an assignment of the whole problem if it is allowed and the best so far."""
         chosen = entries(self.problem, assignment)
-        if -1 in chosen or any(weight(limit, chosen) > limit.limit for limit in self.problem.limits):
+        if -1 in chosen or not self.problem.keeps(chosen):
             return
         value = cost_of_entries(self.problem, chosen)
-        searched = value + sum(float(table.ties[entry]) for table, entry in zip(self.problem.tables, chosen))
-        if searched < self.best_search_cost:
-            self.best, self.best_cost, self.best_search_cost = tuple(map(int, assignment)), value, searched
+        if value < self.best_cost:
+            self.best, self.best_cost = tuple(map(int, assignment)), value
             self.watch(self.best_cost, self.bound)
 
     def descend(self, start: Sequence[int]) -> None:
@@ -296,4 +289,4 @@ def _duals(problem: Problem, most: float) -> Duals:
         links.append((numbers[link.parent.start], child))
         messages.append(message)
     shifts, shares = (np.array([float(f"{x:.7g}") for x in each]) for each in (np.concatenate(messages), of_moves))
-    return Duals(np.array(links, np.int64).reshape(-1, 2), shifts, shares, of_limits / relaxation.scales(problem.limits))
+    return Duals(np.array(links, np.int64).reshape(-1, 2), shifts, shares, of_limits / relaxation.scales(problem))

@@ -29,7 +29,7 @@ from shardy_py.plan.search import Search
 from shardy_py.plan.store.document import load_plan
 from shardy_py.planner.elimination import reduced
 from shardy_py.planner.evaluation import EntryIndex
-from shardy_py.planner.problem import Limit, Problem, Table, cost_of_entries, entries, weight, with_entries
+from shardy_py.planner.problem import Problem, Table, cost_of_entries, entries, with_entries
 
 Array = Any
 
@@ -98,12 +98,9 @@ def shifted(problem: Problem, duals: Duals) -> tuple[float, list[Array], list[Ar
         place += len(needed)
         paid[needed] += share
         np.add.at(own, rows, share[places])
+    constant -= float(duals.multipliers @ problem.limits)
     for table, own in zip(tables, costs):
-        own -= np.append(paid[:-1], 0.0)[table.at_hand].sum(1)
-    for limit, multiplier in zip(problem.limits, duals.multipliers, strict=True):
-        constant -= multiplier * limit.limit
-        for number, weights in zip(limit.tables, limit.weights):
-            costs[number] += multiplier * weights
+        own += table.weights @ duals.multipliers
     return constant + float(np.minimum(problem.moves - paid[:-1], 0.0).sum()), costs[: len(tables)], costs[len(tables) :]
 
 
@@ -136,27 +133,25 @@ def proven(problem: Problem, cost: float, stages: Sequence[Duals]) -> float:
 def encode(certificate: Certificate) -> str:
     """A certificate as text: packed JSON in base 64, arrays by column."""
     problem = certificate.problem
-    tables = [(t.classes, t.strategies, t.costs, t.moves, t.at_hand) for t in problem.tables]
-    limits = [(each.tables, each.weights, each.limit) for each in problem.limits]
+    tables = [(t.classes, t.strategies, t.costs, t.moves, t.weights) for t in problem.tables]
     stages = [(d.links, d.messages, d.shares, d.multipliers) for d in certificate.stages]
-    data = (problem.strategies, tables, problem.moves, limits, certificate.assignment, stages, certificate.facts)
+    data = (problem.strategies, tables, problem.moves, problem.limits, certificate.assignment, stages, certificate.facts)
     return base64.b64encode(zlib.compress(json.dumps(data, default=lambda array: array.T.tolist()).encode(), 9)).decode("ascii")
 
 
 def decode(text: str) -> Certificate:
     """The inverse of `encode`."""
     unpacked = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MOST_BYTES)
-    strategies, of_tables, moves, of_limits, assignment, of_stages, facts = json.loads(unpacked)
+    strategies, of_tables, moves, limits, assignment, of_stages, facts = json.loads(unpacked)
     tables: list[Table] = []
     for classes, *columns in of_tables:
         costs = np.array(columns.pop(1), float)
-        rows, needs, at_hand = (np.array(each, np.int64).reshape(len(each), len(costs)).T for each in columns)
-        tables.append(Table(tuple(classes), rows, costs, needs, np.zeros(len(costs)), at_hand))
-    limits = tuple(Limit(tuple(numbers), tuple(map(np.array, weights)), most) for numbers, weights, most in of_limits)
+        rows, needs, weights = (np.array(each).reshape(len(each), len(costs)).T for each in columns)
+        tables.append(Table(tuple(classes), rows.astype(np.int64), costs, needs.astype(np.int64), weights.astype(float)))
     stages = tuple(
         Duals(np.array(links, np.int64).reshape(2, -1).T, *(np.array(each, float) for each in rest)) for links, *rest in of_stages
     )
-    return Certificate(Problem(tuple(strategies), tuple(tables), np.array(moves), limits), tuple(assignment), stages, facts)
+    return Certificate(Problem(tuple(strategies), tuple(tables), np.array(moves), tuple(limits)), tuple(assignment), stages, facts)
 
 
 def check(plan: PlanRecord) -> str:
@@ -176,7 +171,7 @@ def _checked(plan: PlanRecord, search: Search, certificate: Certificate) -> str:
     if step is not None:
         _equal("the step of the stored plan", step.high - facts["overlap"] * (step.high - step.low), objective)
     chosen = entries(problem, certificate.assignment)
-    if -1 in chosen or any(weight(limit, chosen) > limit.limit for limit in problem.limits):
+    if -1 in chosen or not problem.keeps(chosen):
         raise CertificateError("a table or a limit forbids the assignment that is the plan")
     cost = cost_of_entries(problem, chosen)
     _equal("the model's cost of the plan", cost + facts["constant"], facts["objective"])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .evaluation import EntryIndex, Evaluation
-from .problem import Limit, Problem, Table
+from .problem import Problem, Table
 
 Array = Any
 
@@ -33,8 +33,7 @@ class Reduced:
     """A smaller problem, and the way back.
 
     Attributes:
-        problem: The smaller problem. Its classes and strategies have the numbers that they had; many are in no table any more. What
-            an assignment costs more than the cost of the eliminated problem at the same place is in `ties`.
+        problem: The smaller problem. Its classes and strategies have the numbers that they had; many are in no table any more.
     """
 
     problem: Problem
@@ -61,43 +60,16 @@ class Reduced:
         return tuple(int(s) for s in result)
 
 
-@dataclass(slots=True)
-class _Entries:
-    """A table in the making: entries with the columns that depend on them."""
-
-    classes: tuple[int, ...]
-    strategies: Array
-    costs: Array
-    ties: Array
-    moves: Array
-    at_hand: Array
-    weights: Array
-
-    def take(self, rows: Array) -> _Entries:
-        columns = (self.strategies, self.costs, self.ties, self.moves, self.at_hand, self.weights)
-        return _Entries(self.classes, *(column[rows] for column in columns))
-
-
 class _Work:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.move_costs = np.array(problem.moves, np.float64)
-        self.limits = np.array([limit.limit for limit in problem.limits], np.float64)
+        self.limits = np.array(problem.limits, np.float64)
         self.constant = 0.0
         self.needed = np.zeros(len(problem.moves), bool)
         self.forced: dict[int, int] = {}
         self.decided: list[Decided] = []
-        self.rows: list[_Entries] = []
-        for number, table in enumerate(problem.tables):
-            weights = np.zeros((len(table.costs), len(problem.limits)))
-            for i, limit in enumerate(problem.limits):
-                for at, values in zip(limit.tables, limit.weights):
-                    if at == number:
-                        weights[:, i] += values
-            strategies = np.asarray(table.strategies, np.int64).reshape(len(table.costs), len(table.classes))
-            moves, at_hand = np.asarray(table.moves, np.int64), np.asarray(table.at_hand, np.int64)
-            costs, ties = np.asarray(table.costs, np.float64), np.asarray(table.ties, np.float64)
-            self.rows.append(_Entries(table.classes, strategies, costs, ties, moves, at_hand, weights))
+        self.rows = list(problem.tables)
 
     @property
     def feasible(self) -> bool:
@@ -132,7 +104,7 @@ class _Work:
 
     def force(self) -> None:
         """Takes classes with one strategy out of their tables, and tables without classes out of the problem."""
-        left: list[_Entries] = []
+        left: list[Table] = []
         for rows in self.rows:
             if not len(rows.costs):
                 left.append(rows)
@@ -150,8 +122,6 @@ class _Work:
                 continue
             self.constant += float(rows.costs[0])
             self.limits -= rows.weights[0]
-            at_hand = rows.at_hand[rows.at_hand >= 0]
-            self.move_costs[at_hand] = 0.0
             self.needed[rows.moves[rows.moves >= 0]] = True
         self.rows = left
 
@@ -159,10 +129,10 @@ class _Work:
         """Folds tables into one whose classes contain theirs. Empty shells of those that several contain stay, for consistency."""
         order = sorted(range(len(self.rows)), key=lambda n: (-len(self.rows[n].classes), n))
         members = [sum(1 << c for c in rows.classes) for rows in self.rows]
-        largest: list[_Entries] = []
+        largest: list[Table] = []
         sets: list[int] = []
         at_class: dict[int, list[int]] = {}
-        shells: list[_Entries] = []
+        shells: list[Table] = []
         for number in order:
             rows, classes = self.rows[number], members[number]
             candidates = min((at_class.get(c, []) for c in rows.classes), key=len)
@@ -175,7 +145,7 @@ class _Work:
                 continue
             host = min(hosts, key=lambda n: len(largest[n].costs))
             columns = [largest[host].classes.index(c) for c in rows.classes]
-            index = EntryIndex(_as_table(rows), self.problem.strategies)
+            index = EntryIndex(rows, self.problem.strategies)
             for n in hosts:
                 at = [largest[n].classes.index(c) for c in rows.classes]
                 places = index(largest[n].strategies[:, at] @ index.strides)
@@ -183,26 +153,22 @@ class _Work:
                     largest[n] = largest[n].take(places >= 0)
             into = largest[host]
             places = index(into.strategies[:, columns] @ index.strides)
-            largest[host] = _Entries(
+            largest[host] = Table(
                 into.classes,
                 into.strategies,
                 into.costs + rows.costs[places],
-                into.ties + rows.ties[places],
                 np.concatenate([into.moves, rows.moves[places]], axis=1),
-                np.concatenate([into.at_hand, rows.at_hand[places]], axis=1),
                 into.weights + rows.weights[places],
             )
             if len(hosts) > 1 and len(rows.classes) > 1:
                 none = np.zeros(len(rows.costs))
-                shells.append(
-                    _Entries(rows.classes, rows.strategies, none, none, rows.moves[:, :0], rows.moves[:, :0], np.zeros_like(rows.weights))
-                )
+                shells.append(Table(rows.classes, rows.strategies, none, rows.moves[:, :0], np.zeros_like(rows.weights)))
         unique = {tuple(sorted(shell.classes)): shell for shell in shells}
         self.rows = largest + [self.supported(unique[key], largest) for key in sorted(unique)]
 
-    def supported(self, shell: _Entries, tables: Sequence[_Entries]) -> _Entries:
+    def supported(self, shell: Table, tables: Sequence[Table]) -> Table:
         """The entries of a shell that some containing table supports, so that smaller shells inherit the restriction."""
-        index = EntryIndex(_as_table(shell), self.problem.strategies)
+        index = EntryIndex(shell, self.problem.strategies)
         present = np.zeros(len(shell.costs), bool)
         classes = set(shell.classes)
         for rows in tables:
@@ -214,58 +180,44 @@ class _Work:
     def fold_moves(self) -> None:
         """Folds moves that a single table decides into its entries, and unconditional moves into the constant."""
         count = len(self.move_costs)
-        readers, makers, deciders, maker = (np.zeros(count + 1, np.int64) for _ in range(4))
-        always = np.append(self.needed, False)
-        free = np.zeros(count + 1, bool)
-        moving = [(number, rows) for number, rows in enumerate(self.rows) if rows.moves.shape[1] or rows.at_hand.shape[1]]
-        for number, rows in moving:
-            rows.moves, rows.at_hand = _normal(rows.moves, rows.at_hand, self.move_costs)
-            needed, at_hand = (np.bincount(m[m >= 0], minlength=count + 1) for m in (rows.moves, rows.at_hand))
+        readers, always = np.zeros(count + 1, np.int64), np.append(self.needed, False)
+        moving = [number for number, rows in enumerate(self.rows) if rows.moves.shape[1]]
+        for number in moving:
+            rows = self.rows[number] = self._normal(self.rows[number])
+            needed = np.bincount(rows.moves[rows.moves >= 0], minlength=count + 1)
             readers += needed > 0
-            makers += at_hand > 0
-            deciders += (needed > 0) | (at_hand > 0)
-            maker[at_hand > 0] = number
             always |= needed == len(rows.costs)
-            free |= at_hand == len(rows.costs)
-        always, free, readers, makers, deciders = (a[:count] for a in (always, free, readers, makers, deciders))
-        free |= (readers == 0) & ~always
-        self.move_costs[free] = 0.0
-        paid = always & (makers == 0)
-        self.constant += float(self.move_costs[paid].sum())
-        single = (deciders == 1) & ~always
-        unless = always & (makers == 1)
-        costs = np.append(self.move_costs, 0.0)
-        prices_of_single = np.where(np.append(single, False), costs, 0.0)
-        prices_unless = np.where(np.append(unless, False), costs, 0.0)
-        for number, rows in moving:
-            rows.costs = rows.costs + prices_of_single[rows.moves].sum(1)
-            here = np.append(unless, False) & (maker == number)
-            if here.any():
-                rows.costs = rows.costs + (costs[here].sum() - prices_unless[rows.at_hand].sum(1))
-        self.move_costs[paid | single | unless] = 0.0
-        for move in np.flatnonzero(self.needed & (self.move_costs > 0.0)):
-            # What every assignment needs, and several tables may have at hand, is a need of one of these.
-            rows = self.rows[maker[move]]
-            rows.moves = np.concatenate([rows.moves, np.full((len(rows.costs), 1), move)], axis=1)
+        always, readers = always[:count], readers[:count]
+        self.constant += float(self.move_costs[always].sum())
+        single = (readers == 1) & ~always
+        prices = np.append(np.where(single, self.move_costs, 0.0), 0.0)
+        self.move_costs[always | single | (readers == 0)] = 0.0
         self.needed[:] = False
-        for _, rows in moving:
-            rows.moves, rows.at_hand = _normal(rows.moves, rows.at_hand, self.move_costs)
+        for number in moving:
+            rows = self.rows[number]
+            self.rows[number] = self._normal(replace(rows, costs=rows.costs + prices[rows.moves].sum(1)))
+
+    def _normal(self, rows: Table) -> Table:
+        """A table with its moves in as few columns as possible: in a row each stands once, and none that is free."""
+        moves = -np.sort(-np.where(np.append(self.move_costs, 0.0)[rows.moves] > 0.0, rows.moves, -1), axis=1)
+        moves[:, 1:][moves[:, 1:] == moves[:, :-1]] = -1
+        moves = -np.sort(-moves, axis=1)
+        return replace(rows, moves=moves[:, : int((moves >= 0).sum(1).max(initial=0))])
 
     def renumber_moves(self) -> Array:
         """Leaves out the moves that no table decides on."""
         used = np.zeros(len(self.move_costs) + 1, bool)
         for rows in self.rows:
-            used[rows.moves] = used[rows.at_hand] = True
+            used[rows.moves] = True
         used[-1] = False
         numbers = np.where(used, np.cumsum(used) - 1, -1)
-        for rows in self.rows:
-            rows.moves, rows.at_hand = numbers[rows.moves], numbers[rows.at_hand]
+        self.rows = [replace(rows, moves=numbers[rows.moves]) for rows in self.rows]
         return self.move_costs[used[:-1]]
 
     def eliminate(self) -> bool:
         """Eliminates classes without moves and weights whose best strategy depends on few neighbours; returns whether it did."""
         readers = self.readers()
-        plain = [not rows.moves.shape[1] and not rows.at_hand.shape[1] and not rows.weights.any() for rows in self.rows]
+        plain = [not rows.moves.shape[1] and not rows.weights.any() for rows in self.rows]
         eliminated: set[int] = set()
         changed = False
         present = {
@@ -290,22 +242,19 @@ class _Work:
         self.rows = [rows for n, rows in enumerate(self.rows) if n not in eliminated]
         return changed
 
-    def _without(self, c: int, neighbours: tuple[int, ...], bucket: Sequence[_Entries]) -> _Entries:
+    def _without(self, c: int, neighbours: tuple[int, ...], bucket: Sequence[Table]) -> Table:
         joint = _joined(bucket, self.problem.strategies)
         columns = [joint.classes.index(n) for n in neighbours]
         strategies = joint.strategies[:, columns]
-        order = np.lexsort((joint.costs + joint.ties, *strategies.T[::-1]))
+        order = np.lexsort((joint.costs, *strategies.T[::-1]))
         sorted_ = strategies[order]
         first = np.ones(len(order), bool)
         first[1:] = (sorted_[1:] != sorted_[:-1]).any(1) if neighbours else False
         starts = np.flatnonzero(first)
         best = order[starts]
         costs = np.minimum.reduceat(joint.costs[order], starts) if len(starts) else joint.costs[:0]
-        searched = (joint.costs + joint.ties)[best]
-        result = _Entries(
-            neighbours, strategies[best], costs, searched - costs, joint.moves[best], joint.at_hand[best], joint.weights[best]
-        )
-        index = EntryIndex(_as_table(result), self.problem.strategies)
+        result = Table(neighbours, strategies[best], costs, joint.moves[best], joint.weights[best])
+        index = EntryIndex(result, self.problem.strategies)
         self.decided.append(Decided(c, neighbours, index, joint.strategies[best, joint.classes.index(c)]))
         return result
 
@@ -323,43 +272,12 @@ def reduced(problem: Problem) -> Reduced:
         if not work.eliminate():
             work.restrict()
             break
-    limits: list[Limit] = []
-    feasible = work.feasible
     moves = work.renumber_moves()
-    tables = tuple(_as_table(rows) for rows in work.rows)
-    for i, limit in enumerate(work.limits):
-        weighted = tuple(n for n, rows in enumerate(work.rows) if rows.weights[:, i].any())
-        limits.append(Limit(weighted, tuple(work.rows[n].weights[:, i] for n in weighted), float(limit)))
-    smaller = Problem(problem.strategies, tables, moves, tuple(limits))
-    forced = tuple(sorted(work.forced.items()))
-    return Reduced(smaller, work.constant, forced, tuple(work.decided), feasible)
+    smaller = Problem(problem.strategies, tuple(work.rows), moves, tuple(work.limits.tolist()))
+    return Reduced(smaller, work.constant, tuple(sorted(work.forced.items())), tuple(work.decided), work.feasible)
 
 
-def _as_table(rows: _Entries) -> Table:
-    return Table(rows.classes, rows.strategies, rows.costs, rows.moves, rows.ties, rows.at_hand)
-
-
-def _normal(moves: Array, at_hand: Array, costs: Array) -> tuple[Array, Array]:
-    """Moves that entries need and have at hand: in a row each stands once, and none that is free."""
-    costs = np.append(costs, 0.0)
-    at_hand = _compact(np.where(costs[at_hand] > 0.0, at_hand, -1))
-    moves = np.where(costs[moves] > 0.0, moves, -1)
-    for column in at_hand.T:
-        moves = np.where(moves == column[:, None], -1, moves)
-    return _compact(moves), at_hand
-
-
-def _compact(moves: Array) -> Array:
-    """Moves without duplicates per row, in as few columns as possible."""
-    if not moves.shape[1]:
-        return moves
-    moves = -np.sort(-moves, axis=1)
-    moves[:, 1:][moves[:, 1:] == moves[:, :-1]] = -1
-    moves = -np.sort(-moves, axis=1)
-    return moves[:, : int((moves >= 0).sum(1).max(initial=0))]
-
-
-def _joined(bucket: Sequence[_Entries], strategies: Sequence[int]) -> _Entries:
+def _joined(bucket: Sequence[Table], strategies: Sequence[int]) -> Table:
     """The combinations of entries of tables that agree on the classes which they share; tables without moves."""
     joint = bucket[0]
     for rows in bucket[1:]:
@@ -374,13 +292,11 @@ def _joined(bucket: Sequence[_Entries], strategies: Sequence[int]) -> _Entries:
         offsets = np.arange(len(a)) - np.repeat(np.cumsum(counts) - counts, counts)
         b = order[np.repeat(begins, counts) + offsets]
         new = [i for i, c in enumerate(rows.classes) if c not in joint.classes]
-        joint = _Entries(
+        joint = Table(
             (*joint.classes, *(rows.classes[i] for i in new)),
             np.concatenate([joint.strategies[a], rows.strategies[b][:, new]], axis=1),
             joint.costs[a] + rows.costs[b],
-            joint.ties[a] + rows.ties[b],
             joint.moves[a],
-            joint.at_hand[a],
             joint.weights[a] + rows.weights[b],
         )
     return joint

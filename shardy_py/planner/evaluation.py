@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from shardy_py.ir import Value
-from shardy_py.planner.model import Model
+from shardy_py.partition.layouts import Layout
+from shardy_py.planner.model import Model, wholeness
 from shardy_py.planner.problem import Problem, Table
 
 Array = Any
@@ -69,7 +70,7 @@ class Touched:
 
 
 class Evaluation:
-    """Costs of assignments of one problem, ties included.
+    """Costs of assignments of one problem.
 
     Forbidden combinations and sums above their limits cost `penalty` and `price`, so that a search can pass through them.
     """
@@ -78,13 +79,10 @@ class Evaluation:
         self.problem = problem
         self.indices = tuple(EntryIndex(table, problem.strategies) for table in problem.tables)
         # One more entry stands for what a table forbids: indexing by -1 reaches it.
-        self.costs = tuple(np.append(table.costs + table.ties, 0.0) for table in problem.tables)
-        self.codes = tuple(_codes(table) for table in problem.tables)
-        self.limits = np.array([limit.limit for limit in problem.limits])
-        self.weights = tuple(np.zeros((len(table.costs) + 1, len(problem.limits))) for table in problem.tables)
-        for i, limit in enumerate(problem.limits):
-            for table, weights in zip(limit.tables, limit.weights):
-                self.weights[table][:-1, i] += weights
+        self.costs = tuple(np.append(table.costs, 0.0) for table in problem.tables)
+        self.moves = tuple(_distinct(table.moves) for table in problem.tables)
+        self.limits = np.array(problem.limits)
+        self.weights = tuple(np.append(table.weights, np.zeros((1, len(problem.limits))), axis=0) for table in problem.tables)
         self.move_costs = np.asarray(problem.moves, np.float64)
         largest = sum(float(costs.max(initial=0.0)) for costs in self.costs) + float(self.move_costs.sum())
         self.penalty = 10 * largest + 1e-6
@@ -114,7 +112,7 @@ class Evaluation:
 
 
 class State:
-    """An assignment, changed in place, with its entries, how many of them need each move or have it at hand, and the sums of limits."""
+    """An assignment, changed in place, with its entries, how many of them need each move, and the sums of limits."""
 
     def __init__(self, evaluation: Evaluation, assignment: Sequence[int], price: float = 0.0) -> None:
         self.evaluation = evaluation
@@ -126,27 +124,23 @@ class State:
             [int(self.assignment[list(t.classes)] @ i.strides) for t, i in zip(problem.tables, evaluation.indices)], np.int64
         )
         self.entries = np.array([int(index(self.keys[n : n + 1])[0]) for n, index in enumerate(evaluation.indices)], np.int64)
-        self.uses = np.zeros(2 * len(evaluation.move_costs) + 2, np.int64)
+        self.uses = np.zeros(len(evaluation.move_costs) + 1, np.int64)
         self.sums = np.zeros(len(evaluation.limits))
         for table, entry in enumerate(self.entries):
-            self.uses[evaluation.codes[table][entry]] += 1
+            self.uses[evaluation.moves[table][entry]] += 1
             self.sums += evaluation.weights[table][entry]
 
     def _use(self, touched: Sequence[Touched], count: int) -> None:
         for at in touched:
-            self.uses[self.evaluation.codes[at.table][self.entries[at.table]]] += count
+            self.uses[self.evaluation.moves[at.table][self.entries[at.table]]] += count
 
     def _weigh(self, touched: Sequence[Touched]) -> Array:
         """The part of the sums that comes of some tables."""
         return sum((self.evaluation.weights[at.table][self.entries[at.table]] for at in touched), np.zeros(len(self.sums)))
 
     def _prices(self, uses: Array) -> Array:
-        """Per code of a move, what it adds to the cost: need that nobody else has, or, negative, what is at hand for the need of others."""
-        needed, at_hand = uses[1:-2:2] > 0, uses[:-2:2] > 0
-        prices = np.zeros(len(uses))
-        prices[:-2:2] = np.where(needed & ~at_hand, -self.evaluation.move_costs, 0.0)
-        prices[1:-2:2] = np.where(needed | at_hand, 0.0, self.evaluation.move_costs)
-        return prices
+        """What each move adds to the cost where nobody else needs it, and nothing for no move."""
+        return np.append(np.where(uses[:-1] > 0, 0.0, self.evaluation.move_costs), 0.0)
 
     def excess(self, sums: Array) -> Array:
         """By how much sums pass their limits, each in parts of its limit; added up along the last axis."""
@@ -169,7 +163,7 @@ class State:
         """The cost, penalties included."""
         evaluation = self.evaluation
         total = sum(float(evaluation.costs[table][entry]) for table, entry in enumerate(self.entries))
-        total += float(evaluation.move_costs[(self.uses[1:-2:2] > 0) & (self.uses[:-2:2] == 0)].sum())
+        total += float(evaluation.move_costs[self.uses[:-1] > 0].sum())
         total += self.forbidden * evaluation.penalty
         return total + self.price * float(self.excess(self.sums)) if len(evaluation.limits) else total
 
@@ -189,21 +183,21 @@ class State:
             total += evaluation.costs[at.table][entries]
             if index.forbids and entries.min() < 0:
                 total += evaluation.penalty * (entries < 0)
-            if evaluation.codes[at.table].shape[1]:
-                moves.append(evaluation.codes[at.table][entries])
+            if evaluation.moves[at.table].shape[1]:
+                moves.append(evaluation.moves[at.table][entries])
             if limited:
                 sums = sums + evaluation.weights[at.table][entries] - evaluation.weights[at.table][self.entries[at.table]]
         if moves:
             uses = self.uses.copy()
             for at in touched:
-                uses[evaluation.codes[at.table][self.entries[at.table]]] -= 1
+                uses[evaluation.moves[at.table][self.entries[at.table]]] -= 1
             prices = self._prices(uses)
             if len(moves) == 1:
                 total += prices[moves[0]].sum(1)
             else:
-                codes = np.sort(np.concatenate(moves, axis=1), axis=1)
-                added = prices[codes]
-                added[:, 1:][codes[:, 1:] >> 1 == codes[:, :-1] >> 1] = 0.0
+                every = np.sort(np.concatenate(moves, axis=1), axis=1)
+                added = prices[every]
+                added[:, 1:][every[:, 1:] == every[:, :-1]] = 0.0
                 total += added.sum(1)
         if limited and self.price:
             total += self.price * self.excess(sums)
@@ -225,18 +219,11 @@ class State:
         self.assignment[list(group)] = strategies
 
 
-def _codes(table: Table) -> Array:
-    """The moves of a table's entries, and of no entry: twice the number for one at hand, one more for one that is needed.
-
-    In a row each move stands once: one that is at hand is not needed. So in order of these numbers the first of a move counts.
-    """
-    codes = np.concatenate(
-        [np.where(table.at_hand >= 0, 2 * table.at_hand, -2), np.where(table.moves >= 0, 2 * table.moves + 1, -1)], axis=1
-    )
-    codes = -np.sort(-codes, axis=1)
-    codes[:, :-1][codes[:, 1:] >> 1 == codes[:, :-1] >> 1] = -1
-    codes = codes[:, (codes >= 0).any(0)]
-    return np.concatenate([codes, np.full((1, codes.shape[1]), -1)])
+def _distinct(moves: Array) -> Array:
+    """The moves of a table's entries, and of no entry, each once in a row."""
+    moves = np.sort(moves, axis=1)
+    moves[:, 1:][moves[:, 1:] == moves[:, :-1]] = -1
+    return np.concatenate([moves, np.full((1, moves.shape[1]), -1)])
 
 
 def descend(evaluation: Evaluation, start: Sequence[int], *, rounds: int = ROUNDS) -> State:
@@ -313,13 +300,20 @@ def improve(state: State, group: tuple[int, ...], candidates: np.ndarray, scale:
 SHARE = 0.8
 """The part of the gap that all cuts together may cost; the solver leaves as much."""
 
+SAME = 0.01
+"""The part of the gap by which costs of cuts may differ that are about the same."""
+
 
 def cut(model: Model, problem: Problem, assignment: Sequence[int], inputs: Sequence[Value], gap: float) -> tuple[int, ...]:
-    """An assignment in which inputs that lie whole and are fed within the gap are cut as far as it allows; one that cuts nothing stays."""
+    """An assignment in which inputs that lie whole and are fed within the gap are cut as far as it allows; one that cuts nothing stays.
+
+    Of the cuts that cost about the same it takes the one into most pieces, along the first dimensions.
+    """
     numbers = {c: i for i, c in enumerate(model.variables)}
 
-    def is_cut(group: Sequence[int], strategies: Sequence[int]) -> bool:
-        return any(model.space.strategies[model.variables[c]][s] for c, s in zip(group, strategies))
+    def layout(value: Value, group: Sequence[int], strategies: Sequence[int]) -> Layout:
+        of = {model.variables[number]: s for number, s in zip(group, strategies)}
+        return tuple(model.space.strategies[c][of.get(c, 0)] for c in model.space.classes[value])
 
     full = model.assignment(assignment)
     whole = [value for value in inputs if value.type.rank and not any(model.space.layout(value, full))]
@@ -333,11 +327,12 @@ def cut(model: Model, problem: Problem, assignment: Sequence[int], inputs: Seque
     for value in sorted(small, key=lambda value: -value.type.size):
         group = tuple(numbers[c] for c in model.space.classes[value] if c in numbers)
         current = tuple(state.assignment[list(group)].tolist())
-        choices = [s for s in itertools.product(*(range(problem.strategies[c]) for c in group)) if is_cut(group, s)]
-        if choices and not is_cut(group, current):
-            costs = state.costs(group, np.array([current, *choices]))
-            best = int(costs[1:].argmin())
-            if (added := float(costs[1 + best] - costs[0])) <= left:
+        choices = [s for s in itertools.product(*(range(problem.strategies[c]) for c in group)) if any(layout(value, group, s))]
+        if choices and not any(layout(value, group, current)):
+            own, *costs = state.costs(group, np.array([current, *choices])).tolist()
+            near = [n for n, cost in enumerate(costs) if cost <= min(costs) + SAME * most]
+            best = min(near, key=lambda n: wholeness(layout(value, group, choices[n]), model.space.mesh))
+            if (added := costs[best] - own) <= left:
                 state.assign(group, choices[best])
                 left -= max(added, 0.0)
     return tuple(state.assignment.tolist())

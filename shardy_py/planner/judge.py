@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardy_py.cost.collectives import collective_seconds
@@ -13,12 +14,9 @@ from shardy_py.plan.record import PlanRecord
 from shardy_py.planner.options import Planner
 from shardy_py.planner.propagated import Trial
 
-SENT_SHARE = 0.02
-"""The part of the gap that a plan which sends less may cost more: at most a few microseconds of a step of 30 ms."""
-
-MEMORY_SHARE = 0.2
-"""The part of the gap that a region may cost more than the cheapest if it takes half of its memory or less: a budget may allow
-parameters to lie whole, at tens of gigabytes, to spare a thousandth of the step."""
+EQUAL = 0.05
+"""The part of the gap that a plan may cost more than the cheapest if it takes less memory: a budget may allow parameters to lie whole, at
+tens of gigabytes, to spare a thousandth of the step."""
 
 TINY = 1e-9
 """Bytes that take no time."""
@@ -72,16 +70,7 @@ def latency_of(plan: PlanRecord, planner: Planner) -> tuple[int, float]:
     return sum(c.runs for c in collectives), sum(seconds)
 
 
-def received_of(plan: PlanRecord, planner: Planner) -> int:
-    """Bytes that a device receives in a call of a plan."""
-    return sum(each.bytes for each in cost_of(plan, planner.hardware, planner.links).collectives)
-
-
-def preferred(best: Candidate, other: Candidate, planner: Planner) -> Candidate:
-    """The cheaper plan; within the gap the other if it takes half of the memory, or takes as long and receives less."""
-    more = other.seconds - best.seconds
-    takes_less = more <= MEMORY_SHARE * planner.gap * best.seconds and other.peak <= best.peak / 2
-    is_equal = more <= SENT_SHARE * planner.gap * best.seconds
-    if more < 0 or takes_less or (is_equal and received_of(other.run, planner) < received_of(best.run, planner)):
-        return other
-    return best
+def preferred(candidates: Sequence[Candidate], planner: Planner) -> Candidate:
+    """The cheapest plan; of those that take as long the one with the lowest peak, the first of equals."""
+    most = (1 + EQUAL * planner.gap) * min(each.seconds for each in candidates)
+    return min((each for each in candidates if each.seconds <= most), key=lambda each: each.peak)

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from shardy_py.dialect import Mesh
-from shardy_py.ir import Op, Program, Value
+from shardy_py.ir import Program, Value
 from shardy_py.ir.types import Type
 from shardy_py.partition.layouts import Layout, local_shape
 from shardy_py.partition.price import piece_bytes
 from shardy_py.plan.memory.lifetimes import LiveBuffer, Peak
 from shardy_py.planner.model import Model
-from shardy_py.planner.problem import Limit, Problem
+from shardy_py.planner.problem import Limit, Problem, limited
 
 Array = Any
 
@@ -48,12 +47,11 @@ def peak_bytes(
     budget: float,
     chosen: Sequence[int],
     copies: Mapping[Value, Value],
-    ops: Mapping[Op, Op],
 ) -> Limit:
     """The bytes at a step of a finished plan (`chosen` entries): arguments, results, and temporaries alive there."""
     weights = dict(zip(fixed.tables, fixed.weights))
     for buffer in peak.buffers:
-        row = _row(model, buffer, chosen, copies, ops)
+        row = _row(model, buffer, copies)
         if row is not None:
             table, bytes_ = row
             weights[table] = weights.get(table, 0.0) + bytes_
@@ -61,38 +59,16 @@ def peak_bytes(
     return Limit(tuple(weights), tuple(weights.values()), budget - (peak.bytes - decided))
 
 
-def _row(
-    model: Model, buffer: LiveBuffer, chosen: Sequence[int], copies: Mapping[Value, Value], ops: Mapping[Op, Op]
-) -> tuple[int, Array] | None:
-    """The bytes of a buffer per entry of a table; None where no table decides them."""
+def _row(model: Model, buffer: LiveBuffer, copies: Mapping[Value, Value]) -> tuple[int, Array] | None:
+    """The bytes of a buffer per entry of a table; None where no table decides them, and of a value in another layout than its own."""
     value = None if buffer.value is None else copies.get(buffer.value)
-    if value is None or buffer.value is None:
+    if value is None or buffer.value is None or buffer.reader is not None or buffer.sharding is not buffer.value.sharding:
         return None
-    mesh = model.space.mesh
-    if buffer.reader is not None:
-        reader = ops.get(buffer.reader)
-        read = None if reader is None else model.reads.get((reader, value))
-    else:
-        read = None if buffer.sharding is buffer.value.sharding else model.makes.get(value)
-        if read is None:
-            return _own_bytes(model, value)
-    if read is None:
-        return None
-    sizes = np.array([*(bytes_of(value.type, layout, mesh) for layout in read.targets), 0.0])
-    row, entry = sizes[read.read], chosen[read.table]
-    if row[entry] != buffer.bytes:  # a layout on the way to that in which it is read, as a whole copy that is then cut another way
-        return read.table, np.where((read.own == read.own[entry]) & (read.read == read.read[entry]), float(buffer.bytes), 0.0)
-    return read.table, row
-
-
-def _own_bytes(model: Model, value: Value) -> tuple[int, Array] | None:
-    """The bytes of a value in its own layout per entry of a table."""
     table = model.values.get(value)
     place = (table, model.layouts[table]) if table is not None else _with_classes(model, value)
     if place is None:
         return None
-    mesh = model.space.mesh
-    return place[0], np.array([bytes_of(value.type, layout, mesh) for layout in place[1]], float)
+    return place[0], np.array([bytes_of(value.type, layout, model.space.mesh) for layout in place[1]], float)
 
 
 def _with_classes(model: Model, value: Value) -> tuple[int, Sequence[Layout]] | None:
@@ -120,4 +96,4 @@ def bytes_of(type_: Type, layout: Layout, mesh: Mesh) -> int:
 def binding(problem: Problem, limits: Sequence[Limit]) -> Problem:
     """The problem with those of some limits that some assignment may break: fewer limits are solved faster."""
     tight = tuple(limit for limit in limits if sum(float(weights.max()) for weights in limit.weights) > limit.limit)
-    return replace(problem, limits=(*problem.limits, *tight))
+    return limited(problem, tight)

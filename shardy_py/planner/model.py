@@ -5,18 +5,17 @@ Prices are those of `partition/tables`, of which a plan's `cost_analysis` is the
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 
-from shardy_py.dialect import AxisRef, TensorSharding
+from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.ir import Block, Op, Value
 from shardy_py.ir.types import Type
-from shardy_py.partition.layouts import Layout, layout_of, local_shape, parts
+from shardy_py.partition.layouts import Layout, layout_of, local_shape
 from shardy_py.partition.op import CHEAP
 from shardy_py.partition.policies import FORWARDING
 from shardy_py.partition.price import piece_bytes
@@ -25,10 +24,9 @@ from shardy_py.plan.cost_analysis import EXPOSED
 from shardy_py.plan.feeding import NOTHING, Feeding
 from shardy_py.plan.progress import report
 from shardy_py.plan.trips import Trips, trip_count
-from shardy_py.planner.op_tables import Joint, OpTables, Reads, Results, TooLarge, costly, reduced_shares, results_of
-from shardy_py.planner.problem import Limit, Problem, Table, cost, entries, weight
+from shardy_py.planner.op_tables import Joint, OpTables, Reads, TooLarge, costly, reduced_shares
+from shardy_py.planner.problem import Limit, Problem, Table, cost, dearer, entries, weight
 from shardy_py.planner.space import HANDING_ON, Space
-from shardy_py.rules.traits import CONSTRAINTS
 
 Array = Any
 
@@ -36,8 +34,8 @@ Array = Any
 TIE = 1e-6
 """The part of a lower bound of the step by which an argument or result that lies whole is dearer than one that is cut to nothing.
 
-Solutions are full of plans of equal cost, since slicing is free; of these the one is taken whose arguments take the least memory, then
-are cut along their first dimensions, and whose values lie where they are used. Much less is lost in the solver's tolerance."""
+Solutions are full of plans of equal cost, since slicing is free; of these local moves take the one whose arguments take the least memory,
+then are cut along their first dimensions. Much less is lost in rounding."""
 
 LESS = 1e-4
 """The part of a step by which a plan that is fed for less time has to be shorter to be searched for."""
@@ -45,67 +43,19 @@ LESS = 1e-4
 DIMENSION_TIE = 0.2
 """The part of `TIE` for each dimension in front of one of an argument that is cut."""
 
-PLACE_TIE = 0.05
-"""The part of `TIE` for each value that an op reads or makes otherwise than it lies."""
-
 
 class CountedScope(Trips):
     """A scope of `plan/trips` in a program that has not been partitioned, with the executions that work is counted with."""
 
-    def __init__(self, trips: int | None, runs: int, changing: set[Value] | None, around: Self | None = None) -> None:
+    def __init__(self, trips: int | None, runs: float, changing: set[Value] | None, around: Self | None = None) -> None:
         super().__init__(trips, changing, around)
         self.runs = runs
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Branch:
-    """The seconds of a branch's ops, per entry of tables and constant; what is sent counts in every branch, and is in the problem."""
-
-    tables: Mapping[int, Array]
-    constant: float
-    conds: Conds
-
-    def seconds(self, chosen: Sequence[int]) -> float:
-        """The seconds of the branch."""
-        own = sum(float(costs[chosen[table]]) for table, costs in self.tables.items())
-        return self.constant + own + sum(costliest(branches, chosen).seconds(chosen) for branches in self.conds)
-
-
-Conds = tuple[tuple[Branch, ...], ...]
-
-
-def costliest(branches: Sequence[Branch], chosen: Sequence[int]) -> Branch:
-    """The branch that takes longest, the first of equals."""
-    return max(branches, key=lambda branch: branch.seconds(chosen))
-
-
-def counted(conds: Conds, chosen: Sequence[int]) -> Iterator[Branch]:
-    """The costliest branch of every cond under an assignment, nested conds included."""
-    for branches in conds:
-        branch = costliest(branches, chosen)
-        yield branch
-        yield from counted(branch.conds, chosen)
-
-
-def with_branches(problem: Problem, branches: Sequence[Branch]) -> Problem:
-    """A problem with the seconds of some branches added to those of its tables."""
-    if not branches:
-        return problem
-    costs = [table.costs for table in problem.tables]
-    for branch in branches:
-        for table, seconds in branch.tables.items():
-            costs[table] = costs[table] + seconds
-    return replace(problem, tables=tuple(replace(table, costs=each) for table, each in zip(problem.tables, costs)))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Read:
-    """Layouts in which an op reads or makes a value; -1 where it reads the value's own."""
-
-    table: int
-    own: Array
-    targets: Sequence[Layout]
-    read: Array
+def wholeness(layout: Layout, mesh: Mesh) -> float:
+    """How far an argument is from one that is cut to nothing along its first dimension."""
+    pieces = math.prod(part.size_in(mesh) for axes in layout for part in axes)
+    return 1 / pieces + DIMENSION_TIE * sum(dim for dim, axes in enumerate(layout) if axes)
 
 
 @dataclass(eq=False)
@@ -113,40 +63,30 @@ class Model:
     """The problem of a program.
 
     Attributes:
-        unbranched: The problem without the ops of branches of conds; its classes are numbers in `variables`.
-        unbranched_constant: Seconds that no choice changes, without those of branches.
+        problem: Its classes are numbers in `variables`.
+        constant: Seconds that no choice changes.
     """
 
     space: Space
     variables: tuple[int, ...]
-    unbranched: Problem
-    unbranched_constant: float
-    conds: Conds
-    counted: tuple[Branch, ...]
+    problem: Problem
+    constant: float
     values: dict[Value | int, int]
     layouts: dict[int, tuple[Layout, ...]]
-    reads: dict[tuple[Op, Value], Read]
-    makes: dict[Value, Read]
     feeding: Limit
 
-    @functools.cached_property
-    def problem(self) -> Problem:
-        """The problem with one branch of each cond, so that no assignment costs more than its plan."""
-        return with_branches(self.unbranched, self.counted)
-
-    @property
-    def constant(self) -> float:
-        """Seconds that no choice changes."""
-        return self.unbranched_constant + sum(branch.constant for branch in self.counted)
-
     def seconds(self, chosen: Sequence[int]) -> float:
-        """The seconds of a call of an assignment: of each cond the branch counts that then takes longest."""
-        return self.counting(chosen).problem_seconds(chosen)
-
-    def problem_seconds(self, chosen: Sequence[int]) -> float:
-        """The seconds of an assignment, of which the problem has all unless what is fed takes longer."""
-        feeding = weight(self.feeding, entries(self.unbranched, chosen)) - self.feeding.limit
+        """The seconds of a call of an assignment, of which the problem has all unless what is fed takes longer."""
+        feeding = weight(self.feeding, entries(self.problem, chosen)) - self.feeding.limit
         return self.fed_seconds(self.cost_seconds(chosen), feeding)
+
+    def tied(self, problem: Problem) -> Problem:
+        """A problem with these tables in which plans of equal cost differ."""
+        mesh, costs = self.space.mesh, [np.zeros(len(table.costs)) for table in problem.tables]
+        unit = TIE * (self.constant + sum(float(table.costs.min()) for table in problem.tables if len(table.costs)))
+        for table, layouts in self.layouts.items():
+            costs[table] = unit * np.array([wholeness(layout, mesh) for layout in layouts])
+        return dearer(problem, costs)
 
     def cost_seconds(self, chosen: Sequence[int]) -> float:
         """The cost of an assignment, with the part that no choice changes."""
@@ -162,13 +102,6 @@ class Model:
         """The limit of all plans that take less than some seconds, where the problem takes at least some."""
         return replace(self.feeding, limit=((1 - LESS) * most - EXPOSED * least) / (1 - EXPOSED**2) + self.feeding.limit)
 
-    def counting(self, chosen: Sequence[int]) -> Model:
-        """The model whose problem has the branches that take longest under an assignment; itself where it has."""
-        if not self.conds:
-            return self
-        branches = tuple(counted(self.conds, entries(self.unbranched, chosen)))
-        return self if branches == self.counted else replace(self, counted=branches)
-
     def assignment(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """Per class of the space, the number of its strategy."""
         assignment = [0] * len(self.space.strategies)
@@ -177,43 +110,13 @@ class Model:
         return tuple(assignment)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Column:
-    """A move of each entry of a table; `numbers` is -1 between layouts without one."""
-
-    key: object
-    numbers: Array
-    own: Array
-    other: Array
-
-    def renumbered(self, numbers: Array) -> Array:
-        """The new number of the move of each entry; -1, which indexes the last of `numbers`, where there is none."""
-        return numbers[self.numbers][self.own, self.other]
-
-
 @dataclass(eq=False)
 class _Draft:
-    """A table that is being added up; `at_hand` are the moves that an entry makes unnecessary."""
+    """A table that is being added up."""
 
     strategies: Array
     costs: Array
-    ties: Array
-    moves: list[_Column] = field(default_factory=list["_Column"])
-    at_hand: list[_Column] = field(default_factory=list["_Column"])
-
-
-@dataclass(eq=False)
-class _Branch:
-    """A branch of a cond that is being added up."""
-
-    seconds: dict[tuple[tuple[int, ...], int], Array] = field(default_factory=dict[tuple[tuple[int, ...], int], Array])
-    conds: list[list[_Branch]] = field(default_factory=list["list[_Branch]"])
-
-    def finished(self, places: Mapping[tuple[tuple[int, ...], int], int]) -> Branch:
-        """The branch."""
-        tables = {places[key]: seconds for key, seconds in self.seconds.items() if key in places}
-        constant = sum(float(seconds[0]) for key, seconds in self.seconds.items() if key not in places)
-        return Branch(tables, constant, tuple(tuple(each.finished(places) for each in branches) for branches in self.conds))
+    moves: list[Array] = field(default_factory=list[Array])
 
 
 def model_of(op_tables: OpTables, space: Space, most: float = math.inf, among: Array = None, feeding: Feeding = NOTHING) -> Model:
@@ -238,8 +141,6 @@ class _Builder:
         self.space = space
         self.machine = op_tables.machine
         self.mesh = self.machine.mesh
-        self.branch: _Branch | None = None
-        self.conds: list[list[_Branch]] = []
         self.reduced_shares = reduced_shares(self.program)
         self.variables: dict[int, int] = {c: i for i, c in enumerate(space.free)}
         self.origin: dict[Value, Value] = {}
@@ -247,8 +148,6 @@ class _Builder:
         self.drafts: dict[tuple[tuple[int, ...], int], _Draft] = {}
         self.moves: dict[tuple[Value, CountedScope, Layout, Layout], int] = {}
         self.move_costs: list[float] = []
-        self.reads: list[tuple[Op, Value, tuple[tuple[int, ...], int], Reads]] = []
-        self.results_at_hand: list[tuple[tuple[tuple[int, ...], int], Value, Results]] = []
 
     # ------------------------------------------------------------------ walking
 
@@ -288,8 +187,6 @@ class _Builder:
         elif name in FORWARDING:  # what is behind a barrier is a value of its own, and is moved again
             for operand, result in zip(op.operands, op.results):
                 self.to_layout_of(op, operand, result, result.type, scope)
-                if name in CONSTRAINTS:
-                    self.operand_at_hand(operand, result)
             self.results(op, scope)
         elif name in HANDING_ON:
             self.forward(op, op.operands, op.results, scope)
@@ -340,17 +237,14 @@ class _Builder:
         self.results(op, scope)
 
     def branches(self, op: Op, scope: CountedScope) -> None:
-        """The branches of a cond."""
-        around, branches = self.branch, list[_Branch]()
-        (self.conds if around is None else around.conds).append(branches)
-        for region in op.regions:
-            inner = CountedScope(scope.trips, scope.runs, None if scope.changing is None else set(), scope)
-            self.branch = _Branch()
-            branches.append(self.branch)
+        """The branches of a cond, of which a call runs the longest: an average takes no longer, and any that may be it counts."""
+        seconds = [sum(self.op_tables.counted.get(each, 0.0) for each in region.walk()) for region in op.regions]
+        for region, own in zip(op.regions, seconds):
+            share = own / sum(seconds) if sum(seconds) else 1 / len(seconds)
+            inner = CountedScope(scope.trips, scope.runs * share, None if scope.changing is None else set(), scope)
             self.block(region, inner)
             for end, result in zip(region.terminator.operands, op.results):
                 self.to_layout_of(region.terminator, end, result, result.type, inner)
-        self.branch = around
         self.results(op, scope)
 
     # ------------------------------------------------------------------ tables
@@ -369,29 +263,13 @@ class _Builder:
         once = scope.hoist_scope(op.results[0]) if op.results else scope
         sent = price.communication_seconds
         deferred = (1 - self.reduced_shares.get(op, 1.0)) * price.reduction_seconds
-        costs = (sent - deferred) * (once.trips or 1) + self.handed_out(op) * (scope.trips or 1)  # a callback runs on every trip
+        costs = (sent - deferred) * (once.trips or 1)
         if is_counted:
-            seconds = (price.seconds - sent) * scope.runs
-            if self.branch is None:
-                costs = costs + seconds
-            else:
-                self.branch.seconds[key] = self.branch.seconds.get(key, 0.0) + seconds
+            costs = costs + (price.seconds - sent) * scope.runs
         draft.costs = draft.costs + costs
-        draft.ties = draft.ties + PLACE_TIE * priced.misplaced
         for value, reads in zip(op.operands, priced.reads):
             if reads is not None and reads.moves:
                 self.move(op, key, draft, value, scope, reads)
-        self.results_at_hand.extend((key, value, results) for value, results in zip(op.results, priced.results))
-
-    def handed_out(self, op: Op) -> float:
-        """Seconds to broadcast results of an op on one device, by a sum with zeros of the others."""
-        total = 0.0
-        for result in op.results:
-            if result.uses and result.sharding is not None and result.sharding.mesh_in(self.program.meshes).is_maximal:
-                whole: Layout = ((),) * result.type.rank
-                axes = tuple(part for axis in self.mesh.axes if axis.size > 1 for part in parts(AxisRef(axis.name), self.mesh))
-                total += self.machine.settle(result.type, whole, whole, axes).seconds
-        return total
 
     def move(self, op: Op, key: tuple[tuple[int, ...], int], draft: _Draft, value: Value, scope: CountedScope, reads: Reads) -> None:
         """A column of moves of an operand."""
@@ -409,8 +287,7 @@ class _Builder:
                 number = self.moves[move] = len(self.move_costs)
                 self.move_costs.append(seconds * once)
             numbers[a, b] = number
-        draft.moves.append(_Column(reads.key, numbers, reads.own, reads.read))
-        self.reads.append((op, origin, key, reads))
+        draft.moves.append(numbers[reads.own, reads.read])
 
     def to_layout_of(self, op: Op, value: Value, target: Value | int, type_: Type, scope: CountedScope) -> None:
         """Moves a value to the layout of another."""
@@ -419,14 +296,6 @@ class _Builder:
             return
         local, joint = self.joint([own, other])
         self.bring(op, value, scope, local, joint, joint.candidates.domains[1], joint.candidates.index[1])
-
-    def operand_at_hand(self, operand: Value, result: Value) -> None:
-        """Notes that a value needs no move back to the layout from which a constraint has brought it."""
-        if result.type.rank:
-            local, joint = self.joint([self.space.classes[operand], self.space.classes[result]])
-            (key, _), candidates = self.draft(local, joint), joint.candidates
-            (source, target), (source_numbers, target_numbers) = candidates.domains, candidates.index
-            self.results_at_hand.append((key, result, results_of(id(joint), target, target_numbers, source, source_numbers)))
 
     def to_sharding(self, op: Op, value: Value, sharding: TensorSharding, scope: CountedScope) -> None:
         """Moves a value to a sharding."""
@@ -450,7 +319,7 @@ class _Builder:
         seconds = np.full((len(domain), len(targets)), np.nan)
         for a, b in set(zip(own.tolist(), read.tolist())):  # of templates few pairs are needed, each of which may be a search
             seconds[a, b] = self.machine.reshard(value.type, domain[a], targets[b]).seconds
-        reads = Reads((id(joint), tuple(targets)), domain, own, targets, read, costly(seconds))
+        reads = Reads(domain, own, targets, read, costly(seconds))
         if reads.moves:
             self.move(op, key, draft, value, scope, reads)
 
@@ -459,9 +328,8 @@ class _Builder:
         key = (tuple(local), id(joint))
         draft = self.drafts.get(key)
         if draft is None:
-            zeros = np.zeros(len(joint.strategies))
-            draft = self.drafts[key] = _Draft(joint.strategies, zeros, zeros)
-            self.room -= len(zeros)
+            draft = self.drafts[key] = _Draft(joint.strategies, np.zeros(len(joint.strategies)))
+            self.room -= len(joint.strategies)
             if self.room < 0:
                 raise TooLarge
         return key, draft
@@ -477,54 +345,20 @@ class _Builder:
 
     # ------------------------------------------------------------------ result
 
-    def note_results_at_hand(self) -> None:
-        """Marks moves that readers save, since the op makes a result in the layout they read."""
-        moved = {value for value, *_ in self.moves}
-        for key, value, results in self.results_at_hand:
-            if value not in moved:
-                continue
-            numbers, home = np.full((len(results.domain), len(results.targets)), -1), self.home[value]
-            for a, b, source, target in results.moves:
-                numbers[a, b] = self.moves.get((value, home, source, target), -1)
-            if (numbers >= 0).any():
-                self.drafts[key].at_hand.append(_Column(results.key, numbers, results.own, results.makes))
-
-    def merge_moves(self) -> tuple[Array, Array]:
-        """Merges moves that the same entries need or make unnecessary: per move its new number, and the new costs."""
-        sums = np.zeros(len(self.move_costs), np.uint64)  # of a hash of each use, so that equal sets of uses have equal sums
-        uses: dict[object, int] = {}
-        seen: set[tuple[int, bytes]] = set()
-        for number, draft in enumerate(self.drafts.values()):
-            for kind, columns in enumerate((draft.moves, draft.at_hand)):
-                for column in columns:
-                    use = uses.setdefault((number, kind, column.key), len(uses))
-                    if (use, column.numbers.tobytes()) not in seen:
-                        seen.add((use, column.numbers.tobytes()))
-                        rows, columns_ = np.nonzero(column.numbers >= 0)
-                        np.add.at(sums, column.numbers[rows, columns_], _hashed(use, rows, columns_))
-        _, first, of_sum = np.unique(sums, return_index=True, return_inverse=True)
-        numbers = np.argsort(np.argsort(first))[of_sum.reshape(-1)]
-        return numbers, np.bincount(numbers, self.move_costs, len(first))
-
     def model(self, feeding: Feeding) -> Model:
         """The problem, in which each value that is fed has the price of its piece."""
         space, tables, constant = self.space, list[Table](), self.op_tables.manual_seconds
-        self.note_results_at_hand()
-        numbers, costs = self.merge_moves()
-        numbers = np.append(numbers, -1)
+        costs = np.array(self.move_costs)
         values: dict[Value | int, int] = {}
         layouts: dict[int, tuple[Layout, ...]] = {}
-        places: dict[tuple[tuple[int, ...], int], int] = {}
         needed: dict[int, None] = {}
         for key, draft in self.drafts.items():
-            table = self.table(key[0], draft, numbers)
+            table = self.table(key[0], draft)
             if table.classes:
-                places[key] = len(tables)
                 tables.append(table)
             else:
                 constant += float(draft.costs[0])
                 needed.update(dict.fromkeys(int(m) for m in table.moves[0] if m >= 0))
-                costs[[int(m) for m in table.at_hand[0] if m >= 0]] = 0.0
         # A move that no choice spares is paid once, whoever needs it besides.
         constant += float(sum(costs[m] for m in needed))
         costs[list(needed)] = 0.0
@@ -533,13 +367,10 @@ class _Builder:
         second, feeding_weights, least = self.machine.hardware.host_bandwidth or math.inf, dict[int, Array](), 0.0
         for value, type_ in (*((a, a.type) for a in main.arguments), *enumerate(main.result_types)):
             local, joint = self.joint([space.classes[value]])
-            domain, size = joint.candidates.domains[0], max(math.prod(type_.shape), 1)
-            elements = np.array([math.prod(local_shape(type_.shape, layout, self.mesh)) for layout in domain])
-            bytes_: Array = piece_bytes(type_, cast("Any", elements))
+            domain = joint.candidates.domains[0]
+            bytes_ = np.array([piece_bytes(type_, math.prod(local_shape(type_.shape, layout, self.mesh))) for layout in domain])
             seconds = bytes_[joint.candidates.index[0]] / second * (value in fed)
-            cut_dims = np.array([sum(dim for dim, axes in enumerate(layout) if axes) for layout in domain], float)
-            ties = (elements / size + DIMENSION_TIE * cut_dims)[joint.candidates.index[0]]
-            table = self.table(local, _Draft(joint.strategies, EXPOSED * seconds, ties), numbers)
+            table = self.table(local, _Draft(joint.strategies, EXPOSED * seconds))
             if table.classes and type_.rank:
                 feeding_weights |= {len(tables): seconds} if value in fed else {}
                 values[value] = len(tables)
@@ -548,46 +379,20 @@ class _Builder:
             else:
                 constant += EXPOSED * float(seconds[0])
                 least -= float(seconds[0])
-        unit = TIE * (constant + sum(float(table.costs.min()) for table in tables if len(table.costs)))
-        tables = [replace(table, ties=table.ties * unit) for table in tables]
         sizes = tuple(len(space.strategies[c]) for c in space.free)
         problem = Problem(sizes, tuple(tables), costs)
-        reads = {(op, value): _read(places[key], each) for op, value, key, each in self.reads if key in places}
-        makes = {
-            value: Read(places[key], results.own, results.targets, results.makes)
-            for key, value, results in self.results_at_hand
-            if key in places and value.defining_op is not None and value.defining_op.name not in CONSTRAINTS
-        }
-        conds = tuple(tuple(branch.finished(places) for branch in branches) for branches in self.conds)
         row = Limit(tuple(feeding_weights), tuple(feeding_weights.values()), least)
-        model = Model(space, space.free, problem, constant, conds, (), values, layouts, reads, makes, row)
-        return model.counting([0] * len(sizes))
+        return Model(space, space.free, problem, constant, values, layouts, row)
 
-    def table(self, local: Sequence[int], draft: _Draft, numbers: Array) -> Table:
+    def table(self, local: Sequence[int], draft: _Draft) -> Table:
         """A draft as a table of variables."""
         free = [i for i, c in enumerate(local) if c in self.variables]
-        moves, at_hand = (_stacked([c.renumbered(numbers) for c in columns], len(draft.costs)) for columns in (draft.moves, draft.at_hand))
+        moves = _stacked(draft.moves, len(draft.costs))
         variables = tuple(self.variables[local[i]] for i in free)
-        return Table(variables, draft.strategies[:, free], draft.costs, moves, draft.ties, at_hand)
-
-
-def _hashed(use: int, rows: Array, columns: Array) -> Array:
-    """Numbers of 64 bits that are as good as random, the same for equal arguments."""
-    bits = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + columns.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
-    bits += np.uint64(use * 0x165667B19E3779F9 & 0xFFFFFFFFFFFFFFFF)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-    return bits ^ (bits >> np.uint64(31))
+        return Table(variables, draft.strategies[:, free], draft.costs, moves, np.zeros((len(draft.costs), 0)))
 
 
 def _stacked(columns: Sequence[Array], height: int) -> Array:
     """Distinct columns side by side."""
     distinct = {column.tobytes(): column for column in columns}
     return np.array(list(distinct.values()), np.int64).reshape(len(distinct), height).T
-
-
-def _read(table: int, reads: Reads) -> Read:
-    """The entries in which an op reads a value in another layout than its own."""
-    targets = {layout: n for n, layout in enumerate(reads.targets)}
-    own = np.array([targets.get(layout, -1) for layout in reads.domain])
-    return Read(table, reads.own, reads.targets, np.where(own[reads.own] == reads.read, -1, reads.read))

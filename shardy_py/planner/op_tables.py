@@ -43,7 +43,6 @@ class Reads:
         moves: Numbers of one layout and of another, and the seconds of bringing it there, where that takes some.
     """
 
-    key: object
     domain: Sequence[Layout]
     own: Array
     targets: Sequence[Layout]
@@ -52,25 +51,11 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Results:
-    """Layouts in which a result is made; `moves` between two of them have the seconds that they take."""
-
-    key: object
-    domain: Sequence[Layout]
-    own: Array
-    targets: Sequence[Layout]
-    makes: Array
-    moves: tuple[tuple[int, int, Layout, Layout], ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Priced:
     """The prices of a kind of op under joint strategies; `reads` is None for operands that the op makes itself."""
 
     table: PriceTable
-    misplaced: Array
     reads: tuple[Reads | None, ...]
-    results: tuple[Results, ...]
 
 
 class TooLarge(Exception):
@@ -85,7 +70,8 @@ class OpTables:
         self.machine = machine
         self.count = sum(1 for _ in program.walk())
         costs = walk(program.main.body, program.meshes)
-        self.counted = {run.op for run in (*costs.runs, *costs.other_branches)}
+        runs = (*costs.runs, *costs.other_branches)
+        self.counted = {run.op: roofline_seconds(run.work, run.bytes, machine.hardware) * run.trips for run in runs}
         self.manual_seconds = _manual_seconds(program, costs.runs, machine)
         self._fusion = Fusion(program.main.body)
         self._joints: dict[object, Joint] = {}
@@ -141,33 +127,15 @@ def _priced(table: PriceTable, candidates: Candidates, has_maker: Sequence[bool]
     """A table, with its reads and results as a model needs them."""
     domains, index = candidates.domains, candidates.index
     reads = tuple(
-        None if by_op else Reads((id(table), i), domains[i], index[i], targets, read, costly(seconds))
+        None if by_op else Reads(domains[i], index[i], targets, read, costly(seconds))
         for i, (by_op, targets, read, seconds) in enumerate(zip(has_maker, table.read_layouts, table.reads, table.move_seconds))
     )
-    result_layouts = enumerate(zip(table.make_layouts, table.makes), len(reads))
-    results = tuple(results_of((id(table), i), domains[i], index[i], targets, makes) for i, (targets, makes) in result_layouts)
-    return Priced(table, _misplaced(candidates, table), reads, results)
-
-
-def results_of(key: object, domain: Sequence[Layout], own: Array, targets: Sequence[Layout], makes: Array) -> Results:
-    """The layouts in which a result is made; see `Results`."""
-    moves = tuple((a, b, one, other) for a, one in enumerate(domain) for b, other in enumerate(targets) if one != other)
-    return Results(key, domain, own, targets, makes, moves)
+    return Priced(table, reads)
 
 
 def costly(seconds: Array) -> tuple[tuple[int, int, float], ...]:
     """Row, column and seconds of the moves that take some; those that no entry needs are NaN."""
     return tuple((int(a), int(b), float(seconds[a, b])) for a, b in zip(*np.nonzero(seconds > 0)))
-
-
-def _misplaced(candidates: Candidates, price: PriceTable) -> Array:
-    """The number of values that do not lie as an op reads or makes them, per entry."""
-    count = np.zeros(candidates.index.shape[1])
-    layouts, numbers = (*price.read_layouts, *price.make_layouts), (*price.reads, *price.makes)
-    for domain, own, run, number in zip(candidates.domains, candidates.index, layouts, numbers):
-        differ = np.array([[a != b for b in run] for a in domain], float)
-        count += differ[own, number]
-    return count
 
 
 def _rows(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], most: float) -> Array:

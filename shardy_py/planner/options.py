@@ -33,8 +33,8 @@ class Planner:
         gap: The search ends when (objective - lower bound) / objective is at most this.
         links: The links that mesh axes lie on, as in `Plan.cost_analysis`.
         overlap: The part of what may overlap that does: the objective is `high - overlap * (high - low)` of `step_seconds`.
-        templates: Name -> input shardings, as `in_shardings` of `auto_shard`. Each is completed by what is soon found for the rest; the
-            search starts from these plans, gives none that costs more, and lists them as alternatives.
+        templates: Name -> input shardings, as `in_shardings` of `auto_shard`. What they leave open follows along ops; the search starts
+            from these plans, gives none that costs more, and lists them as alternatives.
         constraints: Whether values inside are sharded too. With False only arguments and results are, and the rest follows by propagation,
             as it would from `in_shardings` and `out_shardings` of the user's.
         annotations: What the user's constraints on values inside are: `"keep"`, they hold; `"hint"`, the search starts from them; or

@@ -20,8 +20,8 @@ from shardy_py.passes.import_.constant_or_scalar_splitter import copied_values
 from shardy_py.plan.search import Constraint
 from shardy_py.plan.values import in_backward_pass, location_of, name_of
 from shardy_py.planner.judge import Candidate, fits, objective
+from shardy_py.planner.propagated import Variable
 from shardy_py.planner.search import Searcher
-from shardy_py.planner.seeds import Variable
 
 ROUNDS = 64
 """Propagations, each with one pin more; after them all values that differ are pinned at once."""

@@ -24,7 +24,7 @@ from shardy_py.planner.assignment import solve
 from shardy_py.planner.evaluation import Evaluation, State, descend
 from shardy_py.planner.judge import Candidate, objective, peak_of
 from shardy_py.planner.pins import constraints_of
-from shardy_py.planner.problem import Problem, Solution, pinned, restricted
+from shardy_py.planner.problem import Problem, Solution, limited, restricted
 from shardy_py.planner.propagated import Outcome, Trial
 from shardy_py.planner.result import certificate_of, lines_of
 from shardy_py.planner.search import Searcher
@@ -142,7 +142,7 @@ class Prices:
         for axes, c in zip(layout, classes):
             if c in numbers:
                 start[numbers[c]] = searcher.space.strategies[c].index(axes)
-                problem = pinned(problem, numbers[c], (start[numbers[c]],))
+                problem = restricted(problem, {numbers[c]: (start[numbers[c]],)})
         return searcher, problem, start
 
     def _annotated(self, number: int, layout: Layout) -> tuple[Searcher, Problem, list[int]]:
@@ -174,11 +174,11 @@ class Prices:
         gap, model = self.searcher.planner.gap, other.model
         solution = solve(problem, [start], gap=gap, seconds=self._seconds)
         is_pinned = any(len(one.costs) < len(all_.costs) for one, all_ in zip(problem.tables, model.problem.tables))
-        if math.isinf(solution.cost) or is_pinned or model.problem_seconds(solution.assignment) == model.cost_seconds(solution.assignment):
+        if math.isinf(solution.cost) or is_pinned or model.seconds(solution.assignment) == model.cost_seconds(solution.assignment):
             return solution
-        shortest = min((solution.assignment, start), key=model.problem_seconds)
-        limit = model.fed_within(model.problem_seconds(shortest), solution.cost + model.constant)  # less than it is within the gap
-        fed = solve(replace(problem, limits=(*problem.limits, limit)), [start], gap=gap, seconds=self._seconds)
+        shortest = min((solution.assignment, start), key=model.seconds)
+        limit = model.fed_within(model.seconds(shortest), solution.cost + model.constant)  # less than it is within the gap
+        fed = solve(limited(problem, [limit]), [start], gap=gap, seconds=self._seconds)
         return replace(solution, assignment=tuple(shortest) if math.isinf(fed.cost) else fed.assignment)
 
     def _bound(self, other: Searcher, solution: Solution) -> float:
@@ -258,8 +258,11 @@ def _templates(searcher: Searcher, best: Candidate) -> list[Outcome]:
     starts = {template.name: searcher.start_of(template) for template in searcher.templates}
     finished = {candidate.assignment for candidate in searcher.finished}
     listed = [name for name, start in starts.items() if start in finished or not searcher.is_late]
-    possible = {starts[name]: name for name in reversed(listed) if math.isfinite(searcher.predicted(starts[name]))}
-    return [_priced(searcher, Trial(name, start), best) for start, name in possible.items()]
+    possible = [name for name in listed if math.isfinite(searcher.predicted(starts[name]))]
+    own = [template.name for template in searcher.own_templates if template.name in possible]
+    taken = {starts[name] for name in own}
+    others = {starts[name]: name for name in reversed(possible) if starts[name] not in taken}
+    return [_priced(searcher, Trial(name, starts[name]), best) for name in (*others.values(), *own)]
 
 
 def _propagated_templates(searcher: Searcher) -> list[Outcome]:

@@ -8,7 +8,7 @@ of entries: bytes of a device. Nothing here knows what a strategy is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,25 +22,23 @@ class Table:
 
     Attributes:
         moves: Per entry, the numbers of the moves that it needs, padded with -1; an array of shape (entries, most moves of an entry).
-        ties: Per entry, a cost that decides between solutions of equal cost; no part of the objective.
-        at_hand: Per entry, the numbers of the moves that it makes unnecessary, whoever needs them; as `moves`.
+        weights: Per entry, what it adds to the sum that each limit bounds.
     """
 
     classes: tuple[int, ...]
     strategies: Array
     costs: Array
     moves: Array
-    ties: Array
-    at_hand: Array
+    weights: Array
 
     def take(self, rows: Array) -> Table:
         """The table with some of its entries."""
-        return Table(self.classes, self.strategies[rows], self.costs[rows], self.moves[rows], self.ties[rows], self.at_hand[rows])
+        return Table(self.classes, self.strategies[rows], self.costs[rows], self.moves[rows], self.weights[rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limit:
-    """A bound on a sum of weights of entries."""
+    """A bound on a sum of weights of entries of some tables, before it is one of a problem."""
 
     tables: tuple[int, ...]
     weights: tuple[Array, ...]
@@ -54,7 +52,12 @@ class Problem:
     strategies: tuple[int, ...]
     tables: tuple[Table, ...]
     moves: Array
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[float, ...] = ()
+
+    def keeps(self, chosen: Sequence[int]) -> bool:
+        """Whether chosen entries, one of each table, keep all limits."""
+        sums = sum((table.weights[entry] for table, entry in zip(self.tables, chosen)), np.zeros(len(self.limits)))
+        return bool((sums <= self.limits).all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +96,6 @@ def cost_of_entries(problem: Problem, chosen: Sequence[int]) -> float:
     if -1 in chosen:
         return float("inf")
     moves = {int(m) for table, entry in zip(problem.tables, chosen) for m in table.moves[entry] if m >= 0}
-    moves -= {int(m) for table, entry in zip(problem.tables, chosen) for m in table.at_hand[entry]}
     of_tables = sum(float(table.costs[entry]) for table, entry in zip(problem.tables, chosen))
     return of_tables + sum(float(problem.moves[m]) for m in sorted(moves))
 
@@ -101,11 +103,6 @@ def cost_of_entries(problem: Problem, chosen: Sequence[int]) -> float:
 def weight(limit: Limit, chosen: Sequence[int]) -> float:
     """The sum that a limit bounds, for the entries chosen of all tables."""
     return float(sum(weights[chosen[table]] for table, weights in zip(limit.tables, limit.weights)))
-
-
-def pinned(problem: Problem, class_: int, strategies: Sequence[int]) -> Problem:
-    """The problem in which a class has some of its strategies only; see `restricted`."""
-    return restricted(problem, {class_: strategies})
 
 
 def restricted(problem: Problem, strategies: Mapping[int, Sequence[int]]) -> Problem:
@@ -126,12 +123,17 @@ def restricted(problem: Problem, strategies: Mapping[int, Sequence[int]]) -> Pro
 
 def with_entries(problem: Problem, masks: Sequence[Array]) -> Problem:
     """The problem with some of its entries; a mask of entries per table."""
-    tables = tuple(table if rows.all() else table.take(rows) for table, rows in zip(problem.tables, masks))
-    limits = tuple(
-        Limit(limit.tables, tuple(weights[masks[table]] for table, weights in zip(limit.tables, limit.weights)), limit.limit)
-        for limit in problem.limits
-    )
-    return Problem(problem.strategies, tables, problem.moves, limits)
+    return replace(problem, tables=tuple(table if rows.all() else table.take(rows) for table, rows in zip(problem.tables, masks)))
+
+
+def limited(problem: Problem, limits: Sequence[Limit]) -> Problem:
+    """The problem under more limits."""
+    more = [np.zeros((len(table.costs), len(limits))) for table in problem.tables]
+    for column, limit in enumerate(limits):
+        for table, weights in zip(limit.tables, limit.weights):
+            more[table][:, column] += weights
+    tables = (replace(table, weights=np.concatenate([table.weights, each], axis=1)) for table, each in zip(problem.tables, more))
+    return replace(problem, tables=tuple(tables), limits=(*problem.limits, *(limit.limit for limit in limits)))
 
 
 def weighed(problem: Problem, limit: Limit) -> Problem:
@@ -139,8 +141,11 @@ def weighed(problem: Problem, limit: Limit) -> Problem:
     costs = [np.zeros(len(table.costs)) for table in problem.tables]
     for table, weights in zip(limit.tables, limit.weights):
         costs[table] = costs[table] + weights
-    tables: list[Table] = []
-    for table, values in zip(problem.tables, costs):
-        none = np.zeros((len(values), 0), np.int64)
-        tables.append(Table(table.classes, table.strategies, values, none, np.zeros(len(values)), none))
-    return Problem(problem.strategies, tuple(tables), np.zeros(0), problem.limits)
+    tables = tuple(replace(table, costs=own, moves=table.moves[:, :0]) for table, own in zip(problem.tables, costs))
+    return replace(problem, tables=tables, moves=np.zeros(0))
+
+
+def dearer(problem: Problem, costs: Sequence[Array]) -> Problem:
+    """The problem with more costs of entries, an array per table."""
+    tables = tuple(replace(table, costs=table.costs + more) for table, more in zip(problem.tables, costs, strict=True))
+    return replace(problem, tables=tables)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from shardy_py.ir import Value
+from shardy_py.dialect import TensorSharding
+from shardy_py.ir import Op, Value
 from shardy_py.partition.layouts import Layout
+from shardy_py.plan.record import PlanRecord
 from shardy_py.planner.model import Model
 
 TRIALS = 150
@@ -42,6 +45,36 @@ class Outcome:
     def is_better(self, other: Outcome) -> bool:
         """Whether it is nearer to the budget, or as near and faster."""
         return self.over < other.over or (self.over == other.over and self.seconds < other.seconds * (1 - IMPROVEMENT))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variable:
+    """A variable of the function at a place where it may be constrained.
+
+    Attributes:
+        holder: The value whose sharding a constraint decides: the same, or what a loop carries or slices.
+        op: The op that makes it; the loop, where only this and what follows it read the constrained value.
+        operand: The number of the operand of `op` that it is, where it may be constrained in front of this alone, as it is read there.
+    """
+
+    value: Value
+    holder: Value
+    op: Op
+    primitive: str
+    is_unnamed: bool = False
+    operand: int | None = None
+
+
+class Seeds(Protocol):
+    """Plans propagated from the shardings of inputs, results and some variables."""
+
+    def variables(self) -> Sequence[Variable | None]:
+        """The variables of the plan's own program; the number of a variable is its place."""
+        ...
+
+    def plan(self, pins: Mapping[int, TensorSharding], *, results: bool = True) -> tuple[PlanRecord, Sequence[Variable | None]]:
+        """The plan by propagation under XLA's partitioner, and its variables."""
+        ...
 
 
 Try = Callable[[Trial], Outcome]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import scipy  # its parts, which take a quarter of this package's time of import, are imported when they are first used
 
 from .evaluation import EntryIndex
-from .problem import Limit, Problem, Table, with_entries
+from .problem import Problem, Table, with_entries
 
 Array = Any
 
@@ -48,7 +49,6 @@ class LinearProgram:
     """
 
     costs: Array
-    ties: Array
     starts: Array
     equal: Any
     moves: Any
@@ -57,10 +57,6 @@ class LinearProgram:
     classes: tuple[int, ...]
     strategies: tuple[Array, ...]
     links: tuple[Containment, ...]
-
-    def without_ties(self) -> LinearProgram:
-        """The program of costs alone."""
-        return replace(self, costs=self.costs - self.ties, ties=np.zeros_like(self.ties))
 
     @property
     def choices(self) -> int:
@@ -95,15 +91,13 @@ def program(problem: Problem) -> LinearProgram:
     place_of_move[move_numbers] = choices + np.arange(len(move_numbers))
     width = choices + len(move_numbers)
     costs = np.zeros(width)
-    ties = np.zeros(width)
     for table, start in zip(tables, starts):
-        costs[start : start + len(table.costs)] = table.costs + table.ties
-        ties[start : start + len(table.costs)] = table.ties
+        costs[start : start + len(table.costs)] = table.costs
     costs[choices:] = problem.moves[move_numbers]
     equal, links = _consistency(problem, starts, classes, strategies, width)
     moves = _move_rows(tables, starts, place_of_move, width)
-    limits, most = _limit_rows(problem, starts, width)
-    return LinearProgram(costs, ties, starts, equal, moves, limits, most, classes, tuple(strategies), links)
+    limits, most = _limit_rows(problem, width)
+    return LinearProgram(costs, starts, equal, moves, limits, most, classes, tuple(strategies), links)
 
 
 def _consistency(
@@ -159,54 +153,33 @@ def _consistency(
 
 
 def _move_rows(tables: Sequence[Table], starts: Array, place_of_move: Array, width: int) -> Any:
-    """A row per move and table that needs it: the move is paid unless an entry has it at hand."""
+    """A row per move and table that needs it: the move is paid."""
     rows: list[Array] = []
     columns: list[Array] = []
     signs: list[Array] = []
     count = 0
-    rows_of_move: list[Array] = []
     for table, start in zip(tables, starts):
         entries, at = np.nonzero(table.moves >= 0)
         needed, places = np.unique(table.moves[entries, at], return_inverse=True)
         rows.extend((count + places, count + np.arange(len(needed))))
         columns.extend((start + entries, place_of_move[needed]))
         signs.extend((np.ones(len(entries)), -np.ones(len(needed))))
-        rows_of_move.append(needed)
         count += len(needed)
-    moves = np.concatenate(rows_of_move) if rows_of_move else np.zeros(0, np.int64)
-    order = np.argsort(moves, kind="stable")
-    for table, start in zip(tables, starts):
-        entries, at = np.nonzero(table.at_hand >= 0)
-        at_hand = table.at_hand[entries, at]
-        begins = np.searchsorted(moves[order], at_hand, "left")
-        counts = np.searchsorted(moves[order], at_hand, "right") - begins
-        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows.append(order[np.repeat(begins, counts) + offsets])
-        columns.append(np.repeat(start + entries, counts))
-        signs.append(-np.ones(len(offsets)))
     return _matrix(signs, rows, columns, count, width)
 
 
-def scales(limits: Sequence[Limit]) -> Array:
+def scales(problem: Problem) -> Array:
     """What the row of each limit is divided by: about its largest weight."""
-    largest = [max([float(np.abs(w).max(initial=0.0)) for w in limit.weights], default=0.0) for limit in limits]
-    return np.array([max(most, abs(limit.limit) * 1e-3, 1e-300) for most, limit in zip(largest, limits)])
+    largest = np.max([np.abs(table.weights).max(0, initial=0.0) for table in problem.tables], axis=0, initial=0.0)
+    return np.maximum(largest, np.maximum(np.abs(problem.limits) * 1e-3, 1e-300))
 
 
-def _limit_rows(problem: Problem, starts: Array, width: int) -> tuple[Any, Array]:
+def _limit_rows(problem: Problem, width: int) -> tuple[Any, Array]:
     """Rows of limits, each divided by its scale."""
-    rows: list[Array] = []
-    columns: list[Array] = []
-    values: list[Array] = []
-    most: list[float] = []
-    for number, (limit, scale) in enumerate(zip(problem.limits, scales(problem.limits))):
-        for table, weights in zip(limit.tables, limit.weights):
-            (entries,) = np.nonzero(weights)
-            rows.append(np.full(len(entries), number))
-            columns.append(starts[table] + entries)
-            values.append(weights[entries] / scale)
-        most.append(limit.limit / scale)
-    return _matrix(values, rows, columns, len(problem.limits), width), np.array(most)
+    scale = scales(problem)
+    weights = np.concatenate([table.weights / scale for table in problem.tables]) if problem.tables else np.zeros((0, len(scale)))
+    columns, numbers = np.nonzero(weights)
+    return _matrix([weights[columns, numbers]], [numbers], [columns], len(scale), width), np.array(problem.limits) / scale
 
 
 def _matrix(values: Sequence[Array], rows: Sequence[Array], columns: Sequence[Array], height: int, width: int) -> Any:
@@ -313,17 +286,15 @@ class _Shared:
 
 @dataclass(frozen=True, slots=True)
 class _Uses:
-    """Moves no two of which concern the same table, with the tables that decide on them: those that need one, then those that make one.
-
-    A pair is a move and such a table.
+    """Moves no two of which concern the same table, with the tables that need them; a pair is a move and such a table.
 
     Attributes:
-        needing: The number of pairs whose table needs the move; the others may have it at hand.
-        entries: The entries of tables, side by side, that need the move or have it at hand.
+        rows: Of each pair, in `LinearProgram.moves`.
+        moves: Of each pair, the place of its move in `columns`; pairs of one move stand together.
+        entries: The entries that need the move, in the columns of the tables of all pairs side by side.
     """
 
     columns: Array
-    needing: int
     rows: Array
     moves: Array
     firsts: Array
@@ -367,18 +338,16 @@ class Ascent:
 
     @property
     def bound(self) -> float:
-        """The bound on costs with ties."""
-        choices = self.of.choices
-        least = float(np.minimum.reduceat(self.columns[:choices], self.of.starts[:-1]).sum()) if choices else 0.0
-        return float(np.minimum(self.columns[choices:], 0.0).sum()) + least
+        """The bound."""
+        return float(np.minimum(self.columns[self.of.choices :], 0.0).sum()) + float(self._least().sum())
+
+    def _least(self) -> Array:
+        """The least price of each table and class."""
+        return np.minimum.reduceat(self.columns[: self.of.choices], self.of.starts[:-1]) if self.of.choices else np.zeros(0)
 
     def slacks(self) -> tuple[float, Array]:
-        """The bound on costs without ties, and per choice by how much it rises for assignments that make it."""
-        of = self.of
-        columns = self.columns[: of.choices] - of.ties[: of.choices]
-        least = np.minimum.reduceat(columns, of.starts[:-1]) if of.choices else np.zeros(0)
-        bound = float(np.minimum(self.columns[of.choices :], 0.0).sum()) + float(least.sum())
-        return bound, columns - np.repeat(least, np.diff(of.starts))
+        """The bound, and per choice by how much it rises for assignments that make it."""
+        return self.bound, self.columns[: self.of.choices] - np.repeat(self._least(), np.diff(self.of.starts))
 
     def run(self, *, rounds: int, enough: float, end: float) -> None:
         """Raises the bound until it hardly rises, is `enough`, or `end` (`time.monotonic()`) has passed."""
@@ -417,78 +386,58 @@ class Ascent:
 
     def _share(self, uses: _Uses) -> None:
         """Divides the costs of moves, of which no two concern the same table, among the tables that need them, by what each gains."""
-        columns, costs, needing = self.columns, self.of.costs[uses.columns], uses.needing
-        move_of_need, move_of_make = uses.moves[:needing], uses.moves[needing:]
+        columns, costs = self.columns, self.of.costs[uses.columns]
         before = self.shares[uses.rows]
-        totals = np.add.reduceat(before, uses.firsts)
         # How much less than the least of the others of its table the least of these entries costs, without a share that it bears.
         side_by_side = np.concatenate([columns[table] for table in uses.tables])
         least = np.minimum.reduceat(side_by_side[uses.entries], uses.entry_starts)
         side_by_side[uses.entries] = np.inf
         savings = np.minimum.reduceat(side_by_side, uses.starts) - least
-        # Where it is at hand nothing is saved, so that entries with it gain what the others pay: up to what they are above the least.
-        most = costs.copy()
-        np.minimum.at(most, move_of_make, np.maximum(0.0, totals[move_of_make] - savings[needing:]))
-        gains = np.clip(savings[:needing] + before, 0.0, costs[move_of_need])
+        gains = np.clip(savings + before, 0.0, costs[uses.moves])
         demands = np.add.reduceat(gains, uses.firsts)
-        scales = np.divide(most, demands, out=np.ones_like(most), where=demands > most)
-        spare = 0.5 * np.maximum(most - demands, 0.0) / np.bincount(move_of_need, minlength=len(costs))
-        divided = gains * scales[move_of_need] + spare[move_of_need]
-        after = np.add.reduceat(divided, uses.firsts)
-        changes = np.concatenate([divided - before, (totals - after)[move_of_make]])
-        columns[uses.entry_columns] += changes[uses.entry_pairs]
+        scales = np.divide(costs, demands, out=np.ones_like(costs), where=demands > costs)
+        spare = 0.5 * np.maximum(costs - demands, 0.0) / np.bincount(uses.moves, minlength=len(costs))
+        divided = gains * scales[uses.moves] + spare[uses.moves]
+        columns[uses.entry_columns] += (divided - before)[uses.entry_pairs]
         self.shares[uses.rows] = divided
-        columns[uses.columns] = costs - after
+        columns[uses.columns] = costs - np.add.reduceat(divided, uses.firsts)
 
 
 def _uses(of: LinearProgram) -> tuple[_Uses, ...]:
-    """The tables that decide on each move; in groups of moves that do not concern the same table, as few as come of the order of moves."""
-    matrix = of.moves.tocoo()
+    """The tables that need each move; in groups of moves that do not concern the same table, as few as come of the order of moves."""
     table_of = np.repeat(np.arange(len(of.starts) - 1), np.diff(of.starts))
-    is_move = matrix.col >= of.choices
-    move_of_row = np.zeros(of.moves.shape[0], np.int64)
-    move_of_row[matrix.row[is_move]] = matrix.col[is_move]
-    # An entry that needs a move has +1 in the row of its table, one that has it at hand -1 in every row of the move.
-    needing, making = ~is_move & (matrix.data > 0), ~is_move & (matrix.data < 0)
     needs: dict[int, list[tuple[int, int, Array]]] = {}
-    for row, columns in _grouped(matrix.row[needing], matrix.col[needing]):
-        needs.setdefault(int(move_of_row[row]), []).append((row, int(table_of[columns[0]]), columns))
-    makes: dict[int, list[tuple[int, Array]]] = {}
-    for move, columns in _grouped(move_of_row[matrix.row[making]], matrix.col[making]):
-        makes[move] = _grouped(table_of[np.unique(columns)], np.unique(columns))
+    for row, (begin, end) in enumerate(itertools.pairwise(of.moves.indptr)):
+        columns = np.sort(of.moves.indices[begin:end])  # the entries that need the move, and behind them the move
+        needs.setdefault(int(columns[-1]), []).append((row, int(table_of[columns[0]]), columns[:-1]))
     groups: list[list[int]] = []
     groups_of_table: dict[int, set[int]] = {}
     for move in sorted(needs):
-        tables = {table for _, table, _ in needs[move]} | {table for table, _ in makes.get(move, ())}
-        groups_of_tables = set[int]().union(*(groups_of_table.setdefault(table, set()) for table in tables))
-        group = next(n for n in range(len(groups) + 1) if n not in groups_of_tables)
+        tables = {table for _, table, _ in needs[move]}
+        taken = set[int]().union(*(groups_of_table.setdefault(table, set()) for table in tables))
+        group = next(n for n in range(len(groups) + 1) if n not in taken)
         if group == len(groups):
             groups.append([])
         groups[group].append(move)
         for table in tables:
             groups_of_table[table].add(group)
-    return tuple(_together(of, moves, needs, makes) for moves in groups)
+    return tuple(_together(of, moves, needs) for moves in groups)
 
 
-def _together(
-    of: LinearProgram, moves: Sequence[int], needs: Mapping[int, list[tuple[int, int, Array]]], makes: Mapping[int, list[tuple[int, Array]]]
-) -> _Uses:
+def _together(of: LinearProgram, moves: Sequence[int], needs: Mapping[int, list[tuple[int, int, Array]]]) -> _Uses:
     """Moves that do not concern the same table, with their tables."""
-    need_pairs = [(place, table, columns, row) for place, move in enumerate(moves) for row, table, columns in needs[move]]
-    make_pairs = [(place, table, columns) for place, move in enumerate(moves) for table, columns in makes.get(move, ())]
-    pairs = [pair[:3] for pair in need_pairs] + make_pairs
-    tables = np.array([table for _, table, _ in pairs])
-    counts = np.array([len(columns) for _, _, columns in pairs])
+    pairs = [(place, *pair) for place, move in enumerate(moves) for pair in needs[move]]
+    places, rows, tables = (np.array([pair[i] for pair in pairs]) for i in range(3))
+    counts = np.array([len(columns) for *_, columns in pairs])
     sizes = of.starts[tables + 1] - of.starts[tables]
     starts = np.cumsum(sizes) - sizes
-    columns = np.concatenate([columns for _, _, columns in pairs])
+    columns = np.concatenate([columns for *_, columns in pairs])
     pair_of_entry = np.repeat(np.arange(len(pairs)), counts)
     return _Uses(
         np.array(moves),
-        len(need_pairs),
-        np.array([row for *_, row in need_pairs]),
-        np.array([place for place, _, _ in pairs]),
-        np.searchsorted([place for place, *_ in need_pairs], np.arange(len(moves))),
+        rows,
+        places,
+        np.searchsorted(places, np.arange(len(moves))),
         tuple(slice(int(of.starts[table]), int(of.starts[table + 1])) for table in tables),
         starts,
         columns - (of.starts[tables] - starts)[pair_of_entry],
@@ -496,10 +445,3 @@ def _together(
         columns,
         pair_of_entry,
     )
-
-
-def _grouped(keys: Array, values: Array) -> list[tuple[int, Array]]:
-    """The values of each key, keys in order."""
-    order = np.argsort(keys, kind="stable")
-    distinct, begins = np.unique(keys[order], return_index=True)
-    return list(zip(distinct.tolist(), np.split(values[order], begins[1:]))) if len(distinct) else []

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from shardy_py.ir import Op
 from shardy_py.ir.op_forms import UNCONSTRAINED
@@ -26,7 +23,7 @@ from shardy_py.planner.certificate import Certificate, encode, proven
 from shardy_py.planner.evaluation import Evaluation, descend
 from shardy_py.planner.judge import Candidate, latency_of
 from shardy_py.planner.op_tables import TooLarge
-from shardy_py.planner.problem import cost, entries, restricted, weight
+from shardy_py.planner.problem import cost, entries, restricted
 from shardy_py.planner.search import LARGE, Searcher
 from shardy_py.planner.space import Resolution, resolutions, stated, transferred
 from shardy_py.rules.traits import is_constraint
@@ -51,7 +48,7 @@ def search_of(searcher: Searcher, best: Candidate, bound: float) -> Search:
         peak_bytes=best.peak,
         budget_bytes=planner.budget,
         status="optimal" if optimal else "template" if best.name else ended,
-        space=_space(searcher, best) | ({MODEL_BOUND: seconds_text(bound)} if bound > (1 + ROUNDING) * best.seconds else {}),
+        space=_space(searcher, best, bound) | ({MODEL_BOUND: seconds_text(bound)} if bound > (1 + ROUNDING) * best.seconds else {}),
         timings={**searcher.timings, "total": time.monotonic() - searcher.began},
         margin_bytes=math.ceil(best.peak * ERROR),
         shards_values=searcher.propagate is None,
@@ -60,14 +57,14 @@ def search_of(searcher: Searcher, best: Candidate, bound: float) -> Search:
     )
 
 
-def _space(searcher: Searcher, best: Candidate) -> dict[str, str]:
+def _space(searcher: Searcher, best: Candidate, bound: float) -> dict[str, str]:
     """The size of the space, and notes on what is not in it, in no price, or in no proof."""
     model, free = searcher.model, len(searcher.model.variables)
     notes = {
         "nothing to choose": ""
         if free
         else f"no size is a multiple of an axis of {searcher.base.mesh} where nothing is annotated: devices share no work",
-        NOTHING: _nothing_sharded(searcher, best),
+        NOTHING: _nothing_sharded(searcher, best, bound),
         **_resolution_notes(searcher.space.resolution),
         "objective of the model": _objective_of_model(searcher, best),
         "not donated": _not_donated(searcher),
@@ -87,7 +84,7 @@ def _space(searcher: Searcher, best: Candidate) -> dict[str, str]:
     }
 
 
-def _nothing_sharded(searcher: Searcher, best: Candidate) -> str:
+def _nothing_sharded(searcher: Searcher, best: Candidate, bound: float) -> str:
     """Where the plan shards nothing, its step beside that of the cheapest finished plan which shards: latencies may be longer."""
     if not searcher.model.variables or searcher.propagate is not None or searcher.is_sharded(best.assignment):
         return ""
@@ -98,7 +95,8 @@ def _nothing_sharded(searcher: Searcher, best: Candidate) -> str:
     count, latency = latency_of(other.run, searcher.planner)
     collectives = f"{count} collective{'s' * (count != 1)}"
     named = f"the cheapest sharded plan that was finished, {f'{other.name}, ' if other.name else ''}{seconds_text(other.seconds)}"
-    return f"{seconds_text(best.seconds)} on one device; {named}, {seconds_text(latency)} of it latency of {collectives}"
+    proof = "; no plan in the space searched takes less than on one device" if bound >= (1 - ROUNDING) * best.seconds else ""
+    return f"{seconds_text(best.seconds)} on one device; {named}, {seconds_text(latency)} of it latency of {collectives}{proof}"
 
 
 def _resolution_notes(resolution: Resolution) -> dict[str, str]:
@@ -166,9 +164,8 @@ def certificate_of(searcher: Searcher, best: Candidate, bound: float) -> str:
     """The certificate of a search, as text."""
     planner, model = searcher.planner, searcher.model
     problem = searcher.limited()
-    if any(weight(limit, entries(problem, best.assignment)) > limit.limit for limit in problem.limits):
+    if not problem.keeps(entries(problem, best.assignment)):
         problem = model.problem  # results lie as they follow by propagation
-    problem = replace(problem, tables=tuple(replace(table, ties=np.zeros(len(table.costs))) for table in problem.tables))
     own = cost(problem, best.assignment)
     stages = stages_of(problem, own)
     links = planner.links or {}

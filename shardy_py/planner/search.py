@@ -12,7 +12,7 @@ import numpy as np
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.errors import UserError
-from shardy_py.ir import Op, Program, Value
+from shardy_py.ir import Program, Value
 from shardy_py.partition.price import Machine
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import format_bytes
@@ -23,20 +23,27 @@ from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import CHOSEN, Search
 from shardy_py.planner.assignment import least as least_of
 from shardy_py.planner.assignment import solve
-from shardy_py.planner.elimination import reduced
 from shardy_py.planner.errors import infeasible, least_bytes
 from shardy_py.planner.evaluation import Evaluation, cut, descend
-from shardy_py.planner.following import Neighbours, copies_of, followed, neighbours_of
 from shardy_py.planner.judge import Candidate, objective, peak_of, preferred
 from shardy_py.planner.memory import binding, bytes_of, fixed_bytes, peak_bytes
 from shardy_py.planner.model import LESS, Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge
 from shardy_py.planner.options import Planner
-from shardy_py.planner.problem import Limit, Problem, Solution, entries, restricted, weight
-from shardy_py.planner.propagated import Outcome, Trial, Trials
-from shardy_py.planner.seeds import Seeds
+from shardy_py.planner.problem import Limit, Problem, Solution, entries, weight
+from shardy_py.planner.propagated import Outcome, Seeds, Trial, Trials
 from shardy_py.planner.space import Annotations, Resolution, Space, assign, groups_of, resolutions, shardings_of, spaces_of, transferred
-from shardy_py.planner.templates import Template, UserTemplate, batch_of, in_space, templates
+from shardy_py.planner.templates import (
+    Neighbours,
+    Template,
+    UserTemplate,
+    batch_of,
+    copies_of,
+    followed,
+    in_space,
+    neighbours_of,
+    templates,
+)
 
 ROUNDS = 6
 """Searches under a budget, each with the limits of the fullest steps of all plans before."""
@@ -46,9 +53,6 @@ MARGIN = 0.01
 
 ENTRIES = 40_000
 """Entries of a model per second of the time limit: where there would be more, dimensions are cut as in the best templates."""
-
-BRANCH_ROUNDS = 3
-"""Searches in which other branches of conds count, each those that took longest in the plan before."""
 
 JUDGED, KEPT = 16, 3
 """Templates that are finished before there is a model, at most, and those of the best whose sets of axes the model has."""
@@ -68,24 +72,14 @@ PEAKS = 8
 STARTS = 1
 """Templates to start from, the cheapest: the linear program needs none, but a good start ends it early, and is the plan without time."""
 
-OWN_SHARE = 0.1
-"""The part of the time that is left in which each template of the user's is completed before the search, and any before it is run."""
-
-REACH = 0.1
-"""How much dearer than the plan, by the model, a template may be to be run as a region: models and regions differ by less."""
+REACH = 0.2
+"""How much dearer than the plan, by the model, a template may be to be run as a region: of experts models and regions differ by so much."""
 
 LARGE = 50_000
 """Entries of a problem that the linear program may not end in time."""
 
-SOLVER_GAP = 0.2
+SOLVER_GAP = 0.1
 """The part of the user's gap that the solver may leave."""
-
-END_GAP, END_ROUNDS = 1e-3, 2
-"""The same of a small problem, and the rounds of branch and bound for it: which dimension of the tokens is cut is worth less than the
-gap, and yet there is a right answer. It takes a second at most; work is counted, so that a busy machine comes to the same answer."""
-
-TEMPLATE_GAP = 0.2
-"""How far a template's price may be from the cheapest plan that shards arguments so."""
 
 Collect = Callable[[Search | None], PlanRecord]
 """Makes the plan of the program's shardings as they are."""
@@ -135,7 +129,6 @@ class Searcher:
     timings: dict[str, float] = field(default_factory=dict[str, float])
     region: Region | None = None
     propagate: Propagate | None = None
-    completions: dict[str, Solution] = field(default_factory=dict[str, Solution])
     outcomes: tuple[Outcome, ...] = ()
     share: float = 1.0
     is_late: bool = False
@@ -229,26 +222,25 @@ class Searcher:
 
     def enter(self, resolution: Resolution | None) -> OpTables:
         """The space of a resolution, without a model."""
-        self.program, self.ops, self.copies, op_tables, spaces = self._parts
+        self.program, self.copies, op_tables, spaces = self._parts
         self.space: Space = spaces(resolution)
         for of_space in ("templates", "own_templates", "neighbours", "fixed", "entries", "batch", "_assignments"):
             self.__dict__.pop(of_space, None)
         return op_tables
 
     @functools.cached_property
-    def _parts(self) -> tuple[Program, dict[Op, Op], Mapping[Value, Value], OpTables, Callable[[Resolution | None], Space]]:
-        """The program in XLA's form, its ops and values by those of the plan, and the sources of models and of spaces."""
+    def _parts(self) -> tuple[Program, Mapping[Value, Value], OpTables, Callable[[Resolution | None], Space]]:
+        """The program in XLA's form, its values by those of the plan, and the sources of models and of spaces."""
         machine = Machine(self.base.mesh, self.planner.machine, self.planner.links)
-        program, lineage, copies = as_xla_inlines(self.base.program)
-        ops = {old: new for new, old in lineage.ops.items()}
+        program, _, copies = as_xla_inlines(self.base.program)
         spaces = spaces_of(program, self.base.mesh, self.annotations, groups_of(self.annotations, self.base.program, copies))
-        return program, ops, copies, OpTables(program, machine), spaces
+        return program, copies, OpTables(program, machine), spaces
 
     def freed(self, places: tuple[str, ...]) -> Searcher:
         """The same search without the constraints of some lines, on the same program and tables."""
         annotations = replace(self.annotations, freed=places)
         spaces = spaces_of(self.program, self.base.mesh, annotations, groups_of(annotations, self.base.program, self.copies))
-        other = replace(self, annotations=annotations, timings={}, completions={}, finished=[])
+        other = replace(self, annotations=annotations, timings={}, finished=[])
         other.__dict__["_parts"] = (*self._parts[:-1], spaces)
         return other
 
@@ -344,7 +336,7 @@ class Searcher:
 
     @functools.cached_property
     def _assignments(self) -> dict[object, tuple[int, ...]]:
-        """Assignments of templates: as they follow, and as they are finished, which depends on the branches that the model counts."""
+        """Assignments of templates by name: as they follow, and as they are finished."""
         return {}
 
     @property
@@ -381,7 +373,7 @@ class Searcher:
 
     def followed(self, template: Template) -> tuple[int, ...]:
         """The assignment of all classes in which arguments are sharded as in a template, and all else follows; data before parameters."""
-        if (cached := self._assignments.get(id(template))) is not None:
+        if (cached := self._assignments.get(template.name)) is not None:
             return cached
         arguments = self.program.main.arguments
         fed = self.batch
@@ -389,62 +381,39 @@ class Searcher:
         copies = () if template.carried is None else copies_of([a for a in arguments if a not in fed], self.space)
         order = [*data, *(template.carried or ())]
         chosen = followed(self.space, self.neighbours, template.strategies, order, copies, every, partly=template.partly)
-        return self._assignments.setdefault(id(template), chosen)
+        return self._assignments.setdefault(template.name, chosen)
 
     def start_of(self, template: Template) -> tuple[int, ...]:
-        """The assignment of a template as it is finished: small data that lie whole in a built-in one are cut."""
-        solution = self.completions.get(template.name)
-        if solution is None or math.isinf(solution.cost):
-            key = id(template), self.model.counted
-            if key not in self._assignments:
-                self._assignments[key] = self.with_data_cut(self.model.problem, tuple(self.start(template)))
-            return self._assignments[key]
-        return solution.assignment
+        """The assignment of a template as it is finished: small data that lie whole are cut."""
+        key = template.name, True
+        if key not in self._assignments:
+            self._assignments[key] = self.with_data_cut(self.model.problem, tuple(self.start(template)))
+        return self._assignments[key]
 
     def with_data_cut(self, problem: Problem, assignment: tuple[int, ...]) -> tuple[int, ...]:
         """An assignment in which all arguments that are fed are cut, as far as the gap allows."""
         arguments = self.program.main.arguments
         return cut(self.model, problem, assignment, [arguments[n] for n in self.base.feeding.arguments], self.planner.gap)
 
-    def completed(self, template: Template, best: Sequence[int], seconds: float) -> Solution:
-        """A cheap assignment in which arguments are sharded as in a template."""
-        start = self.start(template)
-        numbers = {c: i for i, c in enumerate(self.model.variables)}
-        problem = restricted(self.model.problem, {numbers[c]: (strategy,) for c, strategy in template.strategies.items()})
-        near = list(best)
-        for c in template.strategies:
-            near[numbers[c]] = start[numbers[c]]
-        solution = solve(problem, [near, start], gap=TEMPLATE_GAP, seconds=seconds)
-        self.is_late |= solution.status == "time_limit"
-        return solution
-
     def cheapest(self, best: Candidate) -> Candidate:
         """The cheapest of a plan and the templates that fit and are not much dearer by the model, each as it runs.
 
         The model prices ops one by one. A region also shares copies between readers and fuses otherwise, so that a template may
-        run faster than a plan that is cheaper by the model. As far as the gap allows, one that takes half of the memory is preferred, and
-        of those that take as long the one that sends less. Beside a plan that shards nothing, one that does is finished in any case.
+        run faster than a plan that is cheaper by the model. Beside a plan that shards nothing, one that does is finished in any case.
         """
-        most = self.predicted(best.assignment) * (1 + REACH)
-        sharded = {start: template.name for template in self.templates if self.is_sharded(start := self.start_of(template))}
-        seen = {best.assignment}
-        candidates: list[Candidate] = []
-        if sharded and not self.is_sharded(best.assignment):
-            seen.add(start := min(sharded, key=self.predicted))
-            candidates += [each for each in (self.candidate(sharded[start], start),) if self.planner.fits(each.peak)]
-        for template in self.templates:
-            if not self.left:
-                self.is_late = True
-                break
-            start = self.start_of(template)
-            if start in seen or self.predicted(start) > most:
+        done, model = {each.assignment for each in self.finished}, self.model
+        starts = {start: template.name for template in reversed(self.templates) if (start := self.start_of(template)) not in done}
+        order = [start for start in starts if weight(self.fixed, entries(model.problem, start)) <= self.fixed.limit]
+        order.sort(key=self.predicted)
+        most, is_sharded = self.predicted(best.assignment) * (1 + REACH), self.is_sharded(best.assignment)
+        for start in order:
+            shards_first = not is_sharded and self.is_sharded(start)
+            if not self.left or (self.predicted(start) > most and not shards_first):
+                self.is_late |= not self.left
                 continue
-            seen.add(start)
-            if weight(self.fixed, entries(self.model.problem, start)) <= self.fixed.limit:
-                candidate = self.candidate(template.name, start)
-                if self.planner.fits(candidate.peak):
-                    candidates.append(candidate)
-        return preferred(best, min(candidates, key=lambda each: each.seconds, default=best), self.planner)
+            is_sharded |= shards_first
+            self.candidate(starts[start], start)
+        return preferred([best, *(each for each in self.finished if self.planner.fits(each.peak))], self.planner)
 
     # ------------------------------------------------------------------ memory
 
@@ -481,15 +450,19 @@ class Searcher:
         over = [peak for peak in peaks if not self.planner.fits(peak.bytes + above)] or list(peaks[:1])
         chosen = entries(self.model.problem, candidate.assignment)
         budget = (1 - MARGIN) * (self.planner.budget or math.inf) - above
-        return [peak_bytes(self.model, self.fixed, peak, budget, chosen, self.copies, self.ops) for peak in over]
+        return [peak_bytes(self.model, self.fixed, peak, budget, chosen, self.copies) for peak in over]
 
     def within_budget(self) -> tuple[Candidate, float]:
         """The best plan within the budget, and its lower bound. Raises PlannerInfeasible if no plan that was tried fits."""
         starts = self.starts()
+        for template in self.own_templates if self.propagate is None else ():
+            if math.isfinite(self.predicted(start := self.start_of(template))):
+                self.candidate(template.name, start)
         limits: list[Limit] = []
         bound, least_seconds, most = 0.0, 0.0, math.inf
         for round_ in range(ROUNDS):
-            solution, least = self.branched(limits, starts)
+            solution = self.solution(self.limited(limits), starts)
+            least = solution.bound + self.model.constant
             if round_ == 0:
                 bound, least_seconds = self.model.fed_seconds(least), least
             elif len(limits) == 1 and limits[0].tables == self.model.feeding.tables:  # all that take less than `most` keep it
@@ -498,10 +471,10 @@ class Searcher:
                 break
             problem = self.limited(limits)
             # Within the gap much is left to chance, such as the dimension along which a small input is cut.
-            polished = descend(Evaluation(problem), solution.assignment) if self.is_sharded(solution.assignment) else None
+            polished = descend(Evaluation(self.model.tied(problem)), solution.assignment) if self.is_sharded(solution.assignment) else None
             best = tuple(map(int, polished.assignment)) if polished and polished.allowed else solution.assignment
             candidate = self.candidate("", self.with_data_cut(problem, best))
-            seconds = self.model.problem_seconds(candidate.assignment)
+            seconds = self.model.seconds(candidate.assignment)
             is_fed_longest = max(bound, self.model.cost_seconds(candidate.assignment)) < (1 - LESS) * seconds
             if self.planner.fits(candidate.peak) and not is_fed_longest:
                 break
@@ -568,38 +541,15 @@ class Searcher:
         """A lower bound on the peak of every plan."""
         return least_bytes(self.program, self._parts[-1](None), self.annotations, *self.free)
 
-    def branched(self, limits: Sequence[Limit], starts: Sequence[Sequence[int]]) -> tuple[Solution, float]:
-        """The best solution, and the lower bound of a step, where of each cond the branch counts that takes longest in it.
-
-        A problem counts one branch, so that its bound holds whichever that is. Each solution chooses its branches.
-        """
-        solution = self.solution(self.limited(limits), starts)
-        bound = solution.bound + self.model.constant
-        counted, models = {self.model.counted}, [(solution, self.model)]
-        while self.left and not math.isinf(solution.cost) and len(models) < BRANCH_ROUNDS:
-            model = self.model.counting(solution.assignment)
-            if model.counted in counted:
-                break
-            counted.add(model.counted)
-            self.model = model
-            solution = self.solution(self.limited(limits), [solution.assignment, *starts])
-            bound = max(bound, solution.bound + model.constant)
-            models.append((solution, model))
-        best, self.model = min(models, key=lambda each: math.inf if math.isinf(each[0].cost) else self.model.seconds(each[0].assignment))
-        return best, bound
-
     @functools.cached_property
     def batch(self) -> tuple[Value, ...]:
         """The arguments that are a step's data."""
         return batch_of(self.program, self.space, self.annotations, self.neighbours, self.base.feeding)
 
     def starts(self) -> list[Sequence[int]]:
-        """Assignments to start from: templates of the user's as they are completed, and the cheapest of the others as they follow."""
-        for template in self.own_templates:
-            self.completions[template.name] = self.completed(template, self.start(template), self.left * OWN_SHARE)
-        completed = [self.start_of(template) for template in self.own_templates if not math.isinf(self.completions[template.name].cost)]
-        others = [self.start(template) for template in self.templates]
-        return [*completed, *sorted(others, key=self.cost_of_start)[:STARTS]]
+        """Assignments to start from: templates of the user's, and the cheapest of the others."""
+        own, others = ([self.start(each) for each in some] for some in (self.own_templates, self.templates))
+        return [*own, *sorted(others, key=self.cost_of_start)[:STARTS]]
 
     def cost_of_start(self, start: Sequence[int]) -> tuple[bool, float]:
         """Whether arguments and results alone are over the budget, and seconds."""
@@ -607,33 +557,17 @@ class Searcher:
         return -1 in chosen or weight(self.fixed, chosen) > self.fixed.limit, self.model.seconds(start)
 
     def solution(self, problem: Problem, starts: Sequence[Sequence[int]]) -> Solution:
-        """The solution of a problem: well within the gap, of a small one to the end if that is soon reached."""
-        large = self.entries > LARGE
+        """The solution of a problem, well within the gap."""
         seconds = self.left * (1 if self.planner.budget is None else ROUND_SHARE)
         report("searching")
-        small = reduced(problem)
-        solution = solve(problem, starts, gap=self.planner.gap * SOLVER_GAP, seconds=seconds, watch=self.watch, small=small)
+        solution = solve(problem, starts, gap=self.planner.gap * SOLVER_GAP, seconds=seconds, watch=self.watch)
         self.is_late |= solution.status == "time_limit"
-        if math.isinf(solution.cost):
-            return solution
-        if large or problem.limits:
-            return solution
-        ended = solve(
-            problem,
-            [solution.assignment],
-            gap=self.planner.gap * END_GAP,
-            seconds=self.left,
-            watch=functools.partial(self.watch, proven=solution.bound),
-            small=small,
-            rounds=END_ROUNDS,
-        )
-        self.is_late |= ended.status == "time_limit"
-        return replace(ended, bound=max(ended.bound, solution.bound))
+        return solution
 
-    def watch(self, cost: float, bound: float, proven: float = 0.0) -> None:
-        """Reports how far the solver is; it starts without the bound that an earlier search has proven."""
+    def watch(self, cost: float, bound: float) -> None:
+        """Reports how far the solver is."""
         constant = self.model.constant
-        report("searching", objective=None if math.isinf(cost) else cost + constant, bound=max(bound, proven) + constant)
+        report("searching", objective=None if math.isinf(cost) else cost + constant, bound=bound + constant)
 
 
 def _enough(predicted: float, cheapest: float) -> float:

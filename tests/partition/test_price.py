@@ -16,12 +16,12 @@ from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.traffic import Fusion
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.ir import Program, TensorType, Value
+from shardy_py.opt.reshards import with_trips
 from shardy_py.partition.layouts import Layout, layout_of, parts
 from shardy_py.partition.op import CHEAP, spec_of
 from shardy_py.partition.price import Communication, Machine, price
 from shardy_py.partition.routes import Move
 from shardy_py.plan.prediction.loops import as_xla_propagates
-from shardy_py.plan.trips import with_trips
 
 MESH = {"x": 2, "y": 4}
 

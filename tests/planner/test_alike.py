@@ -82,7 +82,7 @@ def test_an_assignment_of_shared_classes_costs_what_its_plan_costs(shared: Case)
     choose = random.Random(0)
     for _ in range(4):
         assignment = drawn(shared.model, choose)
-        priced = shared.model.problem_seconds(assignment)
+        priced = shared.model.seconds(assignment)
         assert priced == pytest.approx(seconds(shared, assignment), rel=1e-9)
 
 

@@ -112,20 +112,20 @@ def test_no_assignment_is_cheaper() -> None:
     assert search.lower_bound_seconds == pytest.approx(search.objective_seconds, rel=1e-6)
 
 
-def test_no_assignment_is_cheaper_whichever_branch_counts() -> None:
+def test_branches_are_cut_alike_and_the_bound_is_below_the_longest() -> None:
     """Whole, the first branch takes longest; as the plan cuts it, the second one does."""
     branches = [lambda x: jnp.sort(jnp.sin(x), 0), lambda x: jnp.sort(x.reshape(-1)).reshape(x.shape)]
     plan = sp.auto_shard(lambda at, x: lax.switch(at, branches, x), mesh={"x": 4}, planner=planner(gap=0)).plan(i32(), f32(1 << 16, 512))
     search = plan.search
     assert search is not None
-    searcher, best = search.pricer.searcher, search.pricer.best  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
-    assert searcher.predicted(best.assignment) == pytest.approx(least_seconds(plan), rel=1e-9)
-    assert search.lower_bound_seconds == pytest.approx(least_seconds(plan), rel=1e-6)
+    assert not plan.outputs[0].sharding.is_fully_replicated
+    assert least_seconds(plan) == pytest.approx(search.lower_bound_seconds, rel=1e-6)
+    assert search.lower_bound_seconds <= search.objective_seconds
 
 
 def least_seconds(plan: sp.Plan) -> float:
     model = plan.search.pricer.searcher.model  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
-    sizes = model.unbranched.strategies
+    sizes = model.problem.strategies
     assert 2 < len(sizes) <= 12
     return min(model.seconds(assignment) for assignment in itertools.product(*map(range, sizes)))
 
@@ -336,7 +336,7 @@ EXPERTS = ({"router": f32(256, 4), "up": f32(4, 256, 1024), "down": f32(4, 1024,
 
 @pytest.mark.slow
 def test_experts_lie_over_some_axes_and_tokens_over_all() -> None:
-    plan = sp.auto_shard(expert_step, mesh={"x": 2, "y": 2}, planner=planner(), donate_argnums=0).plan(*EXPERTS)
+    plan = sp.auto_shard(expert_step, mesh={"x": 2, "y": 2}, planner=planner(time_limit_s=60), donate_argnums=0).plan(*EXPERTS)
     assert plan.search is not None
     inputs = {alternative.name: alternative.inputs for alternative in plan.search.alternatives}
     assert inputs["experts over y, the rest fully sharded"] == {
@@ -573,9 +573,11 @@ def test_a_step_shorter_than_latencies_says_so() -> None:
     assert finding.severity == "info"
     assert "Planner(hardware=...)" in finding.fix
     sentence = (
-        r"nothing is sharded: .* us on one device; the cheapest sharded plan that was finished, .* over x, .* us, .* us of it latency of"
+        r"nothing is sharded: .* us on one device; the cheapest sharded plan that was finished, .* over x, .* us, .* us of it latency of "
+        r".*; no plan in the space searched takes less than on one device"
     )
     assert re.match(sentence, finding.message)
+    assert plan.search.lower_bound_seconds == plan.search.objective_seconds
     assert sp.Plan.from_json(plan.to_json()).findings == plan.findings
     one = sp.auto_shard(step, mesh={"x": 1}, planner=planner(), donate_argnums=0).plan(*small).cost_analysis("h100").step_seconds
     assert one is not None
