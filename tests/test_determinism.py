@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-HASH_SEEDS = ("0", "1", "2", "12345", "random")
+HASH_SEEDS = ("0", "1", "random")
 END = "<end of plan>"
 PLAN = f"""
 import sys
@@ -71,6 +71,7 @@ def test_plans_and_their_forms_do_not_depend_on_the_hash_seed(answers: list[list
     assert all(other == first for other in others)
 
 
+@pytest.mark.slow
 def test_plans_do_not_depend_on_earlier_plans(answers: list[list[str]]) -> None:
     """Tables that remember steps and templates change nothing."""
     assert answers[-1] == answers[0]
