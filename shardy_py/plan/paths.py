@@ -60,7 +60,14 @@ def matches(pattern: str, path: str) -> bool:
         >>> matches("layers/*/kernel", "params/layers/0/kernel"), matches("layers[*]['kernel']", "params['layers'][0]['kernel']")
         (True, True)
     """
-    return _ends_with(_components(pattern), _split(path))
+    components = _split(path)
+    ends = set(range(len(components)))  # where what has been read of the pattern may end
+    for part in _split(pattern):
+        if part == "**":
+            ends = set(range(min(ends, default=len(components)) + 1, len(components) + 1))
+        else:
+            ends = {k + 1 for k in ends if k < len(components) and matches_text(part, components[k])}
+    return len(components) in ends
 
 
 def matches_text(pattern: str, text: str) -> bool:
@@ -85,37 +92,6 @@ def names_path(pattern: str, path: str) -> bool:
 
 def _split(path: str) -> list[str]:
     return [part for part in _SEPARATOR.split(path.removesuffix(".value")) if part]
-
-
-@functools.lru_cache(maxsize=1024)
-def _components(pattern: str) -> tuple[str | None, ...]:
-    """The components of a pattern; None stands for any number of components, as before the first."""
-    components: list[str | None] = [None]
-    for component in _split(pattern):
-        components += ["?*", None] if component == "**" else [component]
-    return tuple(components)
-
-
-def _ends_with(pattern: Sequence[str | None], path: Sequence[str]) -> bool:
-    """Whether the components of a path match those of a pattern.
-
-    Only the last None is ever extended: what stands before it has matched as early as it can, so no other way could succeed.
-    """
-    i = k = 0
-    retry: tuple[int, int] | None = None
-    while k < len(path):
-        component = pattern[i] if i < len(pattern) else None
-        if i < len(pattern) and component is None:
-            retry = i, k
-            i += 1
-        elif component is not None and matches_text(component, path[k]):
-            i, k = i + 1, k + 1
-        elif retry is not None:
-            i, k = retry[0] + 1, retry[1] + 1
-            retry = retry[0], k
-        else:
-            return False
-    return len(pattern) > 1 and all(part is None for part in pattern[i:])
 
 
 @functools.lru_cache(maxsize=1024)
