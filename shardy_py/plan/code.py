@@ -252,12 +252,6 @@ def spec_code(value: PlannedValue) -> str:
     return f"jax.NamedSharding(mesh, {spec}, memory_kind={value.memory_kind!r})" if value.memory_kind else spec
 
 
-def mesh_code(plan: PlanRecord, axis_type: str) -> str:
-    """The statement that makes the mesh."""
-    names, sizes = tuple(plan.mesh.shape), tuple(plan.mesh.shape.values())
-    return f"mesh = jax.make_mesh({sizes}, {names}, axis_types=(jax.sharding.AxisType.{axis_type},) * {len(sizes)})"
-
-
 class Trees:
     """Statements that name the shardings of arguments and results, in their structure or, where it has classes, by path."""
 
@@ -329,7 +323,9 @@ def _sequence(start: str, items: Sequence[str], end: str, indent: int) -> str:
 
 def setup_of(plan: PlanRecord, axis_type: str, rules: Sequence[tuple[str, tuple[str, ...]]] = (), named: Sequence[int] = ()) -> str:
     """The statements that make the mesh and name the shardings of arguments and results; with rules for names, of `named` arguments."""
-    trees = Trees(plan, named)
+    trees, shape = Trees(plan, named), plan.mesh.shape
+    types = f"(jax.sharding.AxisType.{axis_type},) * {len(shape)}"
+    mesh = f"mesh = jax.make_mesh({tuple(shape.values())}, {tuple(shape)}, axis_types={types})"
     inputs, outputs = trees.inputs(), trees.outputs()
     results = (
         f"out_shardings = {outputs}" if "jax.eval_shape" not in outputs else f"with jax.set_mesh(mesh):\n    out_shardings = {outputs}"
@@ -342,4 +338,4 @@ def setup_of(plan: PlanRecord, axis_type: str, rules: Sequence[tuple[str, tuple[
     call = f"# jax.jit({plan.name}, in_shardings=in_shardings, out_shardings=out_shardings), called {where}"
     if axis_type == "Explicit":  # types are those of the arguments, whatever in_shardings say
         call = f"# jax.jit({plan.name}, out_shardings=out_shardings)(*jax.device_put(args, in_shardings)), {where}"
-    return "\n".join(["import jax", mesh_code(plan, axis_type), *trees.tables, f"in_shardings = {inputs}", results, call])
+    return "\n".join(["import jax", mesh, *trees.tables, f"in_shardings = {inputs}", results, call])

@@ -235,9 +235,8 @@ def _needs(
             if holder is not fact.holder and begins_with(history.at(holder, number), fact.dim, fact.axes):
                 return [(Fact(holder, fact.dim, fact.axes), number)], ()
     if step.reason in CONSTRAINING and step.op is not None:
-        source = _constraining(step)
-        if source is not None:
-            return [(Fact(source, fact.dim, fact.axes), 0)], ()
+        if step.op.name != dataflow.MANUAL_COMPUTATION:  # whose own shardings belong to no value
+            return [(Fact(step.op.results[0], fact.dim, fact.axes), 0)], ()
     if step.reason == PRIORITY:
         # Set aside by the first such step, back by this one; what was set aside may have come from a constraint or a group before.
         aside = next(n for n in history.steps[fact.holder] if history.log[n].reason == PRIORITY)
@@ -255,12 +254,6 @@ def _unfit(number: int, step: LogStep) -> ShardyError:
         why="the step did not bring what the log says it brought",
         fix="make the plan again, or load an unchanged file",
     )
-
-
-def _constraining(step: LogStep) -> Value | None:
-    """The result of the constraint that a value follows; None for a manual computation, whose own shardings belong to no value."""
-    op = step.op
-    return op.results[0] if op is not None and op.name != dataflow.MANUAL_COMPUTATION else None
 
 
 def _propagated(

@@ -151,7 +151,9 @@ def _error(plan: PlanRecord, target: str) -> Exception:
     near = [path for path in paths if target in path][:5] or difflib.get_close_matches(target, paths, 5)
     if _LINE.fullmatch(target):
         file, _, number = target.rpartition(":")
-        lines = {int(v.location.rpartition(":")[2]) for _, v in plan.intermediates if _in_file(v.location, file)}
+        lines = {
+            int(v.location.rpartition(":")[2]) for _, v in plan.intermediates if f"/{v.location}".rpartition(":")[0].endswith(f"/{file}")
+        }
         near = [f"{file}:{line}" for line in sorted(lines, key=lambda line: (abs(line - int(number)), line))[:3]] or near
     return PlanError(
         f"the plan has no value {target!r}",
@@ -159,11 +161,6 @@ def _error(plan: PlanRecord, target: str) -> Exception:
         why="it is not a path of an input or output, name of a value, source line on which a value is made, scope or assigned variable",
         fix=f"one of {', '.join(near)}" if near else "plan.values lists all of them",
     )
-
-
-def _in_file(location: str, file: str) -> bool:
-    name = location.rpartition(":")[0]
-    return name == file or name.endswith("/" + file)
 
 
 def explain(plan: PlanRecord, target: str | PlannedValue, axis: str | None, dim: int | None) -> Explanation:

@@ -238,7 +238,7 @@ def indivisible(context: CheckContext) -> Iterator[Finding]:
 
 def _cut(context: CheckContext, value: PlannedValue, uncut: TensorSharding) -> Iterator[Finding]:
     size = context.bytes_of(value)
-    severity: Severity = "warning" if _is_requested(value, uncut) else graded(size)
+    severity: Severity = "warning" if value.given is not None and value.given.are_dim_axes_equal(uncut) else graded(size)
     if severity == "info" and size < NOTABLE:
         return
     for d, (n, dim) in enumerate(zip(value.shape, uncut.dims)):
@@ -250,11 +250,6 @@ def _cut(context: CheckContext, value: PlannedValue, uncut: TensorSharding) -> I
             f" {typed(value.type, uncut)} says: it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device"
         )
         yield Finding("indivisible", message, value.path, "", severity, size, _fix(context, d, n, uncut))
-
-
-def _is_requested(value: PlannedValue, sharding: TensorSharding) -> bool:
-    """Whether the user requested the sharding that was cut."""
-    return value.given is not None and value.given.are_dim_axes_equal(sharding)
 
 
 def _sizes(axes: tuple[AxisRef, ...], context: CheckContext) -> str:

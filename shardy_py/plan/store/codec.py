@@ -238,7 +238,11 @@ def _several(codec: Codec) -> Codec:
 
 
 def _object(cls: type[Any]) -> Codec:
-    return Codec(functools.partial(_write_object, cls), lambda tables, data: cls(**read_fields(cls, tables, data)))
+    def write(tables: Any, value: Any) -> dict[str, Any]:
+        stored = ((name, getattr(value, name), field, codec) for name, (field, codec) in stored_fields(cls).items())
+        return {name: codec.write(tables, item) for name, item, field, codec in stored if item != default_of(field)}
+
+    return Codec(write, lambda tables, data: cls(**read_fields(cls, tables, data)))
 
 
 def row_of(cls: Any) -> Codec:
@@ -287,11 +291,6 @@ def stored_fields(cls: type[Any]) -> dict[str, tuple[Field[Any], Codec]]:
     """The fields of a class that a file has, and their codecs."""
     hints = get_type_hints(cls)
     return {f.name: (f, codec_of(hints[f.name])) for f in fields(cls) if f.name not in UNSTORED.get(cls, ())}
-
-
-def _write_object(cls: type[Any], tables: Any, value: Any) -> dict[str, Any]:
-    stored = ((name, getattr(value, name), field, codec) for name, (field, codec) in stored_fields(cls).items())
-    return {name: codec.write(tables, item) for name, item, field, codec in stored if item != default_of(field)}
 
 
 def read_fields(cls: type[Any], tables: Any, data: Any) -> dict[str, Any]:
