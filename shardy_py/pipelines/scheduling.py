@@ -32,9 +32,7 @@ def automatic(meshes: int, microbatches: int, virtual: int, costs: Sequence[Any]
             f"no schedule holds at most {max_in_flight} activations per mesh", where='schedule("auto")',
             why=f"the best one found holds {least}", fix=f"pass max_in_flight={least}, or use fewer stages",
         )  # fmt: skip
-    chosen = best[1].schedule
-    verify(chosen)
-    return Schedule("auto", meshes, microbatches, virtual, chosen.orders)
+    return Schedule("auto", meshes, microbatches, virtual, best[1].schedule.orders)
 
 
 def _candidates(meshes: int, microbatches: int, virtual: int, costs: Costs) -> Iterator[Schedule]:
@@ -131,7 +129,8 @@ def schedule(
         raise TypeError(f"the name of a schedule is a string, not {name!r}; use one of {', '.join(map(repr, names()))}")
     name = plain_name(name)
     if name == "auto":
-        return automatic(stages, microbatches, virtual, (forward, backward, weight, transfer), max_in_flight)
-    chosen = named(name, stages, microbatches, virtual)
+        chosen = automatic(stages, microbatches, virtual, (forward, backward, weight, transfer), max_in_flight)
+    else:
+        chosen = named(name, stages, microbatches, virtual)
     verify(chosen)
     return chosen

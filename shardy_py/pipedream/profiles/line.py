@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from shardy_py.errors import ShardyError
+from shardy_py.frontends.jaxprs import inlined
 from shardy_py.ir.jax_calls import PLAIN_CALLS, body_parameter
 from shardy_py.pipelines.flatten import Flattener, row_of
 from shardy_py.pipelines.jaxprs import Atom, closed, closed_jaxpr, live, reads, struct_of
@@ -110,14 +111,8 @@ def line_of(closed: ClosedJaxpr, parameters: Sequence[bool]) -> EquationLine:
 
 def row_equations(row: Var, whole: Var, step: int) -> list[JaxprEqn]:
     """Equations that read one row of stacked parameters, which a line leaves out."""
-    jaxpr = jax.make_jaxpr(row_of(step))(struct_of(whole)).jaxpr
-    env: dict[Any, Var] = {jaxpr.invars[0]: whole, jaxpr.outvars[0]: row}
-    results = [env.setdefault(v, Var(v.aval)) for eqn in jaxpr.eqns for v in eqn.outvars]
-    assert row in results
-    return [
-        eqn.replace(invars=[v if isinstance(v, Literal) else env[v] for v in eqn.invars], outvars=[env[v] for v in eqn.outvars])
-        for eqn in jaxpr.eqns
-    ]
+    eqns, _ = inlined(jax.make_jaxpr(row_of(step))(struct_of(whole)).jaxpr, [whole], lambda source: source)
+    return [*eqns[:-1], eqns[-1].replace(outvars=[row])]
 
 
 class _Position(NamedTuple):
