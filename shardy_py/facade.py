@@ -177,7 +177,8 @@ class Plan(PlanRecord):
             hardware: A name (`"h100"`, `"v5p"`, see `shardy_py.cost.hardware_table`) or a `shardy_py.Hardware` of your own; None for
                 operations and bytes only.
             links: Mesh axis -> what it lies on, `"ici"` (or `"nvlink"`), `"dcn"` (or `"network"`), or a `shardy_py.Links`; of
-                axes that are left out `shardy_py.cost.links.lay_out` decides.
+                axes that are left out the coordinates of the mesh's devices decide where they have some, as TPUs have, else
+                `shardy_py.cost.links.lay_out`.
 
         Returns:
             The analysis; as a mapping it has the names of `jax.stages.Compiled.cost_analysis()`.

@@ -21,6 +21,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.api.errors import MeshError
+from shardy_py.cost.links import Lattice, lattices
 from shardy_py.dialect import Mesh
 from shardy_py.dialect.format import sizes_text
 from shardy_py.frontends.context import context_devices, devices_started, explicit_sharding, is_tracing
@@ -74,6 +75,15 @@ class MeshView:
         need = math.prod(self.auto_mesh.axis_sizes)
         devices_known = self.from_mapping and devices_started() and len(jax.devices()) >= need
         return _first_devices(self.auto_mesh, need) if devices_known else self.user_mesh
+
+    @functools.cached_property
+    def lattices(self) -> Mapping[str, Lattice]:
+        """How the axes lie on the torus of the mesh's devices; empty where these do not have a place each, as TPUs of one slice have."""
+        devices = list(self.user_mesh.devices.flat) if isinstance(self.user_mesh, JaxMesh) else []
+        coordinates = {tuple(getattr(device, "coords", ())) for device in devices}
+        if len(coordinates) < max(len(devices), 2):
+            return {}
+        return lattices(self.sizes, [tuple(device.coords) for device in devices])
 
     @property
     def auto(self) -> MeshView:

@@ -244,7 +244,8 @@ class _CallPlanning:
             options = request.settings.options
             propagation = PropagationOptions(options.strategy, options.conservative, options.op_priority, options.provenance)
             platform, variants = options.platform_of(request.view.user_mesh), TracedVariants(traced, _plan_alone, imported)
-            return Plan(request.name, request.view.dialect_mesh, *described, propagation, platform, variants, search, dropped, self.feeding)
+            parts = (*described, propagation, platform, variants, search, dropped, self.feeding, request.view.lattices)
+            return Plan(request.name, request.view.dialect_mesh, *parts)
 
     def searcher(self, planner: Planner, began: float, written: TracedCall) -> Searcher:
         """The search for its shardings."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+import numpy as np
+
 from shardy_py.dialect.format import sizes_text
 from shardy_py.errors import ShardyError
 
@@ -104,6 +106,61 @@ class Links:
 
 
 @dataclass(frozen=True)
+class Lattice:
+    """How the devices along one mesh axis lie on the torus of their chips.
+
+    Attributes:
+        dims: Sides of the box that they fill; one dimension of all of them where they fill none.
+        spans: Whether each of these goes over the whole torus, whose links may close it to a ring.
+        share: The part of a link that a device has, where groups along the axis send across each other.
+    """
+
+    dims: tuple[int, ...]
+    spans: tuple[bool, ...]
+    share: float = 1.0
+
+    def links(self, fabric: Fabric) -> Links:
+        """The links of the axis on a fabric."""
+        wrapped = tuple(spans and n % fabric.wrap == 0 for n, spans in zip(self.dims, self.spans))
+        return Links(fabric.kind, fabric.bandwidth * self.share, fabric.latency, self.dims, wrapped, fabric.name)
+
+
+def lattices(axes: Mapping[str, int], coordinates: Sequence[tuple[int, ...]]) -> dict[str, Lattice]:
+    """Mesh axis -> how it lies on a torus, by the coordinates of the mesh's devices, in its order.
+
+    Groups that fill no box send across the torus: of the straight cuts through it, the one with the fewest links for the bytes that cross
+    it decides.
+
+    Example:
+        >>> tray = [(0, 0), (1, 0), (0, 1), (1, 1), (1, 3), (0, 3), (1, 2), (0, 2)]
+        >>> lattices({"x": 2, "y": 4}, tray)["y"]
+        Lattice(dims=(2, 2), spans=(True, False), share=1.0)
+        >>> lattices({"x": 2, "y": 4}, tray)["x"]  # four pairs, which all cross the middle, where there are two links
+        Lattice(dims=(2,), spans=(False,), share=0.5)
+    """
+    grid = np.array(coordinates).reshape(*axes.values(), -1)
+    extents = np.ptp(grid.reshape(len(coordinates), -1), axis=0) + 1
+    out: dict[str, Lattice] = {}
+    for number, (axis, size) in enumerate(axes.items()):
+        groups = np.moveaxis(grid, number, -2).reshape(-1, size, len(extents))
+        sides = np.ptp(groups, axis=1) + 1
+        if (sides == sides[0]).all() and sides[0].prod() == size:
+            long = sides[0] > 1
+            out[axis] = Lattice(tuple(sides[0][long].tolist()), tuple((sides[0] == extents)[long].tolist()))
+            continue
+        share = 1.0
+        for dim in range(len(extents)):
+            places = grid[..., dim]
+            for low in range(places.min(), places.max()):
+                below = (groups[..., dim] <= low).sum(1)
+                crossing = below[(below > 0) & (below < size)]
+                needed = np.maximum(crossing, size - crossing).sum() / (size - 1)
+                share = min(share, float((places == low).sum() / needed)) if needed else share
+        out[axis] = Lattice((size,), (False,), share)
+    return out
+
+
+@dataclass(frozen=True)
 class Level:
     """A number of devices and the links between them."""
 
@@ -143,7 +200,7 @@ def lay_out(axes: Mapping[str, int], hardware: Joined, user_links: Mapping[str, 
 
     Args:
         axes: Name -> size.
-        user_links: Axis -> `"ici"` (or `"nvlink"`), `"dcn"` (or `"network"`), or a `Links`.
+        user_links: Axis -> `"ici"` (or `"nvlink"`), `"dcn"` (or `"network"`), a `Links`, or a `Lattice`, which counts on a torus.
 
     Raises:
         LinkError: `user_links` names an axis or links that do not exist, or links whose dims do not multiply to the size of the axis.
@@ -175,6 +232,11 @@ def lay_out(axes: Mapping[str, int], hardware: Joined, user_links: Mapping[str, 
                 )
             levels[axis].append(Level(user_choice, size))
             continue
+        if isinstance(user_choice, Lattice):
+            if hardware.fabric.kind == "torus":
+                levels[axis].append(Level(user_choice.links(hardware.fabric), size))
+                continue
+            user_choice = None
         if user_choice is not None and user_choice not in (*FAST, *SLOW):
             raise LinkError(
                 f"unknown links {user_choice!r}",

@@ -25,7 +25,7 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
     if machine is None and links is not None:
         raise HardwareError("links without hardware", where=f"cost of {plan.name}", fix='name the hardware too: hardware="h100"')
     sizes = dict(plan.mesh.shape)
-    layout = {} if machine is None else lay_out(sizes, machine, links)
+    layout = {} if machine is None else lay_out(sizes, machine, {**plan.lattices, **(links or {})})
 
     def timed(collective: Collective) -> float:
         return collective_seconds(collective.kind, collective.operand_bytes, levels_of(axes_of(collective, sizes), layout, sizes))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
+from shardy_py.cost.links import Lattice
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Program, Value
@@ -188,6 +189,7 @@ class PlanRecord:
         variants: Plans the function with something changed; None of a stored plan.
         search: The planner's search; None where the user's annotations were propagated.
         dropped: Numbers of the inputs that no result needs, which JAX drops before it compiles; none with `keep_unused=True`.
+        lattices: Mesh axis -> how it lies on the torus of the mesh's devices; empty where these have no coordinates.
         stated_feeding: What is fed, where a planner was told or a file says so; None where the rule of `plan/feeding.py` decides.
     """
 
@@ -208,6 +210,7 @@ class PlanRecord:
     search: Search | None = None
     dropped: tuple[int, ...] = ()
     stated_feeding: Feeding | None = None
+    lattices: Mapping[str, Lattice] = field(default_factory=dict[str, Lattice])
 
     @functools.cached_property
     def analyses(self) -> dict[Any, Any]:

@@ -64,7 +64,7 @@ def fits(plan: PlanRecord, planner: Planner) -> bool:
 def latency_of(plan: PlanRecord, planner: Planner) -> tuple[int, float]:
     """The number of collectives in a call of a plan, and what they take however little they move."""
     sizes = dict(plan.mesh.shape)
-    layout = lay_out(sizes, planner.machine, planner.links)
+    layout = lay_out(sizes, planner.machine, {**plan.lattices, **(planner.links or {})})
     collectives = [each.collective for each in cost_of(plan, planner.hardware, planner.links).collectives]
     seconds = (c.runs * collective_seconds(c.kind, TINY, levels_of(axes_of(c, sizes), layout, sizes)) for c in collectives)
     return sum(c.runs for c in collectives), sum(seconds)

@@ -231,7 +231,7 @@ class Searcher:
     @functools.cached_property
     def _parts(self) -> tuple[Program, Mapping[Value, Value], OpTables, Callable[[Resolution | None], Space]]:
         """The program in XLA's form, its values by those of the plan, and the sources of models and of spaces."""
-        machine = Machine(self.base.mesh, self.planner.machine, self.planner.links)
+        machine = Machine(self.base.mesh, self.planner.machine, {**self.base.lattices, **(self.planner.links or {})})
         program, _, copies = as_xla_inlines(self.base.program)
         spaces = spaces_of(program, self.base.mesh, self.annotations, groups_of(self.annotations, self.base.program, copies))
         return program, copies, OpTables(program, machine), spaces

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardy_py.cost.hardware_table import HARDWARE, hardware
-from shardy_py.cost.links import Fabric, LinkError, Links, lay_out, levels_of, split
+from shardy_py.cost.links import Fabric, LinkError, Links, lattices, lay_out, levels_of, split
 
 
 def names(axes: dict[str, int], machine: str, **links: object) -> dict[str, list[tuple[str, int]]]:
@@ -129,3 +129,26 @@ def test_levels_make_up_the_axis(machine: str, sizes: list[int]) -> None:
 def test_links_are_a_mapping() -> None:
     with pytest.raises(TypeError, match="links is a str; it is a mapping from mesh axes"):
         lay_out({"data": 2}, hardware("h100"), "dcn")  # pyright: ignore[reportArgumentType]
+
+
+TRAY = [
+    (0, 0, 0),
+    (1, 0, 0),
+    (0, 1, 0),
+    (1, 1, 0),
+    (1, 3, 0),
+    (0, 3, 0),
+    (1, 2, 0),
+    (0, 2, 0),
+]
+
+
+def test_axes_on_the_chips_of_a_mesh() -> None:
+    of = lattices({"x": 2, "y": 4}, TRAY)
+    layout = lay_out({"x": 2, "y": 4}, hardware("v5e"), of)
+    assert {axis: level.links.speed(level.size) for axis, (level,) in layout.items()} == {"x": 22.5e9, "y": 90e9}
+    torus = [(i, j, 0) for i in range(4) for j in range(4)]
+    assert lattices({"x": 4, "y": 4}, torus)["y"].links(hardware("v4").fabric).wrapped == (True,)
+    assert not any(lattices({"x": 4, "y": 4}, torus)["y"].links(hardware("v5e").fabric).wrapped)
+    on_switch = lay_out({"x": 2, "y": 4}, hardware("h100"), of)
+    assert on_switch == lay_out({"x": 2, "y": 4}, hardware("h100"))

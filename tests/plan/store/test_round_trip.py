@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import json
 import pickle
@@ -17,6 +18,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
+from shardy_py.cost.links import Lattice
 from shardy_py.facade import Plan
 from shardy_py.plan.store.attributes import Elided
 from shardy_py.view.html.page import page
@@ -208,3 +210,16 @@ def test_equations_on_one_line_stay_apart() -> None:
 
     assert changes(again.program) == changes(plan.program)
     assert again.to_json() == plan.to_json()
+
+
+def test_links_of_the_devices() -> None:
+    lattices = {"x": Lattice((2,), (False,), 0.5), "y": Lattice((2, 2), (True, False))}
+    step = sp.auto_shard(lambda x: x.sum(), mesh={"x": 2, "y": 4}, in_shardings=P("x"))
+    plan = step.plan(jax.ShapeDtypeStruct((1 << 20,), jnp.float32))
+    slow = dataclasses.replace(plan, lattices=lattices)
+    halved, whole = (p.cost_analysis("v5e").communication_seconds for p in (slow, plan))
+    assert halved is not None
+    assert whole is not None
+    assert halved > whole
+    again = sp.Plan.from_json(slow.to_json())
+    assert (again.lattices, again.cost_analysis("v5e").collectives) == (lattices, slow.cost_analysis("v5e").collectives)
