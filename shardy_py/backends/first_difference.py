@@ -16,24 +16,17 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from shardy_py.backends.compare import Comparison, compare, fetch, fetched_or_error, plain, tolerance_of
-from shardy_py.backends.flat import FlatProgram, element_types, flatten, single
+from shardy_py.backends.flat import FlatProgram, element_types, single
 from shardy_py.backends.reference import LEFT_OUT, Reference
-from shardy_py.backends.rewriting import scopes_of
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_type
 from shardy_py.frontends.context import is_extended_dtype
-from shardy_py.frontends.jaxpr import Scope
-from shardy_py.frontends.jaxprs import bodies
-from shardy_py.frontends.loops import scan_counts
 
 Run = Callable[[FlatProgram, Sequence[Var]], Callable[[Sequence[Any]], Sequence[Any]]]
 """Compiles a sharded program that gives its outputs and these variables."""
 
 PORTION = 1 << 30
 """So many bytes of intermediates are outputs of one program."""
-
-TRIPS = 4
-"""So many trips of a loop are looked into."""
 
 TRIALS = 4
 """So many times operands are perturbed to see what rounding does to an op."""
@@ -44,7 +37,7 @@ AMPLE = 64.0
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """An op whose result differs.
+    """An op whose result differs; a loop or a conditional as a whole.
 
     Attributes:
         alone: Whether it is wrong on the operands that it had; otherwise the operands differed within tolerance, and so it is the
@@ -56,15 +49,13 @@ class FirstDifference:
     result: Comparison
     type: str
     operands: tuple[str, ...]
-    trail: tuple[str, ...] = ()
     alone: bool = True
 
     def __str__(self) -> str:
-        inside = "".join(f" in {step}" for step in self.trail)
         times = "" if self.result.factor is None else f", {self.result.factor:.6g} times what it should be"
         how = "is wrong on the operands it had" if self.alone else "differs, on operands that differ by rounding"
         problem = "" if self.result.problem is None else f": it {self.result.problem}"
-        lines = [f"{self.op} at {self.location or 'an unknown line'}{inside} {how}{times}{problem}"]
+        lines = [f"{self.op} at {self.location or 'an unknown line'} {how}{times}{problem}"]
         lines.append(f"  gives    {self.type}")
         lines += [f"  operand  {operand}" for operand in self.operands]
         if self.result.problem is None:
@@ -97,18 +88,15 @@ class OpSearch:
         self.run = run
         self.rtol = rtol or 0.0
         self.checked = 0
-        self._compiled: dict[tuple[Any, ...], Any] = {}
 
     def first(self, flat: FlatProgram, inputs: Sequence[Any]) -> tuple[FirstDifference | None, FirstDifference | None]:
         """The first op that is wrong on the operands it had, and the first that differs, whatever its operands were."""
-        return self._walk(flat, inputs, ())[:2]
-
-    def _walk(
-        self, flat: FlatProgram, inputs: Sequence[Any], trail: tuple[str, ...]
-    ) -> tuple[FirstDifference | None, FirstDifference | None, list[Any]]:
-        outs, apart = list[Any](), None
+        apart = None
         for portion in _portions(flat):
-            outs, actual, expected = self._values(flat, _variables(flat, portion), inputs)
+            observed = _variables(flat, portion)
+            count = len(flat.jaxpr.outvars)
+            actual = dict(zip(observed, map(fetched_or_error, self.run(flat, observed)(inputs)[count:])))
+            expected = dict(zip(observed, map(fetch, self.reference.of(flat.giving(observed))(inputs)[count:])))
             judged = [i for i in portion if not flat.jaxpr.eqns[i].effects and flat.jaxpr.eqns[i].primitive.name not in LEFT_OUT]
             self.checked += len(judged)
             differing = list[int]()
@@ -117,26 +105,14 @@ class OpSearch:
                 pairs = ((v, compare(str(i), expected[v], actual[v], rtol=self._rtol(eqn))) for v in eqn.outvars if v in actual)
                 if (bad := next(((v, c) for v, c in pairs if not c.agrees), None)) is not None:
                     differing.append(i)
-                    apart = apart or _described(flat, eqn, i, *bad, trail, alone=False)
+                    apart = apart or _described(flat, eqn, i, *bad, alone=False)
             values = {**actual, **dict(zip(flat.jaxpr.invars, inputs)), **dict(zip(flat.jaxpr.constvars, map(fetch, flat.closed.consts)))}
-            wrong = self._wrong(flat, differing, values, trail)
+            wrong = self._wrong(flat, differing, values)
             if wrong is not None:
-                return wrong, apart, outs
-        return None, apart, outs
+                return wrong, apart
+        return None, apart
 
-    def _values(
-        self, flat: FlatProgram, observed: Sequence[Var], inputs: Sequence[Any]
-    ) -> tuple[list[Any], dict[Any, Any], dict[Any, Any]]:
-        """The outputs of the sharded run, and what both runs give for variables."""
-        key = (id(flat.scope), tuple(observed))
-        if key not in self._compiled:
-            self._compiled[key] = flat, self.run(flat, observed), self.reference.of(flat.giving(observed))
-        _, run, unsharded = self._compiled[key]
-        results, count = [fetched_or_error(x) for x in run(inputs)], len(flat.jaxpr.outvars)
-        expected = map(fetch, unsharded(inputs)[count:])
-        return results[:count], dict(zip(observed, results[count:])), dict(zip(observed, expected))
-
-    def _wrong(self, flat: FlatProgram, indices: Sequence[int], values: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
+    def _wrong(self, flat: FlatProgram, indices: Sequence[int], values: dict[Any, Any]) -> FirstDifference | None:
         """The first of some ops that gives something else on the operands it had."""
         alone = {i: single(flat.jaxpr.eqns[i], flat.jaxpr) for i in indices}
         operands = {i: [values[v] for v in names] for i, (_, names) in alone.items()}
@@ -146,7 +122,7 @@ class OpSearch:
             eqn = flat.jaxpr.eqns[i]
             bad = self._differing(eqn, alone[i][0], operands[i], [fetch(x) for x in expected], values)
             if bad is not None:
-                return self._inside(flat, i, values, trail) or _described(flat, eqn, i, *bad, trail)
+                return _described(flat, eqn, i, *bad)
         return None
 
     def _differing(
@@ -173,35 +149,6 @@ class OpSearch:
             sizes = [x if _is_exact(x) else np.abs(x) for x in operands]
             return [rtol * np.abs(plain(fetch(y))) for y in call([sizes])[0]]
         return [AMPLE * d for d in spread(lambda xs: call([xs])[0], operands, expected)]
-
-    def _inside(self, flat: FlatProgram, index: int, env: dict[Any, Any], trail: tuple[str, ...]) -> FirstDifference | None:
-        """Looks into a loop or a conditional: runs its body by itself, trip by trip."""
-        eqn = flat.jaxpr.eqns[index]
-        enter = _BODIES.get(eqn.primitive.name)
-        if enter is None or flat.scope.children.get(index) is None:
-            return None
-        inner_bodies = bodies(eqn)
-        scopes = {(name, place): scope for (name, place, _), scope in zip(inner_bodies, scopes_of(flat.scope, index, inner_bodies))}
-        values = [np.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else env[v] for v in eqn.invars]  # pyright: ignore[reportAttributeAccessIssue]
-        steps = enter(self.reference, eqn, values)
-        body = None
-        step = next(steps, None)
-        while step is not None:
-            name, place, closed, inputs, label = step
-            scope = scopes.get((name, place))
-            if scope is None:
-                return None
-            if body is None:
-                planned = _planned(scope, closed.jaxpr.invars), _planned(scope, closed.jaxpr.outvars)
-                body = flatten(closed, scope, *planned, flat.locations[index])
-            wrong, _, outs = self._walk(body, inputs, (*trail, f"{label} of {eqn.primitive.name} at {flat.locations[index]}"))
-            if wrong is not None or any(isinstance(x, Exception) for x in outs) or not outs:
-                return wrong
-            try:
-                step = steps.send(outs)
-            except StopIteration:
-                return None
-        return None
 
 
 def spread(call: Callable[[list[Any]], Sequence[Any]], operands: Sequence[Any], expected: Sequence[Any]) -> list[np.ndarray]:
@@ -242,11 +189,6 @@ def _bytes(v: Any) -> int:
     return size * int(np.prod(v.aval.shape, dtype=np.int64))
 
 
-def _planned(scope: Scope, variables: Sequence[Any]) -> list[TensorSharding | None]:
-    values = [None if isinstance(v, Literal) else scope.env.get(v) for v in variables]
-    return [None if value is None else value.sharding for value in values]
-
-
 def _portions(flat: FlatProgram) -> Iterator[list[int]]:
     """The live equations in order, in portions whose values are not too large together."""
     portion: list[int] = []
@@ -275,12 +217,10 @@ def _variables(flat: FlatProgram, portion: Sequence[int]) -> list[Var]:
     return list(observed)
 
 
-def _described(
-    flat: FlatProgram, eqn: JaxprEqn, index: int, v: Any, comparison: Comparison, trail: tuple[str, ...], *, alone: bool = True
-) -> FirstDifference:
+def _described(flat: FlatProgram, eqn: JaxprEqn, index: int, v: Any, comparison: Comparison, *, alone: bool = True) -> FirstDifference:
     operands = tuple(_typed(x, flat.sharding(x)) for x in eqn.invars)
     located = replace(comparison, path=f"{eqn.primitive.name} at {flat.locations[index]}")
-    return FirstDifference(eqn.primitive.name, flat.locations[index], located, _typed(v, flat.sharding(v)), operands, trail, alone)
+    return FirstDifference(eqn.primitive.name, flat.locations[index], located, _typed(v, flat.sharding(v)), operands, alone)
 
 
 def _typed(v: Any, sharding: TensorSharding | None) -> str:
@@ -288,42 +228,6 @@ def _typed(v: Any, sharding: TensorSharding | None) -> str:
     cut = sharding.with_dims(sharding.dims[: len(shape)]) if sharding is not None and sharding.rank > len(shape) else sharding
     return format_type(str(v.aval.dtype), shape, cut)
 
-
-Step = tuple[str, int | None, Any, list[Any], str]
-"""A body to run: its parameter, its place there, the body, its inputs, what to call it."""
-
-Steps = Iterator[Any]
-
-
-def _cond(reference: Reference, eqn: JaxprEqn, values: list[Any]) -> Any:
-    branch = min(max(int(values[0]), 0), len(eqn.params["branches"]) - 1)
-    yield "branches", branch, eqn.params["branches"][branch], values[1:], f"branch {branch}"
-
-
-def _scan(reference: Reference, eqn: JaxprEqn, values: list[Any]) -> Any:
-    fixed, carried = scan_counts(eqn)
-    consts, carry, xs = values[:fixed], values[fixed : fixed + carried], values[fixed + carried :]
-    length = eqn.params["length"]
-    for trip in range(min(length, TRIPS)):
-        at = length - 1 - trip if eqn.params["reverse"] else trip
-        outs = yield "jaxpr", None, eqn.params["jaxpr"], [*consts, *carry, *(x[at] for x in xs)], f"trip {trip}"
-        carry = outs[:carried]
-
-
-def _while(reference: Reference, eqn: JaxprEqn, values: list[Any]) -> Any:
-    split = eqn.params["cond_nconsts"]
-    consts, carry = values[:split], values[split:]
-    fixed = eqn.params["body_nconsts"]
-    body_consts, carry = carry[:fixed], carry[fixed:]
-    goes_on = reference.of(eqn.params["cond_jaxpr"])
-    for trip in range(TRIPS):
-        if not bool(fetch(goes_on([*consts, *carry])[0])):
-            return
-        carry = yield "body_jaxpr", None, eqn.params["body_jaxpr"], [*body_consts, *carry], f"trip {trip}"
-
-
-_BODIES: dict[str, Callable[[Reference, JaxprEqn, list[Any]], Any]] = {"cond": _cond, "scan": _scan, "while": _while}
-"""Primitive -> the bodies it runs, one after the other; each is sent the results of the one before."""
 
 SUMS = frozenset(
     {
