@@ -24,7 +24,7 @@ from shardy_py.api.logical_axes import LogicalAxisRules
 from shardy_py.api.meshes import AnyMesh
 from shardy_py.api.name_rules import NameRules
 from shardy_py.api.options import Options as Options
-from shardy_py.api.request import JitKeywords, Settings
+from shardy_py.api.request import Settings
 from shardy_py.api.undecorated import check as check
 from shardy_py.api.undecorated import plan_of as plan_of
 from shardy_py.api.verifying import DifferenceError as DifferenceError
@@ -159,7 +159,7 @@ def auto_shard(
         >>> print(plan.outputs[0])
         result: float32[32@data,256@model]
     """
-    jit = JitKeywords(keep_unused, inline, None if compiler_options is None else dict(compiler_options))
+    jit = {"keep_unused": keep_unused, "inline": inline, "compiler_options": None if compiler_options is None else dict(compiler_options)}
     arguments = (static_argnums, static_argnames, donate_argnums, donate_argnames)
     settings = Settings(fun, mesh, in_shardings, out_shardings, rules, logical_axis_rules, options, planner, lowering, *arguments, jit=jit)
     return functools.partial(decorate, settings) if fun is None else decorate(settings, fun)

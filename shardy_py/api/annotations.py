@@ -9,7 +9,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 import jax
 from jax.core import Tracer
 from jax.extend import source_info_util
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardy_py.api.errors import MeshError, SpecError
 from shardy_py.api.meshes import MeshView, check_planned_devices, context_mesh, view_of
@@ -90,7 +90,7 @@ def _constrained(value: Any, spec: Any, path: str, priority: int | None) -> Any:
         return _inside_manual(value, sharding, context, leaf)
     mesh = view.user_mesh if isinstance(view.user_mesh, Mesh) and not view.explicit else view.auto_mesh
     if view.explicit and isinstance(view.user_mesh, Mesh) and (context is None or context.empty):
-        mesh = _auto(view)
+        mesh = view.auto.user_mesh
     return constrain(value, sharding, NamedShardings(mesh, open_dims=True)(sharding, aval.ndim))
 
 
@@ -356,7 +356,9 @@ def manual_computation(
             raise SpecError(f"unknown mesh axis {unknown[0]!r}", where="manual_axes", why=f"the mesh has {view.describe()}",
                             fix="name axes of the mesh")  # fmt: skip
         context = context_mesh()
-        over = context if mesh is None and context is not None else _auto(view)
+        over = context if mesh is None else None
+        if over is None:
+            over = view.runnable() if view.from_mapping else view.auto.user_mesh if isinstance(view.user_mesh, Mesh) else view.user_mesh
         mapped = jax.shard_map(
             fn,
             mesh=over,
@@ -368,15 +370,6 @@ def manual_computation(
         return mapped(*args)
 
     return manual
-
-
-def _auto(view: MeshView) -> Mesh | AbstractMesh:
-    """The mesh with all axes of type Auto, and with devices where it has some."""
-    if view.from_mapping:
-        return view.runnable()
-    if isinstance(view.user_mesh, Mesh) and view.explicit:
-        return view.user_mesh.update(axis_types=(AxisType.Auto,) * len(view.user_mesh.axis_names))
-    return view.user_mesh
 
 
 @api_boundary

@@ -126,7 +126,7 @@ def _compiled_elsewhere(planned: Planned, topology: str) -> dict[str, Any]:
         ) from error
     module = io.BytesIO()
     lowered.compiler_ir("stablehlo").operation.write_bytecode(module)
-    sizes, options = list(request.view.auto_mesh.axis_sizes), dict(request.settings.jit.compiler_options or {})
+    sizes, options = list(request.view.auto_mesh.axis_sizes), dict(request.settings.jit.get("compiler_options") or {})
     head = json.dumps({"topology": topology, "sizes": sizes, "options": options})
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment.pop("XLA_FLAGS", None)  # of the devices here; LIBTPU_INIT_ARGS are for this compiler

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -122,7 +121,7 @@ class Executable:
             out_shardings=Leaves(paths, outputs.of(out_shardings)),
             static_argnums=tuple(range(count, len(names))),
             donate_argnums=tuple(donated if is_sorted else range(len(donated))),
-            **dataclasses.asdict(request.settings.jit),
+            **request.settings.jit,
         )
 
     def flat(self, slots: Sequence[Any]) -> tuple[list[Any], list[Any]]:

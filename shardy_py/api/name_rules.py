@@ -171,28 +171,36 @@ def apply_rules(
     view: MeshView,
     options: Options,
     location: str,
+    *,
+    results: bool = False,
 ) -> Annotated:
-    """The annotations with shardings of the first matching rules, their sources, and findings. Raises SpecError for misfits."""
+    """The annotations with shardings of the first matching rules, their sources, and findings. Raises SpecError for misfits.
+
+    Args:
+        results: They are of results, which have a sharding of a rule only where nothing else gives them one.
+    """
     out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
-    place = location.partition(" (")[0]  # without the name of the function
     paths = rule_paths(leaves)
     parameters = parameters_of(leaves, paths)
     for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True)):
-        hit, own = _first_rule(rules, path), out[i]
-        if hit is None:
+        hit, own = (_result_rule if results else _first_rule)(rules, path), out[i]
+        if hit is None or (results and (own is not None or rules[hit][1] is None)):
             continue
         pattern, spec = rules[hit]
         source = f"rules[{hit}] ({pattern!r})"
         parameter = _parameter(pattern, parameters[i], leaves, paths)
-        by_rule, dropped = _by_rule(spec, leaf, parameter, view, source, options, location)
+        by_rule: TensorSharding | None = None
+        dropped: list[Finding] = []
+        if not results or parameter is not None or has_rank(spec, len(leaf.shape)):
+            by_rule, dropped = _by_rule(spec, leaf, parameter, view, source, options, location)
         if by_rule is None and spec is not None and own is None and math.prod(leaf.shape) > 1:
-            findings.append(_other_dimensions(pattern, parameter, leaf, place))
+            findings.append(_other_dimensions(pattern, parameter, leaf, location.partition(" (")[0]))  # without the function's name
         if applies(by_rule, source, own, sources[i], options, f"{leaf}, {location}"):
             out[i], sources[i] = by_rule, source
             findings += dropped
         else:
             findings += overruled(by_rule, source, own, leaf, view, location)
-    for i, (pattern, spec) in enumerate(rules):
+    for i, (pattern, spec) in enumerate(() if results else rules):
         check_spec(spec, view, f"rules[{i}] ({pattern!r})", location)
     return Annotated(out, sources, findings)
 
@@ -250,30 +258,6 @@ def overruled(
     message = f"{source} says {sharding_text(by_rule)}; the argument is committed to {sharding_text(own)}, which counts"
     fix = 'have it moved in each call, options=sp.Options(misplaced="move"), or put it there once, plan.place(args) of a plan of structs'
     yield Finding("overruled-rule", message, leaf.path, location.partition(" (")[0], "warning", fix=fix)
-
-
-def apply_to_results(
-    rules: Sequence[tuple[str, object]], results: Sequence[Leaf], annotated: Annotated, view: MeshView, options: Options, location: str
-) -> Annotated:
-    """The annotations of results with those of rules, and findings for ranks too low. Raises SpecError for misfits."""
-    out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
-    paths = rule_paths(results)
-    parameters = parameters_of(results, paths)
-    for i, (leaf, path) in enumerate(zip(results, paths, strict=True)):
-        hit = _result_rule(rules, path)
-        if hit is None or out[i] is not None or rules[hit][1] is None:
-            continue
-        pattern, spec = rules[hit]
-        source = f"rules[{hit}] ({pattern!r})"
-        parameter = _parameter(pattern, parameters[i], results, paths)
-        if parameter is not None or has_rank(spec, len(leaf.shape)):
-            out[i], dropped = _by_rule(spec, leaf, parameter, view, source, options, location)
-            findings += dropped
-        if out[i] is not None:
-            sources[i] = source
-        elif math.prod(leaf.shape) > 1:
-            findings.append(_other_dimensions(pattern, parameter, leaf, location.partition(" (")[0]))
-    return Annotated(out, sources, findings)
 
 
 def unused_rules(rules: Sequence[tuple[str, object]], leaves: Sequence[Leaf], results: Sequence[Leaf], location: str) -> list[Finding]:

@@ -17,7 +17,7 @@ from shardy_py.api.constraining import as_plan_constrains, constrained_values, w
 from shardy_py.api.errors import SpecError
 from shardy_py.api.logical_axes import apply_axis_names, idle_rules
 from shardy_py.api.meshes import MESH_NAME
-from shardy_py.api.name_rules import Annotated, apply_to_results, unmatched, unused_rules
+from shardy_py.api.name_rules import Annotated, apply_rules, unmatched, unused_rules
 from shardy_py.api.partitioning import Planned, RegionBuilder, decided, import_and_propagate, physical_sharding
 from shardy_py.api.peers import digest, peers_of
 from shardy_py.api.placing import placed_arguments
@@ -101,7 +101,7 @@ def described_results(traced: TracedCall) -> tuple[list[Leaf], Annotated]:
     if settings.logical_axis_rules is not None or any(traced.out_names):
         annotated = apply_axis_names(settings.logical_axis_rules, leaves, traced.out_names, annotated, view, options, location)
     if rules:
-        annotated = apply_to_results(rules, leaves, annotated, view, options, location)
+        annotated = apply_rules(rules, leaves, annotated, view, options, location, results=True)
         annotated = replace(annotated, findings=[*annotated.findings, *unused_rules(rules, request.leaves, leaves, location)])
     return leaves, annotated
 
@@ -220,7 +220,7 @@ class _CallPlanning:
                 for kind, *rest in sides
             )
             used: Sequence[bool] = [True] * len(inputs)
-            if not request.settings.jit.keep_unused:  # what JAX keeps when it compiles
+            if not request.settings.jit.get("keep_unused"):  # what JAX keeps when it compiles
                 _, used = partial_eval.dce_jaxpr(traced.jaxpr.jaxpr, [True] * len(outputs))
             dropped = tuple(number for number, is_used in enumerate(used) if not is_used)
             findings, donated = list(results.findings), ()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -40,19 +40,11 @@ from shardy_py.planner.options import Planner
 
 
 @dataclass(frozen=True)
-class JitKeywords:
-    """Keywords that are passed to `jax.jit`."""
-
-    keep_unused: bool = False
-    inline: bool = False
-    compiler_options: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
 class Settings:
     """The arguments of `auto_shard`, checked once it decorates a function.
 
     Attributes:
+        jit: Keywords that are passed to `jax.jit`.
         shapes: The search for the shape of the mesh, where the user states the number of devices only.
         spent: The seconds of the planner's time limit that are gone when planning begins; negative where others have left some.
     """
@@ -70,7 +62,7 @@ class Settings:
     static_argnames: str | Iterable[str] | None = None
     donate_argnums: int | Sequence[int] | None = None
     donate_argnames: str | Iterable[str] | None = None
-    jit: JitKeywords = JitKeywords()
+    jit: Mapping[str, Any] = field(default_factory=dict)
     shapes: ShapeSearch | None = None
     spent: float = 0.0
 

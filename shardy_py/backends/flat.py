@@ -56,11 +56,10 @@ def flatten(
     scope: Scope,
     in_shardings: Sequence[TensorSharding | None],
     out_shardings: Sequence[TensorSharding | None],
-    location: str = "",
 ) -> FlatProgram:
     """Puts the bodies of calls in their places, under variables of their own."""
     row = _Row()
-    outs = row.walk(closed.jaxpr, closed.consts, closed.jaxpr.invars, scope, location)
+    outs = row.walk(closed.jaxpr, closed.consts, closed.jaxpr.invars, scope, "")
     jaxpr = with_variables(closed.jaxpr, closed.jaxpr.invars, outs, constvars=row.constvars, eqns=row.eqns)
     flat = Scope(jaxpr, row.env, row.children)
     return FlatProgram(ClosedJaxpr(jaxpr, row.consts), flat, tuple(row.locations), tuple(in_shardings), tuple(out_shardings))
