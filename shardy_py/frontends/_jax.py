@@ -34,7 +34,6 @@ from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import parallel as _parallel
-from jax._src.lax import slicing as _slicing
 from jax._src.lax.control_flow.loops import _scan_impl
 from jax._src.random import core as _random
 from jax._src.random import prng as _prng
@@ -463,19 +462,6 @@ def _single(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _aval(atom: Any) -> Any:
     return atom.aval
-
-
-def gather_or_fill(eqn: JaxprEqn, operand: Any, indices: Any) -> tuple[Any, ...]:
-    """As `_gather_lower` for `FILL_OR_DROP`."""
-    params = {name: value for name, value in eqn.params.items() if name != "mode"}
-    return (_slicing._gather_fill(operand, indices, **params, output_shape=_aval(eqn.outvars[0]).shape),)
-
-
-def scatter_clipped(eqn: JaxprEqn, operand: Any, indices: Any, updates: Any) -> tuple[Any, ...]:
-    """As `_scatter_lower` for `CLIP`: the indices are clamped, then promised to be in bounds."""
-    indices = _slicing._clamp_scatter_indices(operand, indices, updates, dnums=eqn.params["dimension_numbers"])
-    params = {**eqn.params, "mode": jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS}
-    return (eqn.primitive.bind(operand, indices, updates, **params),)
 
 
 def interpreted_kernel(eqn: JaxprEqn) -> Callable[..., Any] | None:

@@ -5,7 +5,6 @@ It gives what `lowered.lower_fragment` gives, in a tenth of the time, since no M
 
 from __future__ import annotations
 
-import functools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from shardy_py.frontends import _jax
-from shardy_py.frontends.primitives.avals import is_extended
 
 _CACHE: OrderedDict[Hashable, Expansion | None] = OrderedDict()
 _CACHE_SIZE = 4096
@@ -70,25 +68,11 @@ def _expand(eqn: JaxprEqn, platform: str, key: Hashable) -> Expansion | None:
         return None
 
 
-def _gather(eqn: JaxprEqn) -> Callable[..., Any] | None:
-    if is_extended(eqn.invars[0].aval) or eqn.params["mode"].name != "FILL_OR_DROP":
-        return None
-    return functools.partial(_jax.gather_or_fill, eqn)
-
-
-def _scatter(eqn: JaxprEqn) -> Callable[..., Any] | None:
-    if is_extended(eqn.invars[0].aval) or getattr(eqn.params["mode"], "name", "") != "CLIP":
-        return None
-    return functools.partial(_jax.scatter_clipped, eqn)
-
-
 FUNCTIONS: Mapping[str, Callable[[JaxprEqn], Callable[..., Any] | None]] = {
-    "gather": _gather,
     "pallas_call": _jax.interpreted_kernel,
     "random_bits": _jax.random_bits,
     "random_fold_in": _jax.random_fold_in,
     "random_seed": _jax.random_seed,
     "random_split": _jax.random_split,
-    **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"), _scatter),
 }
 """Primitive name -> the function that its rule traces, where the rule is more than that function."""

@@ -21,7 +21,7 @@ SEEN = dict.fromkeys(
     interpreters.partial_eval.DynamicJaxprTrace interpreters.partial_eval.closed_call_partial_eval_custom_rule
     interpreters.partial_eval.convert_constvars_jaxpr interpreters.partial_eval.lower_jaxpr2
     interpreters.partial_eval.partial_eval_jaxpr_nounits_fwd interpreters.pxla._discharge_internal_refs
-    lax.control_flow.loops._scan_impl lax.slicing._clamp_scatter_indices lax.slicing._gather_fill
+    lax.control_flow.loops._scan_impl
     linear_util.wrap_init mesh.empty_concrete_mesh mesh.get_concrete_mesh random.prng.iterated_vmap_binary_bcast
     sharding_impls.UnspecifiedValue sharding_impls._internal_use_concrete_mesh sharding_impls.physical_sharding
     source_info_util.user_frames state.discharge._run_state_impl traceback_util.api_boundary traceback_util.register_exclusion

@@ -115,15 +115,6 @@ _NARY = {
 _REAL = {"abs": "stablehlo.abs", "cos": "stablehlo.cosine", "max": "stablehlo.maximum", "min": "stablehlo.minimum", "sin": "stablehlo.sine"}
 """Of complex numbers they are several ops."""
 
-BINARY_OPS = {
-    **_NARY,
-    **dict.fromkeys(("eq", "ge", "gt", "le", "lt", "ne"), "stablehlo.compare"),
-    "add_any": "stablehlo.add",
-    **_REAL,
-    "pow": "stablehlo.power",
-}
-"""Primitive name -> the one op it is between operands of one shape."""
-
 _IDENTITIES = (
     *CASTS, "agreed", "copy", "from_edtype", "multiple_of", "name", "random_clone", "random_unwrap", "random_wrap", "stage",
     "stop_gradient", "to_edtype",

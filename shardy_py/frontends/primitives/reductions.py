@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
-from shardy_py.frontends.jaxprs import open_jaxpr
-from shardy_py.frontends.primitives.elementwise import BINARY_OPS
-from shardy_py.frontends.primitives.template import Builder, OpsTemplate, TemplateBuilder, ints
+from shardy_py.frontends.primitives.template import Builder, OpsTemplate, TemplateBuilder, Unsupported, ints
 from shardy_py.ir import TensorType
 from shardy_py.ir.jax_collectives import PSUMS
 
@@ -22,34 +19,15 @@ _REDUCERS = {
     "reduce_sum": ("stablehlo.add", 0),
     "reduce_xor": ("stablehlo.xor", 0),
 }
-_COMPLEX_PAIRS = ("stablehlo.maximum", "stablehlo.minimum")
-
-
-def _body(op: str, dtype: str) -> str:
-    """The name of a reducer that is a single op; extrema of complex values are several ops."""
-    return "" if dtype.startswith("complex") and op in _COMPLEX_PAIRS else op
+_PAIRS = ("stablehlo.maximum", "stablehlo.minimum")
+"""Reducers that compare complex numbers as pairs, by several ops."""
 
 
 def _reduce(op: str, unit: object, b: Builder) -> OpsTemplate:
+    if b.out_type.dtype.startswith("complex") and op in _PAIRS:
+        raise Unsupported
     start = b.constant((), b.out_type.dtype, unit)
-    axes = ints(b.params["axes"])
-    return b.build((b.op("stablehlo.reduce", (0, start), b.out_type, dimensions=axes, body=_body(op, b.out_type.dtype)),))
-
-
-def common_body(jaxpr: Any) -> str:
-    """The op that a reducer applies to pairs of its arguments for each result, or "" where it does more."""
-    if jaxpr is None:
-        return ""
-    jaxpr = open_jaxpr(jaxpr)
-    arguments = {id(v) for v in jaxpr.invars}
-    makers = {id(v): eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    names = set()
-    for out in jaxpr.outvars:
-        eqn = makers.get(id(out))
-        if eqn is None or len(eqn.invars) != 2 or any(id(v) not in arguments for v in eqn.invars):
-            return ""
-        names.add(_body(BINARY_OPS.get(eqn.primitive.name, ""), str(out.aval.dtype)))
-    return names.pop() if len(names) == 1 else ""
+    return b.build((b.op("stablehlo.reduce", (0, start), b.out_type, dimensions=ints(b.params["axes"]), body=op),))
 
 
 _UNITS = {"stablehlo.add": 0, "stablehlo.maximum": "lowest", "stablehlo.minimum": "highest", "stablehlo.multiply": 1}

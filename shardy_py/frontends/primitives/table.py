@@ -32,13 +32,14 @@ LOWERED = """
     bcsr_extract bcsr_fromdense bcsr_todense bessel_i0e bessel_i1e broadcast_to call_exported cbrt cholesky cholesky_update clz conj
     consume coo_fromdense coo_matmat coo_matvec coo_todense cosh create_linear create_token csr_fromdense csr_matmat csr_matvec
     csr_todense cumlogsumexp cummax cummin cumprod cumsum custom_fusion custom_lin dce_sink digamma dim_as_value dimension_size eig eigh
-    eq_to erf erf_inv erfc exp2 fft fusible geqp3 geqrf hessenberg householder_product igamma igamma_grad_a igammac iota_2x32_shape
+    eq_to erf erf_inv erfc exp2 fft fusible gather geqp3 geqrf hessenberg householder_product igamma igamma_grad_a igammac iota_2x32_shape
     layout_constraint le_to lgamma log2 logistic lt_to lu lu_pivots_to_permutation mulhi nextafter one_minus_square ormqr partial_sums
     philox2x32 philox4x32 pin polygamma polynomial population_count pow qr ragged_dot_general random_bits random_fold_in random_gamma
     random_seed random_split reciprocal reduce reduce_window reduce_window_max reduce_window_min reduce_window_sum
-    regularized_incomplete_beta relayout rng_bit_generator rng_uniform round scaled_dot schur select_and_gather_add select_and_scatter
-    select_and_scatter_add shape_assertion sign sinh sort stack svd symmetric_product tan threefry2x32 threefry4x32 tie tile todense top_k
-    triangular_solve tridiagonal tridiagonal_solve unpin unstack with_memory_space_constraint xla_metadata_value zeta
+    regularized_incomplete_beta relayout rng_bit_generator rng_uniform round scaled_dot scatter scatter-add scatter-max scatter-min
+    scatter-mul scatter-sub schur select_and_gather_add select_and_scatter select_and_scatter_add shape_assertion sign sinh sort stack svd
+    symmetric_product tan threefry2x32 threefry4x32 tie tile todense top_k triangular_solve tridiagonal tridiagonal_solve unpin unstack
+    with_memory_space_constraint xla_metadata_value zeta
 """
 
 COLLECTIVES = """
