@@ -16,11 +16,10 @@ from shardy_py.frontends import _jax
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.meshes import Meshes
 from shardy_py.frontends.primitives.avals import is_extended, type_of_aval
-from shardy_py.frontends.rule_memo import memoised_rule
 from shardy_py.ir import Block, Op, TensorType, Type, Value
 from shardy_py.plan.checks.wording import NOTABLE
 from shardy_py.plan.findings import Finding
-from shardy_py.rules import CONTEXT
+from shardy_py.rules import CONTEXT, rule_for
 from shardy_py.rules.traits import attributes_of_constraint
 
 Rules = Mapping[str, Any]
@@ -116,7 +115,7 @@ class Importer(abc.ABC):
             if spec is not None:
                 op.rule, op.rule_decided = spec.bind([v.type.shape for v in op.operands], [v.type.shape for v in op.results]), True
             elif op.name not in CONTEXT:
-                op.rule, op.rule_decided = memoised_rule(op), True
+                op.rule, op.rule_decided = rule_for(op), True
         return block.append(op)
 
     def read(self, eqn: JaxprEqn, scope: Scope, block: Block) -> list[Value]:

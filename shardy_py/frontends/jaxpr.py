@@ -31,10 +31,9 @@ from shardy_py.frontends.primitives.table import ENTRIES, Kind
 from shardy_py.frontends.primitives.template import Builder, OpsTemplate, Unsupported
 from shardy_py.frontends.readers import READERS
 from shardy_py.frontends.readers.common import bind, opaque
-from shardy_py.frontends.rule_memo import memoised_rule
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.plan.findings import Finding
-from shardy_py.rules import CONTEXT
+from shardy_py.rules import CONTEXT, rule_for
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -298,7 +297,7 @@ class EquationImporter(Importer):
                     each.result_types,
                     each.attributes,
                 )
-                each.rule, each.rule_decided = memoised_rule(op), True
+                each.rule, each.rule_decided = rule_for(op), True
             types.extend(each.result_types)
         return template
 

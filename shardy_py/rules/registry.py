@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardy_py.dialect import INSTALLED, OpShardingRule, Semantics
 from shardy_py.ir.tables import merge_tables
@@ -18,7 +19,7 @@ from shardy_py.rules import (
     shape_ops,
     slicing,
 )
-from shardy_py.rules.builder import Builder, Signature
+from shardy_py.rules.builder import Builder, Shape, Signature
 
 if TYPE_CHECKING:
     from shardy_py.ir.core import Op
@@ -123,4 +124,21 @@ def rule_for(op: Op, *, conservative: bool = False, semantics: Semantics = INSTA
     results = tuple([result.type.shape for result in op.results])
     if not operands or not results:
         return None
-    return build(Signature(operands, results, op.attributes, conservative, context_of(op), semantics))
+    context = context_of(op)
+    try:
+        return _rule(op.name, operands, results, tuple(op.attributes.items()), conservative, context, semantics)
+    except TypeError:  # an attribute that has no hash
+        return build(Signature(operands, results, op.attributes, conservative, context, semantics))
+
+
+@functools.lru_cache(maxsize=20_000)
+def _rule(
+    name: str,
+    operands: tuple[Shape, ...],
+    results: tuple[Shape, ...],
+    attributes: tuple[tuple[str, Any], ...],
+    conservative: bool,
+    context: bool,
+    semantics: Semantics,
+) -> OpShardingRule | None:
+    return RULES[name](Signature(operands, results, dict(attributes), conservative, context, semantics))

@@ -9,12 +9,11 @@ from functools import lru_cache, partial
 from shardy_py.dialect import OpShardingRule, PropagationDirection, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, TensorType, Value
-from shardy_py.ir.attribute_text import MLIR_TEXT_KEY
 from shardy_py.passes import dataflow
 from shardy_py.passes.propagation.log import FunctionResult
 from shardy_py.passes.propagation.schedule import Directions, everything, schedule
 from shardy_py.passes.walk import CALL, functions_by_name, ops_of, place
-from shardy_py.rules import context_of, identity_rule, is_elementwise, is_pure, pass_through_direction, rule_for
+from shardy_py.rules import identity_rule, is_elementwise, is_pure, pass_through_direction, rule_for
 
 Holder = Value | FunctionResult
 EDGES = frozenset({"sdy.data_flow_edge", "sdy.func_data_flow_edge"})
@@ -95,7 +94,6 @@ class PropagationGraph:
         self._readers: dict[Holder, list[Node]] = {}
         self._holders: dict[Value, Value] = {}
         self._leaves: list[Op] = []
-        self._rules: dict[tuple[object, ...], OpShardingRule | None] = {}
         self._calls: dict[str, list[Op]] = {}
         self._functions: dict[str, Function] = {}
         self.main = program.main if program.functions else None
@@ -119,7 +117,7 @@ class PropagationGraph:
             if op.rule_decided and not (conservative and op.rule is not None and not op.rule.is_custom):
                 rule = op.rule
             else:
-                rule = op.rule = self._rule(op, conservative)
+                rule = op.rule = rule_for(op, conservative=conservative, semantics=self.program.semantics)
                 op.rule_decided = True
             if rule is None or not _connects(rule):
                 if not op.regions and not (op.operands and op.results):
@@ -144,24 +142,6 @@ class PropagationGraph:
             readers.setdefault(holder, []).append(node)
         self.nodes.append(node)
         self.node_of[op] = node
-
-    def _rule(self, op: Op, conservative: bool) -> OpShardingRule | None:
-        """The rule of an op, memoised by its inputs; the kept attribute text stands for attributes read from MLIR."""
-        if not op.operands or not op.results:
-            return None
-        attributes = op.attributes
-        text = attributes.get(MLIR_TEXT_KEY)
-        if text is None and attributes:
-            text = tuple(attributes.items())
-        types = (*[value.type for value in op.operands], None, *[value.type for value in op.results])
-        key = (op.name, text, attributes.get("body"), context_of(op), types)
-        try:
-            rule = self._rules.get(key, self)
-        except TypeError:  # an attribute that has no hash
-            return rule_for(op, conservative=conservative, semantics=self.program.semantics)
-        if rule is self:
-            rule = self._rules[key] = rule_for(op, conservative=conservative, semantics=self.program.semantics)
-        return rule  # pyright: ignore[reportReturnType]
 
     def _edge(self, op: Op) -> Node:
         result = op.results[0]
