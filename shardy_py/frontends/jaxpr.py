@@ -153,7 +153,6 @@ def _append(template: OpsTemplate, eqn: JaxprEqn, values: list[Any], block: Bloc
         op = _new_op(Op)
         op.name = op_template.name
         operands = op.operands = [values[s] for s in op_template.operands]
-        results = op.results = []
         op.attributes = op_template.attributes if op_template.literal < 0 else {"value": invars[op_template.literal].val}  # pyright: ignore[reportAttributeAccessIssue]
         op.regions = ()
         op.rule = op_template.rule
@@ -165,18 +164,15 @@ def _append(template: OpsTemplate, eqn: JaxprEqn, values: list[Any], block: Bloc
         for operand in operands:
             operand.uses[op, i] = None
             i += 1
-        i = 0
-        for result_type in op_template.result_types:
-            result = _new_value(Value)
-            result.type = result_type
-            result.owner = op
-            result.index = i
-            result.uses = {}
-            result.sharding = None
-            result.name = None
-            results.append(result)
-            values.append(result)
-            i += 1
+        result = _new_value(Value)
+        result.type = op_template.result_type
+        result.owner = op
+        result.index = 0
+        result.uses = {}
+        result.sharding = None
+        result.name = None
+        op.results = [result]
+        values.append(result)
         block.ops.append(op)
 
 
@@ -291,14 +287,9 @@ class EquationImporter(Importer):
         types = list(builder.types)
         for each in template.ops:
             if each.name not in CONTEXT:
-                op = Op(
-                    each.name,
-                    Block([types[s] for s in each.operands]).arguments,
-                    each.result_types,
-                    each.attributes,
-                )
+                op = Op(each.name, Block([types[s] for s in each.operands]).arguments, (each.result_type,), each.attributes)
                 each.rule, each.rule_decided = rule_for(op), True
-            types.extend(each.result_types)
+            types.append(each.result_type)
         return template
 
     def fragment(self, eqn: JaxprEqn, scope: Scope, block: Block) -> None:

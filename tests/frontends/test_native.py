@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from shardy_py.frontends.primitives import FAMILIES, TEMPLATES
 from shardy_py.frontends.primitives.template import Builder, OpsTemplate, OpTemplate
+from shardy_py.ir import TensorType
 from tests.frontends.lowering import difference, imported, lowered, traced
 
 F32 = jax.ShapeDtypeStruct((4, 8), np.float32)
@@ -223,7 +224,7 @@ F = np.dtype("float32")
 def test_a_broadcast_literal_is_one_constant_of_the_full_shape() -> None:
     template = _template("add", {}, [((4, 8), F), ((), F)], [((4, 8), F)], literals=(1,))
     constant, add = template.ops
-    assert (constant.name, constant.literal, str(constant.result_types[0])) == ("sdy.constant", 1, "float32[4,8]")
+    assert (constant.name, constant.literal, str(constant.result_type)) == ("sdy.constant", 1, "float32[4,8]")
     assert (add.operands, template.outputs) == ((0, 2), (3,))
 
 
@@ -255,4 +256,4 @@ def test_an_all_to_all_in_groups_of_one_is_nothing() -> None:
 
 
 def test_op_templates_start_without_a_rule() -> None:
-    assert OpTemplate("stablehlo.add", (0, 1), (), {}).rule_decided is False
+    assert OpTemplate("stablehlo.add", (0, 1), TensorType((4,), "float32"), {}).rule_decided is False

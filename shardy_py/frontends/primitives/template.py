@@ -23,11 +23,11 @@ SLOTS = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class OpTemplate:
-    """One op and its rule; a constant has the value of literal operand `literal` of the equation, or -1."""
+    """One op with one result, and its rule; a constant has the value of literal operand `literal` of the equation, or -1."""
 
     name: str
     operands: SLOTS
-    result_types: tuple[Type, ...]
+    result_type: Type
     attributes: dict[str, Any]
     literal: int = -1
     rule: Any = None
@@ -101,15 +101,10 @@ class Builder:
         return self._slot_types[slot]
 
     def op(self, name: str, operands: Sequence[int], result: Type, **attributes: Any) -> int:
-        """Appends an op with one result and returns the result's slot."""
-        return self.ops(name, operands, (result,), **attributes)[0]
-
-    def ops(self, name: str, operands: Sequence[int], results: Sequence[Type], **attributes: Any) -> tuple[int, ...]:
-        """Appends an op with any number of results and returns their slots."""
-        first = len(self._slot_types)
-        self._ops.append(OpTemplate(name, tuple(operands), tuple(results), attributes))
-        self._slot_types.extend(results)
-        return tuple(range(first, first + len(results)))
+        """Appends an op and returns the slot of its result."""
+        self._ops.append(OpTemplate(name, tuple(operands), result, attributes))
+        self._slot_types.append(result)
+        return len(self._slot_types) - 1
 
     def constant(self, shape: tuple[int, ...], dtype: str, value: object) -> int:
         """Appends a constant with one value everywhere; JAX's rank-0 constant and its broadcast are this one op."""
@@ -156,7 +151,7 @@ class Builder:
         def slot(s: int) -> int:
             return moved.get(s, s) if s < n else s + len(direct)
 
-        front = [OpTemplate("sdy.constant", (), (self.types[i],), {}, i) for i in direct]
+        front = [OpTemplate("sdy.constant", (), self.types[i], {}, i) for i in direct]
         for op in self._ops:
             op.operands = tuple(slot(s) for s in op.operands)
         return OpsTemplate((*front, *self._ops), tuple(slot(s) for s in outputs))
