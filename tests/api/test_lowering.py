@@ -174,3 +174,10 @@ def test_an_equation_that_jax_cannot_lower_is_passed_over_where_nothing_uses_it(
         warnings.simplefilter("ignore", sp.PlanWarning)  # "auto" says that it is left to XLA, which fails too
         with pytest.raises((OverflowError, TypeError)):  # of its constant, or of its float32 for an int32
             decorated(lambda x: doubled(x, True), lowering)(x)
+
+
+def test_parameters_of_the_program_have_the_paths_of_their_leaves():
+    """Also where donated leaves come first."""
+    step = sp.auto_shard(lambda n, s: (s["b"] * 2, n + 1), mesh={"x": 4}, in_shardings=P("x"), donate_argnums=(0, 1))
+    text = step.lower(np.ones(8, np.int32), {"b": np.ones(8, np.float32)}).compile().as_text()
+    assert all(f'op_name="{path}"' in text.replace("\\", "") for path in ("n", "s['b']"))
