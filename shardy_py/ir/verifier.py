@@ -129,6 +129,8 @@ class _Verifier:
             _branches(op)
         elif name in COMPUTATIONS:
             self.computation(op, inside.manual_axes)
+        elif op.regions:
+            raise VerificationError("has regions, which no op of its name has")
 
     def end(self, op: Op, function: Function) -> None:
         in_function = op.block is function.body

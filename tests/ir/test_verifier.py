@@ -89,6 +89,10 @@ def change_type(ops: list[Op]) -> None:
     ops[0].results[0].type = TensorType((4,), "float32")
 
 
+def give_a_region(ops: list[Op]) -> None:
+    ops[1].regions = [Block()]
+
+
 BROKEN: list[tuple[Callable[[list[Op]], None], str]] = [
     (move_up, "an operand does not dominate this use"),
     (return_early, "must be the last operation in the parent block"),
@@ -101,6 +105,7 @@ BROKEN: list[tuple[Callable[[list[Op]], None], str]] = [
     (lose_sharding, "requires attribute 'sharding'"),
     (change_type, "operands and results must have the same types"),
     (call_nobody, "'nobody' does not reference a valid function"),
+    (give_a_region, "has regions, which no op of its name has"),
 ]
 
 
