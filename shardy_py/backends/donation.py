@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from operator import methodcaller
 from typing import Any
 
 import jax
@@ -16,8 +15,6 @@ from jax.core import Tracer
 
 from shardy_py.errors import DeletedBufferError, DonationError
 from shardy_py.frontends.context import is_extended_dtype
-
-_IS_DELETED = methodcaller("is_deleted")
 
 
 class Guard:
@@ -38,8 +35,8 @@ class Guard:
     def bad(self, leaves: Sequence[Any]) -> bool:
         """Whether some leaf may be bad; `explain` tells."""
         try:
-            deleted = any(map(_IS_DELETED, leaves))  # most calls pass arrays only
-        except (AttributeError, TypeError):
+            deleted = any(map(type(leaves[0]).is_deleted, leaves))  # most calls pass arrays of one class, whose method is quick
+        except (AttributeError, IndexError, TypeError):
             deleted = any(isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted() for leaf in leaves)
         return deleted or self.apart is False or (self._donates and len(set(map(id, leaves))) != len(leaves))
 
