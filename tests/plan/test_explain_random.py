@@ -13,7 +13,7 @@ from shardy_py.dialect.format import format_axis
 from shardy_py.facade import Plan
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.plan import Explanation, PlannedValue, Reason
-from shardy_py.plan.explain import _holder, find
+from shardy_py.plan.explain import find
 from shardy_py.plan.explainer import explainer_of
 from tests.passes.propagation.test_random_modules import USER_PRIORITY, imported, options
 from tests.plan.explained_plans import plan_of_module
@@ -26,7 +26,7 @@ MANY = range(8, 58)
 
 
 def holder_of(plan: Plan, value: PlannedValue) -> Holder:
-    return _holder(explainer_of(plan), find(plan, value))
+    return explainer_of(plan).holder(find(plan, value).value)
 
 
 def chains(plan: Plan) -> Iterator[tuple[PlannedValue, tuple[Reason, ...]]]:
