@@ -94,7 +94,7 @@ def planned(case: Case) -> sp.Plan:
     function, args = case.step()
     mesh = jax.sharding.AbstractMesh(tuple(case.mesh.values()), tuple(case.mesh))
     planner = sp.Planner(hardware=case.hardware, time_limit_s=TIME_LIMIT.value)
-    return sp.auto_shard(function, mesh=mesh, planner=planner, donate_argnums=(0, 1), lowering="jit").plan(*args)
+    return sp.auto_shard(function, mesh=mesh, planner=planner, donate_argnums=(0, 1)).plan(*args)
 
 
 SHAPES = {

@@ -114,7 +114,7 @@ class Plan(PlanRecord):
         Axes of the mesh of which the plan uses parts are several there. None under `lowering="jit"`, where XLA makes that program, and of
         a plan that was read from a file.
         """
-        return None if self.active_partitioner is None else self.active_partitioner.region_jaxpr(self)
+        return None if self.partitioner is None or self.lowering == "jit" else self.partitioner.region_jaxpr(self)
 
     @property
     def reshards(self) -> tuple[Reshard, ...]:

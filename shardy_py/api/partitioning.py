@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 from shardy_py.api.meshes import MESH_NAME, MeshView
 from shardy_py.api.options import Options
 from shardy_py.api.tracing import TracedCall
-from shardy_py.backends.jit import pinned
+from shardy_py.backends.jit import constrained
 from shardy_py.backends.partitioned_call import PlannedCall, Shardings, partitioned_call
 from shardy_py.backends.region_parts import in_parts
 from shardy_py.backends.shard_map import Partitioned, fits_inside, partitioned
@@ -135,6 +135,7 @@ class RegionBuilder:
         self._partitioned: Partitioned | None = None
         self._local: Program | None = None
         self._choice: tuple[Finding | None] | None = None
+        self._has_region: bool | None = None
 
     @property
     def platform(self) -> str:
@@ -142,20 +143,25 @@ class RegionBuilder:
         request = self.traced.request
         return request.settings.options.platform_of(request.view.user_mesh)
 
-    @property
-    def may_be_left(self) -> bool:
-        """Whether XLA's partitioner may run the plan instead."""
-        return self.traced.request.settings.lowering == "auto"
-
     def obstacle(self, plan: PlanRecord) -> Finding | None:
-        """Why XLA's partitioner runs the plan; None where the region does. Decided once."""
+        """Why XLA's partitioner runs the plan under `lowering="auto"`; None where the region does. Decided once."""
         if self._choice is None:
-            self._choice = (obstacle(functools.partial(self.partitioned, plan)) if self.may_be_left else None,)
+            is_auto = self.traced.request.settings.lowering == "auto"
+            self._choice = (obstacle(functools.partial(self.partitioned, plan)) if is_auto else None,)
         return self._choice[0]
 
     def is_run(self, plan: PlanRecord) -> bool:
         """Whether the region runs."""
-        return self.obstacle(plan) is None
+        return self.traced.request.settings.lowering != "jit" and self.obstacle(plan) is None
+
+    def has_region(self, plan: PlanRecord) -> bool:
+        """Whether there is a region; under `lowering="shard_map"` the first use of one that there is not raises."""
+        if self._has_region is None:
+            try:
+                self._has_region = self.traced.request.settings.lowering == "shard_map" or bool(self.partitioned(plan))
+            except Exception:  # XLA can run what ours fails on, and figures come from Shardy's reshards
+                self._has_region = False
+        return self._has_region
 
     def partitioned(self, plan: PlanRecord) -> Partitioned:
         """The traced jaxpr as one region of local arrays."""
@@ -192,7 +198,7 @@ class RegionBuilder:
     def findings(self, plan: PlanRecord) -> tuple[Finding, ...]:
         """Findings on ops that run whole in the region, or the reason why the region does not run."""
         why = self.obstacle(plan)
-        return self.partitioned(plan).findings if why is None else (why,)
+        return (why,) if why is not None else self.partitioned(plan).findings if self.has_region(plan) else ()
 
     def local_program(self, plan: PlanRecord) -> Program:
         """The region as a program: a manual computation over arrays as they are on one device. Cost, memory and stores share it."""
@@ -225,7 +231,7 @@ class Planned:
     @property
     def region(self) -> RegionBuilder | None:
         """The partitioning, if the plan runs as a region."""
-        return None if self.plan.active_partitioner is None else self.partitioning
+        return None if self.plan.lowering == "jit" else self.partitioning
 
 
 def calling(
@@ -306,6 +312,4 @@ class DerivedRegions:
         if self.context is not None:
             return jaxpr
         inner = DerivedRegions(view, self.options, self.devices)
-        return pinned(
-            closed, imported, view.auto_mesh, lambda copy: import_and_propagate(copy, view, self.options, ins, outs), platform, inner
-        ).jaxpr
+        return constrained(closed, imported, view.auto_mesh, platform, inner)

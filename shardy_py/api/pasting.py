@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,7 +30,6 @@ from shardy_py.partition.mispartitioned import as_sharded, is_mispartitioned
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.code import Change, Code, SourceSpan, Style, edits_of, filled, setup_of, spec_code, stated, without_jax
 from shardy_py.plan.costing import analyse as cost_of
-from shardy_py.plan.jit_program import jit_program_of, left_to_xla
 from shardy_py.plan.paths import is_backward
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import location_of
@@ -353,12 +352,15 @@ class Writer:
     def _constraints(self) -> tuple[float, dict[SourceSpan, Change]]:
         @functools.cache
         def propagated(chosen: frozenset[int]) -> PinnedOutcome:
-            return self._outcome({n: self.writable[i].sharding for i in sorted(chosen) for n in self.writable[i].expression.all_numbers})
+            return self._outcome(pins(chosen))
+
+        def pins(chosen: Iterable[int]) -> Mapping[int, TensorSharding]:
+            return {n: self.writable[i].sharding for i in sorted(chosen) for n in self.writable[i].expression.all_numbers}
 
         chosen = fewest_pins(self.places, lambda numbers: propagated(frozenset(numbers)), 1.0)
         function = "jax.lax.with_sharding_constraint"
         changes = {self.writable[i].expression.span: self.writable[i].wrapped(function) for i in chosen}
-        return propagated(frozenset(chosen)).seconds, with_constraints(changes, self._constrained("sdy_sharding_constraint"), function)
+        return self._more(pins(chosen)), with_constraints(changes, self._constrained("sdy_sharding_constraint"), function)
 
     def _constrained(self, *primitives: str) -> list[_Written]:
         """The expressions that are user constraints."""
@@ -366,14 +368,16 @@ class Writer:
         return [each for each in self.writable if all(eqns[n].primitive.name in primitives for n in each.expression.numbers)]
 
     def _outcome(self, pins: Mapping[int, TensorSharding]) -> PinnedOutcome:
-        """What XLA is predicted to make of a program with these constraints."""
-        run, variables = self.seeds.plan(pins)
-        by_xla = left_to_xla(run.program)
-        jit_program_of.keep(run, by_xla)
-        values = {value: as_run for as_run, value in by_xla.lineage.values.items()}
-        shardings = [None if v is None else values.get(v.holder, v.holder).sharding for v in variables]
-        more = max((own + 1) / (least + 1) for own, least in zip(_cost(run), self.planned, strict=True))
-        return PinnedOutcome(max(more, 1.0), True, {i: each.differing(variables, shardings) for i, each in enumerate(self.writable)})
+        """What propagation makes of a program with these constraints, with one for each line that makes values which lie otherwise."""
+        _, variables = self.seeds.plan(pins)
+        shardings = [None if v is None else v.holder.sharding for v in variables]
+        found = {i: each.differing(variables, shardings) for i, each in enumerate(self.writable)}
+        return PinnedOutcome(1.0 + sum(not each.sharding.is_equivalent(found[i]) for i, each in enumerate(self.writable)), found)
+
+    def _more(self, pins: Mapping[int, TensorSharding]) -> float:
+        """How many times what the plan moves or computes a program with these constraints does, with the reshards of Shardy."""
+        run, _ = self.seeds.plan(pins)
+        return max((own + 1) / (least + 1) for own, least in zip(_cost(run), self.planned, strict=True))
 
     def _explicit(self) -> tuple[float, dict[SourceSpan, Change]]:
         number_of = {(site.path, site.variable): n for n, site in enumerate(sites(self.closed.jaxpr)) if site.result is not None}
@@ -403,12 +407,15 @@ class Writer:
 
         @functools.cache
         def propagated(chosen: frozenset[int]) -> PinnedOutcome:
+            return self._outcome(pins_of(chosen))
+
+        def pins_of(chosen: frozenset[int]) -> Mapping[int, TensorSharding]:
             types, _ = typed(chosen)
             specs = {at: spec for at, spec in types.specs.items() if at in number_of and at in planned and at not in types.on_auto_axes}
             pins = {number_of[at]: _sharding(spec, len(planned[at])) for at, spec in specs.items()}
             for each in self.writable:
                 pins |= {n: pins[each.expression.numbers[0]] for n in each.expression.cotangents if each.expression.numbers[0] in pins}
-            return self._outcome(pins)
+            return pins
 
         chosen = frozenset(fewest_pins(self.places, lambda numbers: propagated(frozenset(numbers)), 1.0))
         _, needed = typed(frozenset())
@@ -421,7 +428,7 @@ class Writer:
         for each in (self.writable[i] for i in sorted(every - (chosen - needed))):
             span = each.expression.span
             changes[span] = each.wrapped("jax.reshard") if span in unequal else functools.partial(stated, each.spec)
-        return propagated(chosen).seconds, with_constraints(changes, constrained, "jax.reshard")
+        return self._more(pins_of(chosen)), with_constraints(changes, constrained, "jax.reshard")
 
     def _spec(self, sharding: TensorSharding | None, rank: int) -> PartitionSpec:
         return PartitionSpec(*[*self.named(sharding, rank).spec, *[None] * rank][:rank])
@@ -447,7 +454,7 @@ def _recalled(template: str, node: ast.expr) -> ast.expr:
 
 
 _FARTHER = (
-    "XLA moves or computes {:.2f} times what the plan does: values that no line of the source makes, or one line in several shardings, "
+    "XLA may move or compute {:.2f} times what the plan does: values that no line of the source makes, or one line in several shardings, "
     "would need constraints of their own."
 )
 

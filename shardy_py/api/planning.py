@@ -170,11 +170,9 @@ class _CallPlanning:
     def planned(self, search: Search | None, enough: float = 0.0) -> Planned:
         """The plan with the shardings that the program has now; `enough` as in `region`."""
         settings = self.traced.request.settings
-        if settings.lowering == "jit":
-            return Planned(self.plan(search), self.imported, self.traced, None)
         if search is not None and settings.planner is not None:
             return self.search_result(self.region(search, enough), search)
-        partitioning = RegionBuilder(self.imported, self.traced)
+        partitioning = RegionBuilder(self.imported, self.traced, by_planner=settings.lowering == "jit")  # as XLA, along planned axes
         return Planned(self.plan(search, partitioning), self.imported, self.traced, partitioning)
 
     def search_result(self, region: PlanRecord, search: Search) -> Planned:
@@ -263,7 +261,6 @@ class _CallPlanning:
     def _searcher(
         self, base: Plan, annotations: Annotations, planner: Planner, began: float, templates: tuple[UserTemplate, ...] = ()
     ) -> Searcher:
-        lowering = self.traced.request.settings.lowering
         return Searcher(
             base,
             annotations,
@@ -274,7 +271,7 @@ class _CallPlanning:
             MESH_NAME,
             began,
             templates,
-            region=self.region if lowering != "jit" and planner.constraints else None,
+            region=self.region,
             propagate=None if planner.constraints else lambda inputs, outputs: self.seeded(annotations, inputs, outputs).plan,
         )
 

@@ -32,7 +32,7 @@ from shardy_py.api.static_leaves import has_static_leaves, user_tree
 from shardy_py.backends.callback_errors import CallbackErrors
 from shardy_py.backends.donation import Guard
 from shardy_py.backends.host_threads import must_wait
-from shardy_py.backends.jit import Pinned, left_to_xla, ordered_effects, pinned
+from shardy_py.backends.jit import constrained, ordered_effects
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.grouping import grouped
@@ -42,13 +42,11 @@ from shardy_py.frontends.context import is_staged, is_tracing
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.transforms import hoisted, used_part, with_inputs
 from shardy_py.passes.collection import no_collection
-from shardy_py.passes.propagation.log import only_grows
 from shardy_py.plan.checks.table import has_grave
 from shardy_py.plan.checks.wording import NOTABLE
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.donation import Donated, arrangement
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.paths import paths_as_one
 from shardy_py.plan.values import PlannedValue
 
@@ -193,7 +191,7 @@ class CompiledCall:
         if plan.donation:
             _warn_of_refused(plan.donation, request.location)
         devices = None if abstract or not isinstance(mesh, Mesh) else mesh
-        self._pinned, replay = program_of(planned, mesh if isinstance(mesh, Mesh) else None)
+        self._jaxpr, replay = program_of(planned, mesh if isinstance(mesh, Mesh) else None)
         named = NamedShardings(mesh)
         self.agreement = None if devices is None else agreement_of(plan, traced, devices)
         ins = tuple(named(v.sharding, len(v.shape), v.memory_kind) for v in plan.inputs)
@@ -213,12 +211,12 @@ class CompiledCall:
         return self.planned.plan
 
     @property
-    def pinned(self) -> Pinned:
+    def jaxpr(self) -> ClosedJaxpr:
         """The program that runs."""
-        if self._pinned is not None:
-            return self._pinned
+        if self._jaxpr is not None:
+            return self._jaxpr
         assert self.planned.region is not None
-        return Pinned(self.planned.region.partitioned(self.plan).jaxpr, 0, True)
+        return self.planned.region.partitioned(self.plan).jaxpr
 
     def __call__(self, slots: Sequence[Any]) -> Any:
         """Runs a call; raises SignatureChanged if it does not have the signature that was planned for."""
@@ -286,13 +284,13 @@ def _run(jitted: Executable, mesh: Mesh, agreement: Agreement | None, callback_e
     return jitted.run
 
 
-def program_of(planned: Planned, mesh: Mesh | None) -> tuple[Pinned | None, Callable[..., Sequence[Any]]]:
-    """What runs a plan, from leaves to leaves: a region, or the traced jaxpr with the constraints that pin the plan, which comes too."""
-    return _pinned(planned, mesh) if planned.region is None else (None, planned.region.calling(planned.plan, mesh))
+def program_of(planned: Planned, mesh: Mesh | None) -> tuple[ClosedJaxpr | None, Callable[..., Sequence[Any]]]:
+    """What runs a plan, from leaves to leaves: a region, or the traced jaxpr with constraints, which comes too."""
+    return _by_xla(planned, mesh) if planned.region is None else (None, planned.region.calling(planned.plan, mesh))
 
 
-def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., Sequence[Any]]]:
-    """The traced jaxpr with the constraints that pin the plan, and a function that runs it."""
+def _by_xla(planned: Planned, mesh: Mesh | None) -> tuple[ClosedJaxpr, Callable[..., Sequence[Any]]]:
+    """The traced jaxpr with constraints, and a function that runs it."""
     plan, request, view = planned.plan, planned.traced.request, planned.traced.request.view
     sides = _closed(plan.inputs), _closed(plan.outputs)
     closed = ClosedJaxpr(planned.imported.scope.jaxpr, planned.traced.jaxpr.consts)
@@ -303,14 +301,11 @@ def _pinned(planned: Planned, mesh: Mesh | None) -> tuple[Pinned, Callable[..., 
     with plan.timings.step("pin"), no_collection():
         platform = request.settings.options.platform_of(view.user_mesh)
         partition = DerivedRegions(view, request.settings.options, None)
-        if jit_program_of(plan).follows_plan:
-            grows = bool(plan.log) and only_grows(plan.log)
-            program = pinned(closed, planned.imported, view.auto_mesh, import_copy, platform, partition, grows)
-        else:
-            program = left_to_xla(closed, planned.imported, view.auto_mesh, platform, partition)
+        propagate = import_copy if plan.is_assigned else None
+        program = constrained(closed, planned.imported, view.auto_mesh, platform, partition, propagate)
     whole = hoisted(closed)
     needed = used_part(whole, (True,) * len(whole.out_avals))
-    return program, calling(planned.traced, plan, closed.consts, needed, lambda: with_inputs(program.jaxpr, needed[1]), mesh)
+    return program, calling(planned.traced, plan, closed.consts, needed, lambda: with_inputs(program, needed[1]), mesh)
 
 
 def _closed(values: Sequence[PlannedValue]) -> list[TensorSharding]:

@@ -174,7 +174,7 @@ class PropagatedSeeds:
         seeded = seeded_call(traced, "jit", self.inputs, self.outputs if results else traced.out_specs)
         plan = self.variants.plan_of(dataclasses.replace(seeded, jaxpr=copy.closed))
         assert isinstance(plan.variants, TracedVariants)
-        return dataclasses.replace(plan, stated_feeding=self.feeding), copy.variables(plan.variants.imported.scope)
+        return dataclasses.replace(plan, stated_feeding=self.feeding, partitioner=None), copy.variables(plan.variants.imported.scope)
 
 
 def seeded_call(traced: TracedCall, lowering: str, inputs: Sequence[TensorSharding], out_specs: Sequence[object]) -> TracedCall:

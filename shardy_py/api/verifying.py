@@ -365,7 +365,7 @@ def planned_run(planned: Planned, mesh: JaxMesh) -> Run:
         imported = Imported(planned.imported.program, replace(flat.scope, jaxpr=closed.jaxpr), [])
         results = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.outvars]  # pyright: ignore[reportAttributeAccessIssue]
         call = TracedCall(request, closed, Leaves.of(results), (None,) * len(results), (None,) * len(results))
-        region = None if plan.active_partitioner is None else RegionBuilder(imported, call, by_planner=by_planner)
+        region = None if plan.lowering == "jit" else RegionBuilder(imported, call, by_planner=by_planner)
         part = Planned(replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), partitioner=region), imported, call, region)
         ins, outs = ([named(v.sharding, len(v.shape)) for v in values] for values in (inputs, outputs))
         return _jitted(program_of(part, mesh)[1], ins, [None if 0 in v.shape else out for v, out in zip(outputs, outs)])

@@ -1,95 +1,101 @@
-"""Runs a plan through `jax.jit`: the traced jaxpr with the fewest sharding constraints that pin the plan.
+"""Runs a plan through `jax.jit`: the traced jaxpr with the user's constraints as planned, and workarounds for XLA's wrong numbers.
 
-Inputs and outputs are pinned by `in_shardings` and `out_shardings`. The rest follows by the same
-propagation that XLA runs: the copy is propagated again, and only values that differ from the plan are constrained, besides
-those around conflicts (`conflicts`), which depend on the form and the order of ops. Where there are none, and shardings only grew, the
-copy cannot come out otherwise: its inputs and results start from the fixed point that the plan has reached. Where XLA's own way out of
-the conflicts moves less than the plan (`plan/jit_program`), only what the user annotated is constrained.
+Inputs and outputs have the planned shardings by `in_shardings` and `out_shardings`. Constraints, groups and barriers are constraints to
+what is planned, and so are the operands and results of ops that XLA may get wrong. XLA decides the rest. The shardings of a planner's plan,
+which no propagation would find, hold everywhere: the copy is propagated, and the first values that differ from the plan are constrained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
-from absl import logging
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.sharding import AbstractMesh
 
-from shardy_py.backends.conflicts import only_results, pin_conflicts, pin_mispartitioned, pinned_sharding
 from shardy_py.backends.local.ruled_call import batched_rule
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.partitioned_call import Partitioner
 from shardy_py.backends.partitioned_equation import in_region
-from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, Replacement, constraint_params, scopes_of
+from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, Replacement, constraint_params, only_results, op_of, scopes_of
 from shardy_py.backends.xla_workarounds import Target, workaround
-from shardy_py.dialect import TensorSharding
+from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Imported, Scope
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 from shardy_py.frontends.mesh_context import traced_on
+from shardy_py.partition.mispartitioned import OPS, Parts, cut_in_any_way, is_mispartitioned
 
 PER_REGION = (1, 1, 2, 4, 16, None, None)
 """Numbers of values to pin in each region of differing ones, per propagation of the copy; None pins all."""
 
 
-@dataclass(frozen=True)
-class Pinned:
-    """A jaxpr that runs as planned, with `constraints` added ones; `exact` if its propagation gives the plan, conflicts included."""
-
-    jaxpr: ClosedJaxpr
-    constraints: int
-    exact: bool
-
-
-def pinned(
+def constrained(
     closed: ClosedJaxpr,
     planned: Imported,
     auto_mesh: AbstractMesh,
-    propagate: Callable[[ClosedJaxpr], Imported],
     platform: str,
     partition: Partitioner,
-    only_grows: bool = False,
-) -> Pinned:
-    """The copy of a traced jaxpr that pins a plan."""
-    target = Target(NamedShardings(auto_mesh), planned.program.meshes, platform, partition, keeps_plan=True)
-    annotations: set[str] = set()
+    propagate: Callable[[ClosedJaxpr], Imported] | None = None,
+) -> ClosedJaxpr:
+    """The copy of a traced jaxpr that `jax.jit` runs as planned.
+
+    Args:
+        propagate: Propagates a copy, where all values are to lie as planned.
+    """
+    target = Target(NamedShardings(auto_mesh), planned.program.meshes, platform, partition)
 
     def replace(eqn: JaxprEqn, scope: Scope | None) -> Replacement | None:
-        replacement = _annotation(eqn, scope, target, _ANNOTATIONS)
-        if replacement is None:
-            return workaround(eqn, scope, target)
-        annotations.add(eqn.primitive.name)
-        return replacement
+        own = _ANNOTATIONS.get(eqn.primitive.name)
+        return workaround(eqn, scope, target) if own is None else own(eqn, scope, target)
 
     copier = Copier(target.named, replace)
     pins = Pins()
-    pin_conflicts(planned.scope, pins, planned.program.meshes)
+    _pin_mispartitioned(planned.scope, pins, planned.program.meshes, cut_in_any_way(planned.program.meshes))
+    copied = _copied(copier, closed, pins, planned, auto_mesh)
     for per_region in PER_REGION:
-        copied = _copied(copier, closed, pins, planned, auto_mesh)
-        copy = ClosedJaxpr(copied.jaxpr, closed.consts)
-        if only_grows and annotations <= _KEPT and not pins.count():
-            return Pinned(copy, 0, True)
-        rerun = propagate(copy)
+        if propagate is None:
+            break
+        rerun = propagate(ClosedJaxpr(copied.jaxpr, closed.consts))
         if not _pin_differences(planned.scope, rerun.scope, copied, pins, per_region):
-            return Pinned(copy, pins.count(), True)
-    logging.info("the propagation of the pinned program of %d constraints may still differ from the plan", pins.count())
-    return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, auto_mesh).jaxpr, closed.consts), pins.count(), False)
-
-
-def left_to_xla(closed: ClosedJaxpr, planned: Imported, auto_mesh: AbstractMesh, platform: str, partition: Partitioner) -> Pinned:
-    """The copy of a traced jaxpr that holds only what the user annotated to the plan, and ops that XLA may partition wrongly."""
-    target = Target(NamedShardings(auto_mesh), planned.program.meshes, platform, partition, keeps_plan=False)
-    copier = Copier(target.named, lambda eqn, scope: _annotation(eqn, scope, target, _ANNOTATIONS_ALONE) or workaround(eqn, scope, target))
-    pins = Pins()
-    pin_mispartitioned(planned.scope, pins, planned.program.meshes)
-    return Pinned(ClosedJaxpr(_copied(copier, closed, pins, planned, auto_mesh).jaxpr, closed.consts), pins.count(), False)
+            break
+        copied = _copied(copier, closed, pins, planned, auto_mesh)
+    return ClosedJaxpr(copied.jaxpr, closed.consts)
 
 
 def _copied(copier: Copier, closed: ClosedJaxpr, pins: Pins, planned: Imported, auto_mesh: AbstractMesh) -> Copied:
     with traced_on(auto_mesh):
         return copier.copy(closed.jaxpr, pins, planned.scope)
+
+
+def _pin_mispartitioned(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh], parts: Parts, free: frozenset[Var] = frozenset()) -> None:
+    """Pins the operands and results of ops that XLA may get wrong."""
+    for index, eqn in enumerate(scope.jaxpr.eqns):
+        results = [v for v in eqn.outvars if v in scope.env]
+        name = OPS.get(eqn.primitive.name)
+        op = None if name is None or (results and all(_is_dead(v, scope) for v in results)) else op_of(eqn, scope, name)
+        if op is not None and is_mispartitioned(op, parts):
+            for v in (*eqn.outvars, *eqn.invars):
+                if isinstance(v, Literal) or v not in scope.env or v in free or _is_dead(v, scope):
+                    continue
+                shape, sharding = getattr(v.aval, "shape", ()), scope.env[v].sharding
+                if shape and all(shape) and (sharding is None or not sharding.mesh_in(meshes).is_maximal):
+                    pins.variables[v] = _pinned_sharding(scope, v)
+        if eqn.primitive.name in ENTERED:
+            for k, inner in enumerate(scopes_of(scope, index, bodies(eqn))):
+                if inner is not None:
+                    _pin_mispartitioned(inner, pins.child(index, k), meshes, parts, only_results(eqn, inner.jaxpr))
+
+
+def _is_dead(v: Var, scope: Scope) -> bool:
+    """Whether the plan has left a variable out, as nothing uses it; a constraint would bring it back."""
+    op = scope.env[v].defining_op
+    return op is not None and op.block is None
+
+
+def _pinned_sharding(scope: Scope, v: Any) -> TensorSharding:
+    sharding, rank = scope.env[v].sharding, len(getattr(v.aval, "shape", ()))
+    return TensorSharding.closed("mesh", rank) if sharding is None else sharding.with_dims(sharding.dims[:rank])
 
 
 def _pin_differences(
@@ -110,7 +116,7 @@ def _pin_differences(
     for members in {id(members): members for members in regions.values()}.values():
         differs = True
         for v in members[:per_region]:
-            pins.variables[v] = pinned_sharding(plan, v)
+            pins.variables[v] = _pinned_sharding(plan, v)
     return differs
 
 
@@ -152,20 +158,10 @@ def _differs(v: Any, plan: Scope, run: Scope, pins: Pins) -> bool:
     return not target.is_equivalent(actual)
 
 
-def _annotation(eqn: JaxprEqn, scope: Scope | None, target: Target, annotations: Mapping[str, _Annotation]) -> Replacement | None:
-    """The replacement of an annotation in the copy."""
-    own = annotations.get(eqn.primitive.name)
-    return None if own is None else own(eqn, scope, target)
-
-
-def _same(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacement:
-    return lambda *xs: list(xs)
-
-
 def _as_planned(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacement:
     """The planned shardings of the values of a group or a barrier, which nothing else constrains."""
     if scope is None or any(v not in scope.env for v in eqn.outvars):
-        return _same(eqn, scope, target)
+        return lambda *xs: list(xs)
     params = [constraint_params(target.named(scope.env[v].sharding, cast(Any, v).aval.ndim)) for v in eqn.outvars]
     return lambda *xs: [jax.lax.sharding_constraint_p.bind(x, **p) for x, p in zip(xs, params, strict=True)]
 
@@ -205,16 +201,10 @@ _Annotation = Callable[[JaxprEqn, Scope | None, Target], Replacement]
 
 _ANNOTATIONS: dict[str, _Annotation] = {
     "sdy_sharding_constraint": _constraint,
-    "sdy_sharding_group": _same,
-    "sdy_propagation_barrier": _same,
+    "sdy_sharding_group": _as_planned,
+    "sdy_propagation_barrier": _as_planned,
     "sdy_ruled_call": _ruled_call,
 }
-
-_KEPT = frozenset({"sdy_sharding_constraint"})
-"""Annotations that say to XLA's propagation what they say to the plan's; it never sees the others."""
-
-_ANNOTATIONS_ALONE = {**_ANNOTATIONS, "sdy_sharding_group": _as_planned, "sdy_propagation_barrier": _as_planned}
-"""The replacements of annotations where nothing else is constrained to the plan."""
 
 
 def ordered_effects(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

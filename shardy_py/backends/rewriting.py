@@ -202,3 +202,10 @@ def constraint_params(named: NamedSharding) -> dict[str, Any]:
     """The parameters of `sharding_constraint_p`."""
     free = frozenset(d for d, entry in enumerate(named.spec) if entry is PartitionSpec.UNCONSTRAINED)
     return {"sharding": named, "layout": None, "context_mesh": jax.sharding.get_abstract_mesh(), "unconstrained_dims": free}
+
+
+def only_results(eqn: JaxprEqn, body: Jaxpr) -> frozenset[Var]:
+    """The result of a branch that has only one: XLA refuses branches whose only results are constrained in different ways."""
+    if eqn.primitive.name != "cond" or len(eqn.outvars) != 1:
+        return frozenset()
+    return frozenset(v for v in body.outvars if isinstance(v, Var))

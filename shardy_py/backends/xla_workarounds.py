@@ -22,7 +22,7 @@ Programs are rewritten when they are lowered: derivatives, batched forms and che
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -43,23 +43,20 @@ from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Scope
 from shardy_py.ir import Function, Op, Value
 from shardy_py.partition.misaligned import is_misaligned_product
-from shardy_py.partition.mispartitioned import OPS, Parts, as_sharded, is_mispartitioned, is_mispartitioned_product
+from shardy_py.partition.mispartitioned import OPS, as_sharded, is_mispartitioned, is_mispartitioned_product
 from shardy_py.partition.op import rotates
 from shardy_py.partition.variables import variable_of
 from shardy_py.passes.dataflow import NAMED_COMPUTATION
 
-ShardingOf = Callable[[Any], TensorSharding | None]
-
 
 @dataclass(frozen=True)
 class Target:
-    """The platform and shardings for which equations are rewritten: `keeps_plan` for all values, else around ops XLA may get wrong."""
+    """The platform and mesh for which equations are rewritten."""
 
     named: NamedShardings
     meshes: Mapping[str, Mesh]
     platform: str
     partition: Partitioner
-    keeps_plan: bool
 
 
 def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacement | None:
@@ -79,9 +76,9 @@ def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacemen
         region = in_region(eqn, sharding_of, target.named, target.partition)
         if region is not None:
             return region
-    if name in WORKAROUNDS_ON_CPU and target.platform == "cpu" and (scope is not None or not target.keeps_plan):
-        return WORKAROUNDS_ON_CPU[name](eqn, sharding_of if target.keeps_plan else None, target.named)
-    if op is not None and op.name == "stablehlo.slice" and target.keeps_plan and not _shares_parts(op, as_sharded(target.meshes)):
+    if name in WORKAROUNDS_ON_CPU and target.platform == "cpu":
+        return WORKAROUNDS_ON_CPU[name](eqn)
+    if op is not None and op.name == "stablehlo.slice" and _is_of_rotation(op):
         return None
     return WORKAROUNDS[name](eqn, target.named) if name in WORKAROUNDS else None
 
@@ -89,17 +86,6 @@ def workaround(eqn: JaxprEqn, scope: Scope | None, target: Target) -> Replacemen
 _PRODUCT = "stablehlo.dot_general"
 _PRODUCTS = frozenset(("dot_general", "ragged_dot_general"))
 """Primitives that are lowered to products."""
-
-
-def _as_planned(x: Any, eqn: JaxprEqn, sharding_of: ShardingOf | None, named: NamedShardings) -> Any:
-    """The planned sharding of an equation's result, if the plan holds there."""
-    if sharding_of is None:
-        return x
-    return lax.sharding_constraint_p.bind(x, **constraint_params(named(sharding_of(eqn.outvars[0]), x.ndim)))
-
-
-def _is_cut(sharding: TensorSharding | None, dims: Iterable[int]) -> bool:
-    return sharding is not None and any(sharding.dims[d].axes for d in dims if d < sharding.rank)
 
 
 def _is_float(v: Any) -> bool:
@@ -154,14 +140,11 @@ def _clipped(indices: Any, bounds: list[int]) -> Any:
     return lax.clamp(lax.full_like(indices, 0), indices, limits)
 
 
-def _shares_parts(op: Op, parts: Parts) -> bool:
-    """Whether the parts of a slice, as planned, are as long as those of its operand, and are read by more than a rotation in one layout."""
+def _is_of_rotation(op: Op) -> bool:
+    """Whether a slice is read by rotations alone that lie as its operand, which nothing brings to another layout."""
     (operand,), (result,) = op.operands, op.results
-    for cut in (parts(operand), parts(result)):
-        if all(-(-n // k) == -(-m // k) for n, m, k in zip(operand.type.shape, result.type.shape, cut)):
-            is_rotated = result.sharding == operand.sharding and all(rotates(user) for user, _ in result.uses)
-            return not is_rotated or _is_moved([operand, *(user.result for user, _ in result.uses)])
-    return False
+    is_rotated = result.sharding == operand.sharding and all(rotates(user) for user, _ in result.uses)
+    return is_rotated and not _is_moved([operand, *(user.result for user, _ in result.uses)])
 
 
 def _is_moved(values: list[Value]) -> bool:
@@ -228,51 +211,42 @@ WORKAROUNDS: Mapping[str, Callable[[JaxprEqn, NamedShardings], Replacement | Non
 """Primitive -> what to emit instead in any case, if anything."""
 
 
-def _extreme(eqn: JaxprEqn, sharding_of: ShardingOf | None, named: NamedShardings) -> Replacement | None:
+def _extreme(eqn: JaxprEqn) -> Replacement | None:
     operand: Any = eqn.invars[0]
     if not _is_float(operand) or not operand.aval.size:  # the largest of no integers is NaN
-        return None
-    if not (sharding_of is None or _is_cut(sharding_of(operand), eqn.params["axes"])):
         return None
     largest, dtype = eqn.primitive.name == "reduce_max", operand.aval.dtype
 
     def extreme(x: Any) -> list[Any]:
-        ordered = eqn.primitive.bind(as_ordered(x, largest), **eqn.params)
-        return [_as_planned(from_ordered(ordered, dtype), eqn, sharding_of, named)]
+        return [from_ordered(eqn.primitive.bind(as_ordered(x, largest), **eqn.params), dtype)]
 
     return extreme
 
 
-def _scattered_extreme(eqn: JaxprEqn, sharding_of: ShardingOf | None, named: NamedShardings) -> Replacement | None:
+def _scattered_extreme(eqn: JaxprEqn) -> Replacement | None:
     if not _is_float(eqn.invars[0]):
         return None
-    if sharding_of is not None:
-        indices, updates = eqn.invars[1:]
-        windows = cast(Any, eqn.params["dimension_numbers"]).update_window_dims
-        among = [d for d in range(cast(Any, updates.aval).ndim) if d not in windows]
-        if not (_is_cut(sharding_of(updates), among) or _is_cut(sharding_of(indices), range(cast(Any, indices.aval).ndim))):
-            return None
     largest, params, dtype = eqn.primitive.name == "scatter-max", eqn.params, cast(Any, eqn.invars[0].aval).dtype
     scatter: Any = lax.scatter_max if largest else lax.scatter_min
     flags = {name: params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
 
     def extreme(x: Any, at: Any, new: Any) -> list[Any]:
         ordered = scatter(as_ordered(x, largest), at, as_ordered(new, largest), params["dimension_numbers"], **flags)
-        return [_as_planned(from_ordered(ordered, dtype), eqn, sharding_of, named)]
+        return [from_ordered(ordered, dtype)]
 
     return extreme
 
 
-def _fft(eqn: JaxprEqn, sharding_of: ShardingOf | None, named: NamedShardings) -> Replacement | None:
+def _fft(eqn: JaxprEqn) -> Replacement | None:
     """The transform of an array in row-major order, on which nothing around it may insist otherwise."""
     return lambda x: [row_major(eqn.primitive.bind(row_major(x), **eqn.params))]
 
 
-WORKAROUNDS_ON_CPU: Mapping[str, Callable[[JaxprEqn, ShardingOf | None, NamedShardings], Replacement | None]] = {
+WORKAROUNDS_ON_CPU: Mapping[str, Callable[[JaxprEqn], Replacement | None]] = {
     "fft": _fft,
     "reduce_max": _extreme,
     "reduce_min": _extreme,
     "scatter-max": _scattered_extreme,
     "scatter-min": _scattered_extreme,
 }
-"""Primitive -> what to emit instead on CPU, if anything, given the plan where it holds."""
+"""Primitive -> what to emit instead on CPU, if anything."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardy_py.cli.progress import progress
 from shardy_py.ir.pieces import local_bytes
+from shardy_py.plan.executed import remark_on
 from shardy_py.plan.search import Search
 from shardy_py.plan.values import PlannedValue, typed
 
@@ -32,7 +33,7 @@ def compiled_for(plan: Plan, topology: str | None, hardware: str | None) -> Comp
 
 
 def plan_report(plan: Plan) -> dict[str, Any]:
-    """Name, mesh, inputs, outputs, collectives, reshards, donation, findings, and the planner's search where there was one."""
+    """Name, mesh, lowering, inputs, outputs, collectives, reshards, donation, findings, and the planner's search where there was one."""
 
     def value(planned: PlannedValue) -> dict[str, Any]:
         size = local_bytes(planned.type, planned.sharding, plan.program.meshes)
@@ -43,6 +44,8 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "version": VERSION,
         "name": plan.name,
         "mesh": dict(plan.mesh.shape),
+        "lowering": plan.lowering,
+        "remark": remark_on(plan),
         "inputs": [value(v) for v in plan.inputs],
         "outputs": [value(v) for v in plan.outputs],
         "collectives": [{**asdict(c), "received_bytes": c.received_bytes, "total_bytes": c.total_bytes} for c in plan.collectives],

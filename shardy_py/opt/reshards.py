@@ -10,7 +10,7 @@ from shardy_py.dialect.axis import num_shards, sort_and_merge
 from shardy_py.dialect.collectives import AXES_OF, moved_axes
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Block, Op, Program, Value
-from shardy_py.ir.pieces import local_bytes
+from shardy_py.ir.pieces import local_bytes, local_shape
 from shardy_py.opt.canonicalization.reshards import skip_reshard
 from shardy_py.opt.canonicalization.rewriting import erase
 from shardy_py.opt.canonicalize import COLLECTIVES, Canonicalize
@@ -20,10 +20,10 @@ from shardy_py.passes.clone import clone_program, dissolve
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import COMPUTATIONS, WHILE, get_sharding
 from shardy_py.passes.export.collective_bytes import received
-from shardy_py.plan.collectives import Movement
-from shardy_py.plan.reshards import Reshard, primitive_of, reason_of
-from shardy_py.plan.trips import trip_count
-from shardy_py.plan.values import location_of, name_of
+from shardy_py.plan.collectives import KINDS, Collective, Movement
+from shardy_py.plan.reshards import Explicit, Reshard, primitive_of, reason_of
+from shardy_py.plan.trips import with_trips
+from shardy_py.plan.values import in_backward_pass, location_of, module_of, name_of
 from shardy_py.rules.traits import TERMINATORS
 
 MOVING_OPS = frozenset((*AXES_OF, "sdy.collective_permute", "sdy.reshard"))
@@ -52,16 +52,35 @@ class _Origin:
     reason: str
     location: str
     primitive: str
+    cause: Op
+
+
+@dataclass(eq=False, slots=True)
+class _Moves:
+    """The ops of a movement."""
+
+    ops: list[Op]
+    depth: int
+    trips: int | None
 
 
 @no_collection()
 def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[str, ...]) -> tuple[Reshard, ...]:
-    """The data movements of a program with final shardings, in program order.
+    """The data movements of a program with final shardings, in program order; see `explicit_program`."""
+    explicit = explicit_program(program, names, results)
+    dissolve(explicit.program)
+    return explicit.reshards
+
+
+@no_collection()
+def explicit_program(program: Program, names: Mapping[Value, str], results: tuple[str, ...]) -> Explicit:
+    """A copy of a program with final shardings, with its data movements.
 
     Shardy's explicit collectives: `sdy-insert-explicit-reshards` in its full version, then reshards become collectives, and a reduction
     whose result is only sliced becomes a reduce-scatter. Collectives that the user wrote in a `shard_map` are not listed.
     """
     copy, mapping = clone_program(program)
+    originals = dict(zip(copy.walk(), program.walk(), strict=True))
     copied_names = {mapping[value]: name for value, name in names.items() if value in mapping}
     inserted: list[tuple[Op, str, Op]] = []
     user_reshards = [op for op in copy.walk() if op.name == RESHARD]
@@ -71,9 +90,8 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
     for op in user_reshards:
         if op.block is not None:
             primitive = op.primitive or "sharding_constraint"
-            origins.append(
-                (op, _Origin(name_of(op.operands[0], copied_names, inserted_ops), "sharding constraint", location_of(copy, op), primitive))
-            )
+            value = name_of(op.operands[0], copied_names, inserted_ops)
+            origins.append((op, _Origin(value, "sharding constraint", location_of(copy, op), primitive, op)))
     for op, why, cause in inserted:
         reason = _reason(op, why, cause, results)
         value = op.operands[0]
@@ -81,19 +99,36 @@ def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[s
         while by is not None and by in inserted_ops:
             by = by.operands[0].defining_op
         location = location_of(copy, by) if by is not None else location_of(copy, cause)
-        origins.append((op, _Origin(name_of(value, copied_names, inserted_ops), reason, location, primitive_of(cause))))
+        origins.append((op, _Origin(name_of(value, copied_names, inserted_ops), reason, location, primitive_of(cause), cause)))
     for op, origin in origins:
         op.location = origin
     _merge([op for op, _ in origins], copy)
     ReshardToCollectives().run(copy)
     Canonicalize(enable_patterns=(COLLECTIVES,)).run(copy)
-    groups: dict[_Origin, _OpGroup] = {}
+    moves: dict[_Origin, _Moves] = {}
+    causes: dict[Op, Op] = {}
     for op, trips, depth in with_trips(copy.main.body):
-        if op.name in MOVING_OPS and isinstance(op.location, _Origin):
-            groups.setdefault(op.location, _OpGroup([], depth, trips)).ops.append(op)
-    reshards = tuple(_entry(origin, entry, copy) for origin, entry in groups.items())
-    dissolve(copy)
-    return reshards
+        origin = op.location
+        if isinstance(origin, _Origin):
+            if op.name in MOVING_OPS:
+                moves.setdefault(origin, _Moves([], depth, trips)).ops.append(op)
+                causes[op] = originals.get(origin.cause, origin.cause)
+            op.location = origin.cause.location
+    reshards = tuple(_entry(origin, entry, copy) for origin, entry in moves.items())
+    collectives = tuple(each for origin, entry in moves.items() for each in _collectives(origin, entry, copy))
+    return Explicit(copy, {new: old for old, new in mapping.items()}, causes, reshards, collectives)
+
+
+def _collectives(origin: _Origin, moves: _Moves, program: Program) -> Iterator[tuple[Collective, Op]]:
+    """The collectives of a movement that send something."""
+    for op in moves.ops:
+        value, source = op.operands[0], get_sharding(op.operands[0])
+        step, size = movement_of(op, source, program.meshes), local_bytes(value.type, source, program.meshes)
+        if step.kind in KINDS and size:
+            axes, shape = tuple(map(format_axis, step.axes)), local_shape(value.type, source, program.meshes)
+            names = origin.value, origin.primitive, origin.location
+            scope = module_of(program, origin.cause), in_backward_pass(program, origin.cause)
+            yield Collective(step.kind, axes, step.group, size, moves.trips, value.type.dtype, shape, *names, *scope), op
 
 
 def _merge(ops: list[Op], program: Program) -> None:
@@ -110,14 +145,7 @@ def _merge(ops: list[Op], program: Program) -> None:
         block.ops = [op for op in block.ops if op.block is block]
 
 
-@dataclass(slots=True)
-class _OpGroup:
-    ops: list[Op]
-    depth: int
-    trips: int | None
-
-
-def _entry(origin: _Origin, group: _OpGroup, program: Program) -> Reshard:
+def _entry(origin: _Origin, group: _Moves, program: Program) -> Reshard:
     first, last = group.ops[0], group.ops[-1]
     steps = tuple(movement_of(op, get_sharding(op.operands[0]), program.meshes) for op in group.ops)
     source = get_sharding(first.operands[0])
@@ -159,14 +187,3 @@ def _final_uses(op: Op) -> Collection[tuple[Op, int]]:
     while len(uses) == 1 and (user := next(iter(uses))[0]).name in MOVING_OPS:
         uses = user.results[0].uses
     return uses
-
-
-def with_trips(block: Block, trips: int | None = 1, depth: int = 0) -> Iterator[tuple[Op, int | None, int]]:
-    """Every op of a block and its regions, its executions (None where unknown), and the number of regions around it."""
-    for op in block.ops:
-        yield op, trips, depth
-        if op.regions:
-            count = trip_count(op) if op.name == WHILE else 1
-            within = None if count is None or trips is None else count * trips
-            for region in op.regions:
-                yield from with_trips(region, within, depth + 1)

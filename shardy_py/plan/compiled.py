@@ -13,6 +13,7 @@ from shardy_py.dialect.format import aligned, printable, short_location
 from shardy_py.ir.types import element_bits
 from shardy_py.plan.collectives import KINDS, Collective, format_bytes, received_bytes, trips_text
 from shardy_py.plan.donation import arrangement
+from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.memory.analysis import MemoryAnalysis, summary_rows
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.report import LISTED, Report
@@ -130,8 +131,7 @@ class CompiledProgram(Report):
 
     @property
     def _planned(self) -> tuple[Collective, ...] | None:
-        region = self.plan.active_partitioner
-        return None if region is None else region.collectives(self.plan)
+        return None if self.plan.lowering == "jit" else collectives_of(self.plan)
 
     @functools.cached_property
     def planned(self) -> Mapping[str, int] | None:

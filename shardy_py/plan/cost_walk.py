@@ -12,11 +12,7 @@ from shardy_py.cost.traffic import Traffic
 from shardy_py.dialect import Mesh
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, WHILE
-from shardy_py.plan.explicit import RESULTS
 from shardy_py.plan.trips import trip_count
-
-Edge = tuple[Op, int]
-"""An op and the index of one of its operands, or `RESULTS`."""
 
 
 class Run(NamedTuple):
@@ -47,13 +43,14 @@ def walk(
     block: Block,
     meshes: Mapping[str, Mesh],
     seconds: Callable[[Work, int], float] | None = None,
-    delays: Mapping[Edge, float] | None = None,
+    delays: Mapping[Op, float] | None = None,
 ) -> BlockCosts:
     """The costs of the ops of a block on one device.
 
     Args:
         seconds: Time of an amount of work and bytes, by which the costliest branch is told; without it no path is computed, and a byte
             counts as a hundred operations.
+        delays: Time for which the results of an op are on their way.
     """
     walker = _Walker(block, meshes, seconds, delays or {})
     walker.block(block, 1)
@@ -64,13 +61,12 @@ def walk(
 
 class _Walker:
     def __init__(
-        self, block: Block, meshes: Mapping[str, Mesh], seconds: Callable[[Work, int], float] | None, delays: Mapping[Edge, float]
+        self, block: Block, meshes: Mapping[str, Mesh], seconds: Callable[[Work, int], float] | None, delays: Mapping[Op, float]
     ) -> None:
         self.sizes = LocalSizes(meshes)
         self.traffic = Traffic(block, self.sizes)
         self.seconds = seconds
         self.delays = delays
-        self.delayed = {op for op, _ in delays}
         self.costs = BlockCosts()
         self.finish: dict[Value, float] = {}
         self.independent: set[Value] = set()
@@ -96,11 +92,7 @@ class _Walker:
 
     def ready(self, op: Op) -> float:
         """The time at which the operands of an op are ready."""
-        finish = self.finish
-        if op in self.delayed:
-            waits = (finish.get(v, 0.0) + self.delays.get((op, i), 0.0) for i, v in enumerate(op.operands) if v not in self.independent)
-            return max(waits, default=0.0)
-        return max((finish.get(v, 0.0) for v in op.operands), default=0.0)
+        return max((self.finish.get(v, 0.0) for v in op.operands), default=0.0)
 
     def pass_on(self, op: Op, took: float) -> None:
         """Sets the time at which the results of an op are ready."""
@@ -108,9 +100,7 @@ class _Walker:
             # Independent of the trip before: it can be computed, and sent, while that trip runs.
             self.independent.update(op.results)
             return
-        if op in self.delayed:
-            took += self.delays.get((op, RESULTS), 0.0)
-        end = self.ready(op) + took
+        end = self.ready(op) + took + self.delays.get(op, 0.0)
         for result in op.results:
             self.finish[result] = end
         self.longest = max(self.longest, end)
@@ -120,17 +110,17 @@ class _Walker:
             self.loop(op, trips)
         elif op.name in COMPUTATIONS:
             body = op.regions[0]
-            for i, (argument, operand) in enumerate(zip(body.arguments, op.operands)):
+            for argument, operand in zip(body.arguments, op.operands):
                 if operand in self.independent:
                     self.independent.add(argument)
                 else:
-                    self.finish[argument] = self.finish.get(operand, 0.0) + self.delays.get((op, i), 0.0)
+                    self.finish[argument] = self.finish.get(operand, 0.0)
             self.block(body, trips)
             for result, value in zip(op.results, body.terminator.operands):
                 if value in self.independent:
                     self.independent.add(result)
                 else:
-                    self.finish[result] = self.finish.get(value, 0.0) + self.delays.get((op, RESULTS), 0.0)
+                    self.finish[result] = self.finish.get(value, 0.0)
         elif op.name == CASE:
             self.branches(op, trips)
         else:

@@ -9,12 +9,12 @@ from shardy_py.cost.compute import Work, roofline_seconds
 from shardy_py.cost.hardware import Hardware, HardwareError
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.links import AxisLinks, Level, lay_out, levels_of
+from shardy_py.ir import Op
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective, axes_of
 from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
-from shardy_py.plan.cost_walk import BlockCosts, Edge, walk
-from shardy_py.plan.executed import Executed, executed
-from shardy_py.plan.explicit import RESULTS
+from shardy_py.plan.cost_walk import BlockCosts, walk
+from shardy_py.plan.executed import Executed, collectives_of, executed
 from shardy_py.plan.record import PlanRecord
 
 
@@ -31,9 +31,9 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
         return collective_seconds(collective.kind, collective.operand_bytes, levels_of(axes_of(collective, sizes), layout, sizes))
 
     program = executed(plan)
-    transfers, delays = _transfers(program, machine, timed)
-    collectives = tuple(_collective_cost(c, None if machine is None else timed(c), layout, sizes) for c in transfers)
-    walked = _walk(program, machine, delays)
+    moved = collectives_of(plan)
+    collectives = tuple(_collective_cost(c, None if machine is None else timed(c), layout, sizes) for c in moved)
+    walked = _walk(program, machine, _delays(program, machine, timed))
     ops: list[OpCost] = []
     for run in walked.runs:
         value = program.values.get(run.op.results[0]) if run.op.results else None
@@ -52,27 +52,22 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
                 run.work.host * run.trips,
             )
         )
-    exact = walked.exact and all(c.trips is not None for c in transfers)
+    exact = walked.exact and all(c.trips is not None for c in moved)
     path = None if machine is None else walked.path
     unknown = tuple(walked.unknown)
     return CostAnalysis(plan.name, plan.mesh, machine, layout, tuple(ops), collectives, path, exact, unknown, plan.fed_bytes)
 
 
-def _transfers(
-    program: Executed, machine: Hardware | None, timed: Callable[[Collective], float]
-) -> tuple[tuple[Collective, ...], dict[Edge, float]]:
-    """The collectives, and the delay of each op by its own."""
-    if machine is None:
-        return tuple(t.collective for t in program.transfers), {}
-    delays: dict[Edge, float] = {}
-    for t in program.transfers:
-        if t.step is not None and not t.hoisted:
-            edge = (t.step, RESULTS)
-            delays[edge] = delays.get(edge, 0.0) + timed(t.on_accelerator)
-    return tuple(t.on_accelerator for t in program.transfers), delays
+def _delays(program: Executed, machine: Hardware | None, timed: Callable[[Collective], float]) -> dict[Op, float]:
+    """The seconds that each op is delayed by its own collectives."""
+    delays: dict[Op, float] = {}
+    for collective, step in program.transfers if machine is not None else ():
+        if step is not None:
+            delays[step] = delays.get(step, 0.0) + timed(collective)
+    return delays
 
 
-def _walk(program: Executed, machine: Hardware | None, delays: Mapping[Edge, float]) -> BlockCosts:
+def _walk(program: Executed, machine: Hardware | None, delays: Mapping[Op, float]) -> BlockCosts:
     if machine is None:
         return walk(program.block, program.meshes)
     times: dict[tuple[Work, int], float] = {}

@@ -1,33 +1,43 @@
-"""The program that a device executes under a plan; lists, costs, drawings and memory are read from it."""
+"""The program of one device; lists, costs, drawings and memory are read from it.
+
+It is the region that our own partitioner makes of a plan. Under `lowering="jit"` XLA partitions, and the region stands for what XLA makes.
+A plan without one, as of MLIR text, has its own program, with the reshards that Shardy makes explicit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from shardy_py.dialect import Mesh, TensorSharding
-from shardy_py.dialect.format import format_axis
+from shardy_py.dialect import Mesh
 from shardy_py.ir import Block, Op, Program, TensorType, Value
 from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
+from shardy_py.ir.pieces import local_bytes, local_shape
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
-from shardy_py.plan.collectives import KINDS, Collective, Movement, axis_refs_of
-from shardy_py.plan.explicit import RESULTS, Explicit, Origin, Transfer
-from shardy_py.plan.jit_program import jit_program_of
-from shardy_py.plan.partitioner import partition
-from shardy_py.plan.prediction.loops import as_xla_inlines, as_xla_propagates
+from shardy_py.plan.collectives import KINDS, Collective, Movement, axis_refs_of, format_bytes, received_by
 from shardy_py.plan.record import Analysis, PlanRecord
-from shardy_py.plan.reshards import Reshard, primitive_of, reason_of
-from shardy_py.plan.values import PlannedValue, intermediates, name_of, named_value
-from shardy_py.rules.traits import CONSTRAINTS
+from shardy_py.plan.reshards import Explicit, Reshard
+from shardy_py.plan.trips import with_trips
+from shardy_py.plan.values import PlannedValue, in_backward_pass, intermediates, location_of, module_of, name_of
+
+
+class Transfer(NamedTuple):
+    """One collective, and the op of the program that it is; None where XLA merges some, so that the op of each is unknown."""
+
+    collective: Collective
+    step: Op | None
 
 
 @dataclass(frozen=True, eq=False)
 class Executed:
-    """The program that a device executes.
+    """The program of one device.
 
     Attributes:
-        block: Its ops: of a region those on the arrays of one device, else those of the program that XLA's partitioner is predicted to
-            make, whose shardings say which piece a device has.
+        block: Its ops: of a region those on the arrays of one device, else those of the plan's program with Shardy's collectives, whose
+            shardings say which piece a device has.
     """
 
     block: Block
@@ -36,33 +46,32 @@ class Executed:
     transfers: tuple[Transfer, ...]
 
 
-@Analysis
-def explicit_of(plan: PlanRecord) -> Explicit:
-    """The explicit program that XLA's partitioner is predicted to make of a plan under `lowering="jit"`."""
-    run = jit_program_of(plan)
-    if plan.is_assigned:
-        program, lineage, _ = as_xla_inlines(run.program)
-    else:
-        program, lineage = as_xla_propagates(run.program) if run.follows_plan else (run.program, run.lineage)
-    return partition(program, lambda value: name_of(value, plan.names), lineage)
+def remark_on(plan: PlanRecord) -> str:
+    """What the figures of a plan are that XLA partitions; empty of one that runs as a region."""
+    if plan.lowering == "shard_map":
+        return ""
+    ours = plan.active_partitioner is not None
+    by = "our own partitioner would move" if ours else "Shardy's reshards move: our own partitioner has no region of it"
+    return f"XLA partitions: at least {format_bytes(received_by(collectives_of(plan)))} a device, as {by}; plan.compile_for() asks XLA"
 
 
 @Analysis
 def collectives_of(plan: PlanRecord) -> tuple[Collective, ...]:
     """The collectives that a call runs; see `Plan.collectives`."""
     if plan.active_partitioner is None:
-        return tuple(transfer.collective for transfer in explicit_of(plan).transfers)
+        return tuple(transfer.collective for transfer in executed(plan).transfers)
     return plan.active_partitioner.collectives(plan)
 
 
 @Analysis
 def executed(plan: PlanRecord) -> Executed:
-    """The program that a device executes under a plan; the region is made if it has not been."""
+    """The program of one device under a plan; the region is made if it has not been."""
     if plan.active_partitioner is None:
-        explicit = explicit_of(plan)
-        planned = dict(plan.intermediates)
-        values = {value: planned[source] for value, source in explicit.values.items() if source in planned}
-        return Executed(explicit.program.main.body, explicit.program.meshes, values, explicit.transfers)
+        explicit, planned = explicit_of(plan), dict(plan.intermediates)
+        values = {copy: planned[value] for copy, value in explicit.values.items() if value in planned}
+        program, names = explicit.program, {copy: plan.names[value] for copy, value in explicit.values.items() if value in plan.names}
+        transfers = (*(Transfer(*each) for each in explicit.collectives), *user_collectives(program, names))
+        return Executed(program.main.body, program.meshes, values, transfers)
     local = plan.active_partitioner.local_program(plan)
     values = dict(intermediates(local, "region %"))
     block = _region(local)
@@ -84,42 +93,88 @@ def _kind(op: Op) -> str:
 
 
 @Analysis
-def reshards_of(plan: PlanRecord) -> tuple[Reshard, ...]:
-    """The reshards that a call runs; together they are `plan.collectives`."""
-    if plan.active_partitioner is not None:
-        return tuple(_of_shard(plan, _region_reason(c), [c]) for c in collectives_of(plan))
-    return tuple(_reshard(plan, origin, collectives) for origin, collectives in _movements(plan).items())
+def explicit_of(plan: PlanRecord) -> Explicit:
+    """The program of a plan without a region: with the movements that Shardy makes explicit."""
+    from shardy_py.opt.reshards import explicit_program
+
+    return explicit_program(plan.program, plan.names, tuple(output.path for output in plan.outputs))
+
+
+def user_collectives(program: Program, names: Mapping[Value, str]) -> Iterator[Transfer]:
+    """The collectives in the `shard_map`s of a plan's program."""
+    mesh = next(iter(program.meshes.values()), None)
+    for op, trips, _ in with_trips(program.main.body):
+        if mesh is None or op.name not in USER_COLLECTIVES:
+            continue
+        around = [each.attributes["manual_axes"] for each in op.outward() if each.name == MANUAL_COMPUTATION]
+        manual = set(itertools.chain.from_iterable(around))
+        axes = _axes_of(op, [axis for axis in mesh.shape if axis in manual], mesh.shape)
+        group, value = math.prod(mesh.shape[axis] for axis in axes), op.operands[0]
+        size = local_bytes(value.type, value.sharding, program.meshes)
+        if group > 1 and size:
+            shape = local_shape(value.type, value.sharding, program.meshes)
+            kind = USER_COLLECTIVES[op.name]
+            collective = Collective(
+                kind,
+                axes,
+                group,
+                size,
+                trips,
+                value.type.dtype,
+                shape,
+                name_of(value, names),
+                op.primitive or op.name.rpartition(".")[2],
+                location_of(program, op),
+                module_of(program, op),
+                in_backward_pass(program, op),
+            )
+            yield Transfer(collective, op)
+
+
+USER_COLLECTIVES = {
+    "stablehlo.all_gather": "all_gather",
+    "stablehlo.all_reduce": "all_reduce",
+    "stablehlo.all_to_all": "all_to_all",
+    "stablehlo.collective_broadcast": "collective_permute",
+    "stablehlo.collective_permute": "collective_permute",
+    "stablehlo.reduce_scatter": "reduce_scatter",
+}
+"""Op -> kind of collective."""
+
+
+def _axes_of(op: Op, manual: Sequence[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes that a collective is over.
+
+    A gather and a scatter tell the size of their groups; the fewest axes of this size, the last ones, are taken. Others are taken to be
+    over all manual axes.
+    """
+    axes = [axis for axis in manual if sizes.get(axis, 1) > 1]
+    before, after = op.operands[0].type.size, op.results[0].type.size
+    group = max(before, after) // max(1, min(before, after))
+    if USER_COLLECTIVES[op.name] in ("all_gather", "reduce_scatter"):
+        for count in range(1, len(axes) + 1):
+            for subset in itertools.combinations(reversed(axes), count):
+                if math.prod(sizes[axis] for axis in subset) == group:
+                    return tuple(reversed(subset))
+    return tuple(axes)
 
 
 @Analysis
-def origins_of(plan: PlanRecord) -> tuple[Origin | None, ...]:
-    """The origin of each of `reshards_of`; None under `lowering="shard_map"`, where a movement is of arrays of the region."""
-    return tuple(_movements(plan)) if plan.active_partitioner is None else (None,) * len(reshards_of(plan))
+def reshards_of(plan: PlanRecord) -> tuple[Reshard, ...]:
+    """The reshards that a call runs, one for each of `plan.collectives`; without a region those of Shardy."""
+    if plan.active_partitioner is None:
+        return explicit_of(plan).reshards
+    return tuple(_reshard(plan, collective) for collective in collectives_of(plan))
 
 
-def moving_value(plan: PlanRecord, name: str, origin: Origin | None) -> Value | None:
-    """The value of the plan's program that a movement is of; None where the plan does not list it, such as what a loop carries."""
-    if origin is not None:
-        return named_value(origin.value, plan.names)
-    value, _ = plan.by_path.get(name, (None, None))
-    return value if isinstance(value, Value) else None
-
-
-def _movements(plan: PlanRecord) -> dict[Origin, list[Collective]]:
-    movements: dict[Origin, list[Collective]] = {}
-    for transfer in explicit_of(plan).transfers:
-        assert transfer.origin is not None  # the partitioner gives each its own
-        movements.setdefault(transfer.origin, []).append(transfer.collective)
-    return movements
-
-
-def _of_shard(plan: PlanRecord, reason: str, collectives: list[Collective]) -> Reshard:
+def _reshard(plan: PlanRecord, c: Collective) -> Reshard:
     """A movement of the arrays of one device."""
-    first = collectives[0]
-    return _measured(plan, collectives, Reshard(first.value, TensorType(first.shape, first.dtype), None, None, (), 0, reason))
+    step = Movement(c.kind, axis_refs_of(c, plan.mesh.shape), c.group_size, c.received_bytes)
+    reshard = Reshard(c.value, TensorType(c.shape, c.dtype), None, None, (step,), c.received_bytes, _reason(c))
+    return replace(reshard, location=c.location, primitive=c.primitive, trips=c.trips)
 
 
-def _region_reason(collective: Collective) -> str:
+def _reason(collective: Collective) -> str:
     """The reason of a collective of a region.
 
     That of a sum does not say of which op: ops that are linear pass its parts on, and an edit may add one.
@@ -130,32 +185,3 @@ def _region_reason(collective: Collective) -> str:
     if collective.kind in ("all_reduce", "reduce_scatter"):
         return f"reduction over {','.join(collective.axes)}"
     return f"operand of {name}" if name else "function result"
-
-
-def _reshard(plan: PlanRecord, origin: Origin, collectives: list[Collective]) -> Reshard:
-    """A movement that XLA's partitioner inserts."""
-    op, source, target, first = origin.op, origin.source, origin.target, collectives[0]
-    name = primitive_of(op)
-    if source is None and target is None:
-        return replace(_of_shard(plan, f"{name} in the shard_map", collectives), depth=origin.depth)
-    if origin.operand != RESULTS:
-        returned = plan.outputs[origin.operand].path if op.name == "func.return" else ""
-        reason = "sharding constraint" if op.name in CONSTRAINTS else reason_of(op, returned)
-    elif first.kind == "all_reduce":
-        axes = axis_refs_of(first, plan.mesh.shape)
-        reason = f"reduction in {name} over {','.join(map(format_axis, axes))}"
-        if source is not None:
-            source = TensorSharding(source.mesh, source.dims, source.replicated, axes)
-    else:
-        reason = f"result of {name}"
-    return _measured(plan, collectives, Reshard("", origin.value.type, source, target, (), 0, reason, depth=origin.depth))
-
-
-def _measured(plan: PlanRecord, collectives: list[Collective], reshard: Reshard) -> Reshard:
-    """A reshard with the figures of its collectives."""
-    first = collectives[0]
-    steps = tuple(Movement(c.kind, axis_refs_of(c, plan.mesh.shape), c.group_size, c.received_bytes) for c in collectives)
-    size, place = sum(step.bytes_per_device for step in steps), first.location
-    return replace(
-        reshard, value=first.value, collectives=steps, bytes_per_device=size, location=place, primitive=first.primitive, trips=first.trips
-    )

@@ -111,10 +111,14 @@ class Pytrees(Protocol):
 
 
 class RegionPartitioner(Protocol):
-    """Partitions a plan that is run by explicit collectives, at first use of a result."""
+    """Partitions a plan into local arrays and explicit collectives, at first use of a result."""
 
     def is_run(self, plan: PlanRecord) -> bool:
-        """Whether the partitioned program runs; under `lowering="auto"` XLA's partitioner may be left with the plan."""
+        """Whether the partitioned program runs; XLA's partitioner may be left with the plan."""
+        ...
+
+    def has_region(self, plan: PlanRecord) -> bool:
+        """Whether there is a partitioned program: one that runs, or one that figures of a plan are read from that XLA partitions."""
         ...
 
     def collectives(self, plan: PlanRecord) -> tuple[Collective, ...]:
@@ -183,7 +187,7 @@ class PlanRecord:
         log: The steps of the propagation.
         pytrees: Its shardings in the form of the framework it was made for; None of a plan of MLIR text.
         donation: One per donated leaf of the arguments: the output that reuses its memory, or why none does.
-        partitioner: The partitioner that may run the plan by explicit collectives; None under `lowering="jit"`.
+        partitioner: Our partitioner, where there is a jaxpr or its stored region; None of a plan of MLIR text.
         propagation: The options of its propagation.
         platform: The platform that it is for, as JAX names it: `cpu`, `cuda`, `rocm`, `tpu`.
         variants: Plans the function with something changed; None of a stored plan.
@@ -219,13 +223,13 @@ class PlanRecord:
 
     @functools.cached_property
     def active_partitioner(self) -> RegionPartitioner | None:
-        """The partitioner that runs the plan by explicit collectives; None where XLA's does. Under `lowering="auto"` decided here."""
-        return self.partitioner if self.partitioner is not None and self.partitioner.is_run(self) else None
+        """The partitioner whose region figures are read from, whether that runs or XLA partitions; None where it can make none."""
+        return self.partitioner if self.partitioner is not None and self.partitioner.has_region(self) else None
 
-    @property
+    @functools.cached_property
     def lowering(self) -> Literal["jit", "shard_map"]:
-        """The lowering of a call: `shard_map` or `jit`."""
-        return "jit" if self.active_partitioner is None else "shard_map"
+        """The lowering of a call: `shard_map` or `jit`. Under `lowering="auto"` decided here."""
+        return "shard_map" if self.partitioner is not None and self.partitioner.is_run(self) else "jit"
 
     @property
     def is_assigned(self) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import short_location
-from shardy_py.ir import Op, Type
+from shardy_py.ir import Op, Program, Type, Value
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
-from shardy_py.plan.collectives import Movement, format_bytes, trips_text
+from shardy_py.plan.collectives import Collective, Movement, format_bytes, trips_text
 from shardy_py.plan.values import typed
 from shardy_py.rules.traits import TERMINATORS
 
@@ -122,3 +123,20 @@ def _title(op: Op | None, name: str) -> str:
     if op.name == CASE:
         return "cond"
     return op.attributes.get("name") or name
+
+
+@dataclass(frozen=True, eq=False)
+class Explicit:
+    """A copy of a plan's program in which every movement of data is an op.
+
+    Attributes:
+        values: Its values -> those of the plan's program; movements make more.
+        causes: The ops that move data -> the op of the plan's program for which they do.
+        collectives: Those that send something, with their ops.
+    """
+
+    program: Program
+    values: Mapping[Value, Value]
+    causes: Mapping[Op, Op]
+    reshards: tuple[Reshard, ...]
+    collectives: tuple[tuple[Collective, Op], ...]

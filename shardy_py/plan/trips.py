@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Self
 
-from shardy_py.ir import Op, Value
+from shardy_py.ir import Block, Op, Value
+from shardy_py.passes.dataflow import WHILE
 
 _COUNTS_UP = ("lt", "scan")
 """Primitives whose comparison ends a loop when the counter is no longer less than the limit."""
@@ -27,6 +28,17 @@ def trip_count(loop: Op) -> int | None:
     added = [_constant(operand, loop) for operand in step.operands if operand is not body.arguments[i]]
     start, end = _constant(loop.operands[i], loop), _constant(limit, loop)
     return None if added != [1] or start is None or end is None else max(0, end - start)
+
+
+def with_trips(block: Block, trips: int | None = 1, depth: int = 0) -> Iterator[tuple[Op, int | None, int]]:
+    """Every op of a block and its regions, its executions (None where unknown), and the number of regions around it."""
+    for op in block.ops:
+        yield op, trips, depth
+        if op.regions:
+            count = trip_count(op) if op.name == WHILE else 1
+            within = None if count is None or trips is None else count * trips
+            for region in op.regions:
+                yield from with_trips(region, within, depth + 1)
 
 
 def _constant(value: Value, loop: Op) -> int | None:

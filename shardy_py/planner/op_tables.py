@@ -21,7 +21,7 @@ from shardy_py.partition.tables import Candidates, PriceTable, price_table
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION
 from shardy_py.plan.collectives import axes_of
 from shardy_py.plan.cost_walk import Run, walk
-from shardy_py.plan.partitioner import partition
+from shardy_py.plan.executed import user_collectives
 
 Array = Any
 
@@ -105,16 +105,10 @@ def _manual_seconds(program: Program, runs: Sequence[Run], machine: Machine) -> 
     if all(op.name != MANUAL_COMPUTATION for op in program.walk()):
         return 0.0
     total = math.fsum(roofline_seconds(run.work, run.bytes, machine.hardware) * run.trips for run in runs if _always_runs(run.op))
-    for transfer in partition(program, lambda value: "").transfers:
-        if transfer.step is not None and _is_manual(transfer.step):
-            each = transfer.on_accelerator
-            levels = levels_of(axes_of(each, machine.sizes), machine.links, machine.sizes)
-            total += collective_seconds(each.kind, each.operand_bytes, levels) * each.runs
+    for each, _ in user_collectives(program, {}):
+        levels = levels_of(axes_of(each, machine.sizes), machine.links, machine.sizes)
+        total += collective_seconds(each.kind, each.operand_bytes, levels) * each.runs
     return total
-
-
-def _is_manual(op: Op) -> bool:
-    return any(each.name == MANUAL_COMPUTATION for each in op.outward())
 
 
 def _always_runs(op: Op) -> bool:

@@ -73,7 +73,7 @@ class Seeds(Protocol):
         ...
 
     def plan(self, pins: Mapping[int, TensorSharding], *, results: bool = True) -> tuple[PlanRecord, Sequence[Variable | None]]:
-        """The plan by propagation under XLA's partitioner, and its variables."""
+        """The plan by propagation, without a region, and its variables."""
         ...
 
 

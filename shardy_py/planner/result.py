@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shardy_py.ir import Op
 from shardy_py.ir.op_forms import UNCONSTRAINED
-from shardy_py.plan.checks.costs import OPAQUE
+from shardy_py.plan.checks.shardings import OPAQUE
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text

@@ -17,7 +17,6 @@ from shardy_py.partition.price import Machine
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.memory.analysis import lifetimes
-from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.progress import report
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.search import CHOSEN, Search
@@ -25,6 +24,7 @@ from shardy_py.planner.assignment import least as least_of
 from shardy_py.planner.assignment import solve
 from shardy_py.planner.errors import infeasible, least_bytes
 from shardy_py.planner.evaluation import Evaluation, cut, descend
+from shardy_py.planner.inlined import inlined
 from shardy_py.planner.judge import Candidate, objective, peak_of, preferred
 from shardy_py.planner.memory import binding, bytes_of, fixed_bytes, peak_bytes
 from shardy_py.planner.model import LESS, Model, model_of
@@ -230,9 +230,9 @@ class Searcher:
 
     @functools.cached_property
     def _parts(self) -> tuple[Program, Mapping[Value, Value], OpTables, Callable[[Resolution | None], Space]]:
-        """The program in XLA's form, its values by those of the plan, and the sources of models and of spaces."""
+        """The inlined program, its values by those of the plan, and the sources of models and of spaces."""
         machine = Machine(self.base.mesh, self.planner.machine, {**self.base.lattices, **(self.planner.links or {})})
-        program, _, copies = as_xla_inlines(self.base.program)
+        program, copies = inlined(self.base.program)
         spaces = spaces_of(program, self.base.mesh, self.annotations, groups_of(self.annotations, self.base.program, copies))
         return program, copies, OpTables(program, machine), spaces
 

@@ -23,9 +23,9 @@ from shardy_py.partition.layouts import Layout, layout_of, parts
 from shardy_py.partition.op import CHEAP
 from shardy_py.partition.strategy import WHOLE
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
-from shardy_py.plan.prediction.loops import as_xla_inlines
 from shardy_py.plan.values import location_of
 from shardy_py.planner.alike import representatives
+from shardy_py.planner.inlined import inlined
 from shardy_py.rules import rule_of
 from shardy_py.rules.traits import CONSTRAINTS
 
@@ -504,6 +504,6 @@ def assigned(
     program: Program, mesh_name: str, mesh: Mesh, annotations: Annotations, resolution: Resolution, assignment: Sequence[int]
 ) -> None:
     """Sets the shardings of a program to those of an assignment of its space."""
-    copy, _, copies = as_xla_inlines(program)
+    copy, copies = inlined(program)
     space = space_of(copy, mesh, annotations, resolution, groups_of(annotations, program, copies))
     assign(program, space, shardings_of(space, assignment, mesh_name), copies)

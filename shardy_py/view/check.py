@@ -11,6 +11,7 @@ from shardy_py.dialect.format import aligned, printable, sizes_text
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.cost_analysis import CostAnalysis, summary_rows
 from shardy_py.plan.costing import analyse as cost_of
+from shardy_py.plan.executed import remark_on
 from shardy_py.plan.findings import Findings
 from shardy_py.plan.memory.analysis import MemoryAnalysis
 from shardy_py.plan.memory.analysis import analyse as memory_of
@@ -71,6 +72,7 @@ class Check(Report):
         lines = [f"check of {plan.name} on mesh {sizes_text(plan.mesh.shape)}"]
         lines += findings_lines(tuple(f for f in self.findings if f.severity != "info"), None, 140) or ["findings  none"]
         lines += moves_lines(plan, 3 * limit) or ["nothing moves between devices"]
+        lines += [f"  {remark}"] if (remark := remark_on(plan)) else []
         rows = [*summary_rows(self.cost), *memory_rows(self.memory)]
         return printable("\n".join([*lines, "on each device", *(f"  {line}" for line in aligned(rows))]))
 

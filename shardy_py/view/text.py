@@ -14,9 +14,8 @@ from shardy_py.errors import ShardyError
 from shardy_py.ir.jax_calls import CALLS
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective, format_bytes, trips_text
-from shardy_py.plan.executed import collectives_of, reshards_of
+from shardy_py.plan.executed import collectives_of, remark_on, reshards_of
 from shardy_py.plan.findings import Finding
-from shardy_py.plan.jit_program import jit_program_of
 from shardy_py.plan.paths import check_length, names_path, paths_as_one
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
@@ -60,8 +59,8 @@ def plan_text(
         listed = [v for v in plan.values if v.kind == "intermediate" and v.shape and (where is not None or v.primitive not in _LEFT_OUT)]
         listed = [value for value in listed if shown.value(value)]
         parts.append(_by_module(plan, listed, depth, limit))
-    if plan.active_partitioner is None and where is None:
-        lines.append(f'lowering "jit": XLA partitions it, and reshards are predicted{_conflicts(plan)}')
+    if where is None and (remark := remark_on(plan)):
+        lines += textwrap.wrap(remark, width, subsequent_indent="  ")
     parts.append(moves_lines(plan, limit, shown))
     parts.append(findings_lines([finding for finding in findings_of(plan) if shown.finding(finding)], limit, width))
     if where is not None and not any(len(part) > 1 for part in parts):
@@ -72,15 +71,11 @@ def plan_text(
 
 
 def moves_lines(plan: PlanRecord, limit: int | None, shown: Filter | None = None) -> list[str]:
-    """The collectives of a plan, or the reshards that are predicted for one that XLA partitions; `limit` as of all parts, a third of it."""
+    """The collectives of a plan, or Shardy's reshards of one without a region; `limit` as of all parts, a third of it."""
     shown = shown or Filter(None, plan)
     if plan.active_partitioner is None:
         return reshards([r for r in reshards_of(plan) if shown.shows((r.value,), r.primitive, r.location)], limit)
     return collectives([c for c in collectives_of(plan) if shown.shows((c.value,), c.primitive, c.location, c.module)], limit)
-
-
-def _conflicts(plan: PlanRecord) -> str:
-    return "" if jit_program_of(plan).follows_plan else "; where shardings conflict, XLA decides, not the plan"
 
 
 def _by_path(

@@ -45,7 +45,7 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
     ],
 )
 def test_matrix_product(specs: tuple[P | None, P | None], parts: int) -> None:
-    assert cost(product, struct(64, 128), struct(128, 256), specs=specs).flops == 2 * 64 * 128 * 256 / parts
+    assert cost(product, struct(64, 128), struct(128, 256), specs=specs).flops == pytest.approx(2 * 64 * 128 * 256 / parts, rel=1e-4)
 
 
 def test_batched_product_and_complex() -> None:

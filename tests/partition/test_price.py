@@ -16,12 +16,12 @@ from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.traffic import Fusion
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.ir import Program, TensorType, Value
-from shardy_py.opt.reshards import with_trips
 from shardy_py.partition.layouts import Layout, layout_of, parts
 from shardy_py.partition.op import CHEAP, spec_of
 from shardy_py.partition.price import Communication, Machine, price
 from shardy_py.partition.routes import Move
-from shardy_py.plan.prediction.loops import as_xla_propagates
+from shardy_py.plan.trips import with_trips
+from shardy_py.planner.inlined import inlined
 
 MESH = {"x": 2, "y": 4}
 
@@ -80,11 +80,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
 }
 
 
-def summed(program: Program, machine: Machine) -> tuple[float, int, float, float]:
-    """Seconds, received bytes, operations and memory traffic of a program without loops and calls; a value moves once to each layout."""
+def summed(program: Program, machine: Machine) -> tuple[float, int]:
+    """Seconds and received bytes of a program without loops and calls; a value moves once to each layout."""
     body, mesh = program.main.body, machine.mesh
     fusion = Fusion(body)
-    seconds, received, flops, traffic = 0.0, 0, 0.0, 0.0
+    seconds, received = 0.0, 0
     at_hand: set[tuple[Value, Layout]] = set()
 
     def layout(value: Value) -> Layout:
@@ -105,24 +105,21 @@ def summed(program: Program, machine: Machine) -> tuple[float, int, float, float
             move(value, read, cost)
         at_hand |= set(zip(op.results, one.makes))
         seconds, received = seconds + one.seconds, received + one.received
-        flops, traffic = flops + one.work.flops, traffic + one.traffic
     for value, sharding in zip(body.terminator.operands, program.main.result_shardings):
         target = layout_of(sharding, value.type.rank, mesh)
         move(value, target, machine.reshard(value.type, layout(value), target))
-    return seconds, received, flops, traffic
+    return seconds, received
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("on", ["v5e", "h100"])
-def test_work_adds_up_to_that_of_a_plan_and_a_region_takes_no_longer(case: str, on: str) -> None:
+def test_a_region_takes_no_longer(case: str, on: str) -> None:
     function, args, specs = CASES[case]
-    plan, region = (sp.auto_shard(function, mesh=MESH, in_shardings=specs, lowering=how).plan(*args) for how in ("jit", "shard_map"))
-    cost, run = plan.cost_analysis(on), region.cost_analysis(on)
+    plan = sp.auto_shard(function, mesh=MESH, in_shardings=specs, lowering="shard_map").plan(*args)
+    run = plan.cost_analysis(on)
     assert run.communicated_bytes
     assert run.step_seconds is not None
-    seconds, received, flops, traffic = summed(plan.program, Machine(plan.mesh, hardware(on)))
-    assert flops == pytest.approx(cost.flops, rel=1e-12)
-    assert traffic == cost.bytes_accessed
+    seconds, received = summed(plan.program, Machine(plan.mesh, hardware(on)))
     assert received >= run.communicated_bytes
     assert seconds >= 0.95 * run.step_seconds.high  # a region computes halos twice
 
@@ -144,7 +141,7 @@ def test_ops_of_a_loop_count_as_often_as_it_runs() -> None:
 
     specs = (P("x"), P(None, None, "y"))
     plan = sp.auto_shard(layers, mesh=MESH, in_shardings=specs, lowering="jit").plan(f32(32, 64), f32(6, 64, 128))
-    program, machine = as_xla_propagates(plan.program)[0], Machine(plan.mesh, hardware("h100"))
+    program, machine = inlined(plan.program)[0], Machine(plan.mesh, hardware("h100"))
     fusion, flops, traffic = Fusion(program.main.body), 0.0, 0.0
     for op, trips, _ in with_trips(program.main.body):
         if op.results and not op.regions and op.name not in CHEAP:

@@ -44,11 +44,6 @@ def gradients(fun: Callable[..., jax.Array]) -> Callable[..., Any]:
     return jax.grad(lambda image, kernel: jnp.sum(jnp.tanh(fun(image, kernel))), (0, 1))
 
 
-def gradients_of_sum(fun: Callable[..., jax.Array]) -> Callable[..., Any]:
-    """The cotangent is a constant, which each use may have in a sharding of its own."""
-    return jax.grad(lambda image, kernel: jnp.sum(fun(image, kernel)), (0, 1))
-
-
 IMAGE, KERNEL, SMALL = f32(8, 16, 16, 8), f32(3, 3, 8, 16), f32(3, 3, 1, 16)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...], Any]] = {
     "height": (plain, (IMAGE, KERNEL), (P(None, "y"), None), P(None, "y")),
@@ -60,7 +55,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...], Any
     "depthwise, height": (depthwise, (IMAGE, SMALL), (P(None, "x", None, "y"), None), P(None, "x", None, "y")),
     "groups of images": (in_batches, (IMAGE, KERNEL), (P("y"), None), P(None, "x", None, "y")),
     "gradients, height": (gradients(plain), (IMAGE, KERNEL), (P("x", "y"), None), (P("x", "y"), P())),
-    "gradients of a sum": (gradients_of_sum(plain), (IMAGE, KERNEL), (P(None, "x"), P(None, None, None, "y")), None),
     "gradients, depthwise": (gradients(depthwise), (IMAGE, SMALL), (P("x", None, None, "y"), None), (P("x", None, None, "y"), P())),
 }
 

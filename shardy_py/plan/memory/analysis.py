@@ -83,9 +83,9 @@ class PeakBuffer:
         >>> from jax.sharding import PartitionSpec as P
         >>> step = sp.auto_shard(lambda x, w: jnp.sin(x) @ w, mesh={"x": 4}, in_shardings=P("x"), lowering="jit")
         >>> for buffer in step.plan(jnp.ones((64, 64)), jnp.ones((64, 64))).memory_analysis("h100").peak_buffers[:2]:
-        ...     print(buffer.bytes, buffer.role, buffer.path, buffer.type)
-        16384 temporary w float32[64,64]
-        4096 argument x float32[64@x,64]
+        ...     print(buffer.bytes, buffer.role, buffer.path or buffer.primitive)
+        16384 temporary all_gather
+        4096 argument x
     """
 
     path: str

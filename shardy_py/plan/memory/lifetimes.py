@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,7 +11,7 @@ from shardy_py.cost.sizes import LocalSizes
 from shardy_py.cost.traffic import RESHARDING
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
-from shardy_py.plan.explicit import Explicit, Origin
+from shardy_py.plan.reshards import Explicit
 
 Role = Literal["argument", "output", "temporary"]
 
@@ -22,8 +21,8 @@ class LiveBuffer:
     """A buffer that is alive at some step.
 
     Attributes:
-        value: The value of the plan's program that it holds; None where it holds none, as scratch memory of a library call, or in the
-            region of `lowering="shard_map"`, whose values are others. The value in `sharding` has exactly `bytes`.
+        value: The value of the plan's program that it holds; None where it holds none, as scratch memory of a library call, or in a
+            region, whose values are others. The value in `sharding` has exactly `bytes`.
         sharding: The layout in which it holds the value, which is not the value's own where that was gathered or exchanged for a reader.
     """
 
@@ -93,15 +92,9 @@ class Lifetimes:
             life = max(lives, key=lambda life: (life.end >= step, self._planned(life, buffer)[0] is not None, life.start))
             value, sharding = self._planned(life, buffer)
             op = life.value.defining_op or op
-        cause = self._causes.get(op)
         label = "" if op is None else label_of(op)
-        return LiveBuffer(buffer.bytes, "temporary", label, value, sharding, op, None if cause is None else cause.op)
-
-    @functools.cached_property
-    def _causes(self) -> dict[Op | None, Origin]:
-        """Collectives that bring a value to another layout -> their cause."""
-        transfers = () if self.explicit is None else self.explicit.transfers
-        return {t.step: t.origin for t in transfers if t.origin is not None and t.step is not None and t.step.name in RESHARDING}
+        reader = None if op is None or self.explicit is None else self.explicit.causes.get(op)
+        return LiveBuffer(buffer.bytes, "temporary", label, value, sharding, op, reader)
 
     def _planned(self, life: Life, buffer: Buffer) -> tuple[Value | None, TensorSharding | None]:
         """The value of the plan's program that a value of a buffer is, if it fills the buffer, and the layout in which it lies there."""

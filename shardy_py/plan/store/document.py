@@ -53,6 +53,7 @@ class StoredPartition:
     communication: tuple[Collective, ...]
     partitioning_findings: tuple[Finding, ...]
     program: Program
+    is_stand_in: bool = False
 
     def collectives(self, plan: PlanRecord) -> tuple[Collective, ...]:
         """The collectives of the stored plan."""
@@ -67,7 +68,11 @@ class StoredPartition:
         return self.partitioning_findings
 
     def is_run(self, plan: PlanRecord) -> bool:
-        """Yes: a plan that is left to XLA's partitioner is stored without it."""
+        """Whether the stored region runs; else XLA partitions, and figures are read from it."""
+        return not self.is_stand_in
+
+    def has_region(self, plan: PlanRecord) -> bool:
+        """Yes: it is stored."""
         return True
 
     def local_program(self, plan: PlanRecord) -> Program:
@@ -119,11 +124,11 @@ _PLAN = codec_of(PlanRecord)
 
 
 def _stored(plan: PlanRecord) -> PlanRecord:
-    """A plan whose parts a file has; one that runs as a region is partitioned if it has not been."""
+    """A plan whose parts a file has; it is partitioned if it has not been."""
     findings, active, pytrees, partition = plan.planning_findings, plan.active_partitioner, plan.pytrees, None
     if active is not None:
-        partition = StoredPartition(collectives_of(plan), active.findings(plan), active.local_program(plan))
-    elif plan.partitioner is not None:  # the reason why `lowering="auto"` left it to XLA's partitioner
+        partition = StoredPartition(collectives_of(plan), active.findings(plan), active.local_program(plan), plan.lowering == "jit")
+    elif plan.partitioner is not None:  # the reason why there is no region
         findings = (*findings, *plan.partitioner.findings(plan))
     return replace(
         plan,
@@ -144,7 +149,7 @@ _MARK = "\0entry\0"
 
 
 def write_plan(plan: PlanRecord) -> str:
-    """A plan as JSON text, equal for equal plans in every process; a plan that runs as a region is partitioned if it has not been."""
+    """A plan as JSON text, equal for equal plans in every process; it is partitioned if it has not been."""
     with no_collection():
         program, tables = write_program(plan.program)
         contents: dict[str, Any] = {"log": write_log(plan.log, tables), **_PLAN.write(tables, _stored(plan)), **program}

@@ -12,7 +12,7 @@ from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.checks.wording import merged
 from shardy_py.plan.collectives import Collective, format_bytes, received_by, summary
 from shardy_py.plan.cost_analysis import seconds_text
-from shardy_py.plan.executed import collectives_of, reshards_of
+from shardy_py.plan.executed import collectives_of, remark_on, reshards_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.paths import paths_as_one
@@ -47,7 +47,7 @@ _GRAVITY = {"error": 0, "warning": 1, "info": 2}
 def card(plan: PlanRecord) -> str:
     """The plan in short: three facts and the mesh, inputs and outputs, and behind triangles reshards and findings.
 
-    A large plan that is run by explicit collectives is not partitioned for it: figures not yet computed are left out.
+    A large plan is not partitioned for it: figures not yet computed are left out.
     """
     small = sum(1 for _ in islice(plan.program.walk(), MAX_OPS + 1)) <= MAX_OPS
     moved = collectives_of(plan) if small or plan.partitioner is None or collectives_of.is_computed(plan) else None
@@ -64,6 +64,8 @@ def card(plan: PlanRecord) -> str:
         f"<div {_SIDE_BY_SIDE}>{_planned(plan)}{_peak(plan) if small else ''}{_sent(moved)}{_counted(findings)}{_picture(plan.mesh)}</div>",
         f"<div {_SIDE_BY_SIDE}>{''.join(lists)}</div>",
     ]
+    if moved is not None and (remark := remark_on(plan)):
+        parts.insert(1, f"<div>{escape(remark)}</div>")
     if partitioned or reshards_of.is_computed(plan):
         parts.append(_moves(reshards_of(plan)))
     if findings:

@@ -82,7 +82,6 @@ function asked(plan, reason, place) {
 }
 
 function movesView(plan, go) {
-  const jit = plan.data.lowering === "jit";
   const moves = table(["value", "from → to, and what asks for it", "collectives", "bytes each", "in all"], alike(plan.data.moves, 5), ({ rows, bytes }) => {
     const [, , from, to, steps, once, trips, reason, , place] = rows[0];
     return el("tr", {},
@@ -102,9 +101,10 @@ function movesView(plan, go) {
       el("td", { class: "right" }, bytesText(bytes)));
   });
   const or = (rows, made) => (rows.length ? made : [el("p", { class: "empty" }, "No data moves between devices.")]);
-  return [  // in a region every collective is a movement of its own
-    ...(jit ? [el("h3", {}, "Reshards: where XLA's partitioner is expected to move data, and why"), ...or(plan.data.moves, moves)] : []),
-    el("h3", {}, jit ? "Collectives: what these are made of" : "Collectives: what runs"), ...or(plan.data.collectives, sent),
+  return [
+    plan.data.remark && el("p", {}, plan.data.remark),
+    ...(plan.data.moves.length ? [el("h3", {}, "Reshards: where Shardy moves data, and why"), ...moves] : []),
+    el("h3", {}, "Collectives"), ...or(plan.data.collectives, sent),
     el("p", { class: "soft" }, "Bytes are those that each device receives."),
   ];
 }

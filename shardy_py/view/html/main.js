@@ -66,7 +66,7 @@ function matching(items, query, only) {
   const wanted = {
     all: () => true,
     replicated: (plan, side, i) => memo[side].replicated[plan.data.values.types[i]],
-    moving: (plan, side, i) => plan.movesOf(i).length > 0,
+    moving: (plan, side, i) => plan.collectivesOf(i).length > 0,
     found: (plan, side, i) => plan.findingsOf(i).length > 0,
     changed: (plan, side, i, item) => items.changed(item),
   }[only];

@@ -56,12 +56,11 @@ class Panel {
   }
 
   body(plan, i, drawn, narrow) {
-    const jit = plan.data.lowering === "jit";
     return [
       drawn ? [el("h3", {}, "Which device holds what"), drawSharding(plan, i, narrow)] : null,
       el("h3", {}, "Why"), this.why(plan, i),
-      jit && this.section("Where it moves", plan.movesOf(i).map((row) => moveLine(plan, row))),
-      this.section(jit ? "Collectives that XLA is expected to run" : "Collectives", plan.collectivesOf(i).map((row) => collectiveLine(plan, row))),
+      this.section("Where it moves", plan.movesOf(i).map((row) => moveLine(plan, row))),
+      this.section("Collectives", plan.collectivesOf(i).map((row) => collectiveLine(plan, row))),
       this.section("Findings", plan.findingsOf(i).map((row) => findingLine(plan, row, null))),
     ];
   }

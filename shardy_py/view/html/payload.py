@@ -12,9 +12,8 @@ from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective, format_bytes
 from shardy_py.plan.derivation import Fact, derive_all
-from shardy_py.plan.executed import collectives_of, explicit_of, moving_value, origins_of, reshards_of
+from shardy_py.plan.executed import collectives_of, remark_on, reshards_of
 from shardy_py.plan.explainer import Explainer, explainer_of
-from shardy_py.plan.explicit import Origin
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.paths import path_parts
 from shardy_py.plan.record import PlanRecord
@@ -75,12 +74,13 @@ class _Reader:
     def read(self) -> dict[str, Any]:
         plan, tables = self.plan, self.tables
         values = self._values()
-        moves = [self._reshard(r, origin) for r, origin in zip(reshards_of(plan), origins_of(plan))]
-        collectives = [self._collective(c, origin) for c, origin in self._collectives()]
+        moves = [] if plan.active_partitioner is not None else [self._reshard(r) for r in reshards_of(plan)]  # else each is a collective
+        collectives = [self._collective(c) for c in collectives_of(plan)]
         findings = [row for number, finding in enumerate(findings_of(plan)) for row in self._finding(finding, number)]
         data = {
             "name": plan.name,
             "lowering": plan.lowering,
+            "remark": remark_on(plan),
             "values": values,
             "links": links(plan, tables, self._number),
             "unlisted": self.unlisted,
@@ -128,27 +128,23 @@ class _Reader:
             self.unlisted.append(name)
         return number
 
-    def _collectives(self) -> list[tuple[Collective, Origin | None]]:
-        if self.plan.active_partitioner is None:
-            return [(transfer.collective, transfer.origin) for transfer in explicit_of(self.plan).transfers]
-        return [(collective, None) for collective in collectives_of(self.plan)]
-
-    def _moving(self, name: str, origin: Origin | None) -> int:
-        """The number of a resharded value; -1 if the plan does not list it."""
-        return self.numbers.get(moving_value(self.plan, name, origin), -1)
+    def _moving(self, name: str) -> int:
+        """The number of a value that moves; -1 if the plan does not list it."""
+        value, _ = self.plan.by_path.get(name, (None, None))
+        return self.numbers.get(value, -1) if isinstance(value, Value) else -1
 
     def _at(self, location: str) -> int:
         return self.tables.places((location, ""))
 
-    def _reshard(self, r: Reshard, origin: Origin | None) -> list[Any]:
+    def _reshard(self, r: Reshard) -> list[Any]:
         types, text = self.tables.types, self.tables.strings
         steps = [[str(step), step.kind, step.group, step.bytes_per_device] for step in r.collectives]
-        head = [self._moving(r.value, origin), r.value, types((r.type, r.source)), types((r.type, r.target))]
+        head = [self._moving(r.value), r.value, types((r.type, r.source)), types((r.type, r.target))]
         return [*head, steps, r.bytes_per_device, r.trips, text(r.reason), text(r.primitive), self._at(r.location)]
 
-    def _collective(self, c: Collective, origin: Origin | None) -> list[Any]:
+    def _collective(self, c: Collective) -> list[Any]:
         text = self.tables.strings
-        head = [self._moving(c.value, origin), c.value, c.kind, list(c.axes), c.group_size, c.operand]
+        head = [self._moving(c.value), c.value, c.kind, list(c.axes), c.group_size, c.operand]
         return [*head, c.received_bytes, c.trips, text(c.primitive), self._at(c.location)]
 
     def _finding(self, f: Finding, number: int) -> list[list[Any]]:

@@ -219,7 +219,7 @@ class Tree {
     const label = plan.kind(i) === "intermediate" ? whole : plan.parts(i).slice(-1)[0];
     name.append(el("span", { class: "twisty" }), el("span", { class: "label", title: whole }, label));
     if (plan.primitive(i)) name.append(el("span", { class: "note" }, plan.primitive(i)));
-    if (plan.movesOf(i).length) name.append(el("span", { class: "mark moves", title: `${plural(plan.movesOf(i).length, "reshard")}` }, "⇄"));
+    if (plan.collectivesOf(i).length) name.append(el("span", { class: "mark moves", title: `${plural(plan.collectivesOf(i).length, "collective")}` }, "⇄"));
     const found = plan.findingsOf(i);
     if (found.length) name.append(el("span", { class: `mark ${found[0][0]}`, title: found.map((f) => f[1]).join(", ") }, "!"));
     const type = plan.type(i);

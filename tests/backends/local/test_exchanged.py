@@ -71,4 +71,4 @@ def test_program(name):
     kwargs = {} if outputs is None else {"out_shardings": outputs}
     step = sp.auto_shard(f, mesh=mesh, in_shardings=inputs, lowering="shard_map", **kwargs)
     np.testing.assert_array_equal(step(*args), jax.jit(f)(*args))
-    assert sent(CompiledCall(step.trace(*args)._planned).pinned.jaxpr) == expected
+    assert sent(CompiledCall(step.trace(*args)._planned).jaxpr) == expected

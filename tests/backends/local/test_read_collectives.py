@@ -1,4 +1,4 @@
-"""The collectives of a plan, as they run or as they are predicted."""
+"""The collectives of a plan."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_collectives_of_a_loop_have_trips_and_lines() -> None:
     assert collective.location.endswith(f"test_read_collectives.py:{line}")
 
 
-def test_predicted_collectives_are_those_that_xla_makes() -> None:
+def test_collectives_are_those_that_xla_makes() -> None:
     step = sp.auto_shard(layers, mesh={"x": 2, "y": 4}, in_shardings=(P("x"), P(None, "y")))
-    (predicted,) = step.plan(*ARGS).collectives
+    (planned,) = step.plan(*ARGS).collectives
     (made,) = collectives_in(step.lower(*ARGS).compile().as_text())
-    assert (predicted.kind, predicted.received_bytes, predicted.trips) == (made.kind, made.received_bytes, made.trips)
+    assert (planned.kind, planned.received_bytes, planned.trips) == (made.kind, made.received_bytes, made.trips)
 
 
 def test_trips_of_a_while_loop_are_unknown() -> None:

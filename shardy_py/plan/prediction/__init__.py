@@ -1,1 +1,0 @@
-"""Predicts the shardings of a program that XLA partitions."""
