@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, jaxpr_as_
 from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardy_py.backends.inlining import without_calls
+from shardy_py.backends.local.jaxpr_rewriting import without_calls
 from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.frontends.context import is_staged, no_context_devices
 from shardy_py.frontends.jaxpr_cache import with_jaxpr

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
-from shardy_py.backends.inlining import without_calls
 from shardy_py.backends.local.hoist import scan
-from shardy_py.backends.local.jaxpr_rewriting import Rewritten, retraced, rewrite, rewrite_bodies
+from shardy_py.backends.local.jaxpr_rewriting import Rewritten, retraced, rewrite, rewrite_bodies, without_calls
 from shardy_py.frontends.jaxprs import open_jaxpr
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.loops import scan_counts

@@ -21,7 +21,6 @@ from shardy_py.backends.local.passes import merged_as_by_xla, optimize_region
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.sharded_value import RegionContext
 from shardy_py.backends.local.table import HANDLERS, LOCAL_RULES, RUNS_WHOLE
-from shardy_py.backends.local.trace_cache import remembering
 from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.context import local_type, types_enabled
@@ -145,7 +144,6 @@ def partitioned(
     region_context = RegionContext(layouts.mesh, platform, movements=movements)
     interpreter = Interpreter(region_context, layouts, analysis, choice.before, choice.start, choice.ranks, choice.last)
 
-    @remembering()
     def local(*parts: Any) -> list[Any]:
         return run(interpreter, parts)
 

@@ -330,11 +330,6 @@ def current_settings() -> Settings:
     return _settings(_core.JaxprEqnContext())
 
 
-def current_trace() -> object:
-    """The current trace."""
-    return _core.trace_ctx.trace
-
-
 def axis_sizes(names: Sequence[str]) -> tuple[int, ...]:
     """As `jax.lax.axis_size` of each."""
     return tuple([lax.axis_size(name) for name in names])

@@ -15,7 +15,6 @@ from shardy_py.frontends._jax import context_devices as context_devices
 from shardy_py.frontends._jax import coordination_client as coordination_client
 from shardy_py.frontends._jax import coordination_number as coordination_number
 from shardy_py.frontends._jax import current_settings as current_settings
-from shardy_py.frontends._jax import current_trace as current_trace
 from shardy_py.frontends._jax import devices_started as devices_started
 from shardy_py.frontends._jax import gamma_draw as gamma_draw
 from shardy_py.frontends._jax import hide_frames as hide_frames

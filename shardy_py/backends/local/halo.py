@@ -18,7 +18,6 @@ from jax import numpy as jnp
 
 from shardy_py.backends.local.local_rule import LocalContext, affine, block_index, is_before, positions
 from shardy_py.backends.local.reshard import all_gather_bits, as_bits
-from shardy_py.backends.local.trace_cache import once
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.dialect.devices import device_groups
 from shardy_py.dialect.grouping import grouped
@@ -211,7 +210,6 @@ MAX_SELECTS = 16
 place in HBM, where the first array of a program costs a block that has room for all of its tuples."""
 
 
-@once
 def _looked_up(numbers: tuple[tuple[int, int], ...], index: Array) -> Array:
     """The number of the last position up to an index."""
     changes = [(i, v) for (_, before), (i, v) in itertools.pairwise(numbers) if v != before]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import user_context
 
 from shardy_py.frontends.jaxprs import bodies, inlined, with_bodies
@@ -74,6 +75,23 @@ def _reads_any(eqn: JaxprEqn, variables: Container[Var]) -> bool:
         if not isinstance(v, Literal) and v in variables:
             return True
     return False
+
+
+def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr whose calls of jitted functions, those of its own equations and theirs in turn, are replaced by what they call.
+
+    Jaxprs that are called twice, or have constants, stay calls.
+    """
+    calls = Counter(id(eqn.params["jaxpr"].jaxpr) for eqn in closed.jaxpr.eqns if eqn.primitive.name == "jit")
+
+    def body(eqn: JaxprEqn) -> Rewritten | None:
+        called = eqn.params["jaxpr"] if eqn.primitive.name == "jit" else None
+        if called is None or called.consts or calls[id(called.jaxpr)] > 1:
+            return None
+        return inlined(called.jaxpr, eqn.invars, lambda source: source)
+
+    jaxpr = rewrite(closed.jaxpr, body)
+    return closed if jaxpr is closed.jaxpr else without_calls(ClosedJaxpr(jaxpr, closed.consts))
 
 
 def rewrite_by_name(jaxpr: Jaxpr, sizes: Mapping[str, int], replacements: Mapping[str, Replacement]) -> Jaxpr:

@@ -13,7 +13,6 @@ from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from shardy_py.backends.local.trace_cache import once
 from shardy_py.dialect import OpShardingRule
 from shardy_py.frontends.context import axis_sizes, is_extended_dtype
 
@@ -220,7 +219,6 @@ _SHARDING_PARAMS = frozenset({"sharding", "out_sharding"})
 # call of its own, traced and inlined each time.
 
 
-@once
 def block_index(names: tuple[str, ...]) -> Array:
     """The index of this device's block along axes, major to minor: an int32 scalar, or 0 without axes."""
     if not names:
@@ -229,7 +227,6 @@ def block_index(names: tuple[str, ...]) -> Array:
     return lax.add(affine(block_index(names[:-1]), *axis_sizes(names[-1:])), last) if names[:-1] else last
 
 
-@once
 def affine(index: Array, step: int, start: int = 0) -> Array:
     """`start + step * index`."""
     if isinstance(index, int):
@@ -242,7 +239,6 @@ def affine(index: Array, step: int, start: int = 0) -> Array:
 _INT32 = np.dtype("int32")
 
 
-@once
 def positions(shape: tuple[int, ...], dim: int, start: Array = 0, dtype: Any = _INT32) -> Array:
     """Positions along a dimension whose first element has position `start`, as an array of a shape."""
     counted = lax.broadcasted_iota(dtype, shape, dim)
@@ -251,7 +247,6 @@ def positions(shape: tuple[int, ...], dim: int, start: Array = 0, dtype: Any = _
     return lax.add(counted, lax.convert_element_type(start, dtype))
 
 
-@once
 def is_before(position: Array, stop: Array) -> Array:
     """`position < stop` for each of an array of positions, all int32."""
     return lax.lt(position, np.int32(stop) if isinstance(stop, int) else stop)

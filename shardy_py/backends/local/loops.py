@@ -13,7 +13,6 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from shardy_py.backends.local.calls import run_body
 from shardy_py.backends.local.interpreter import Handler, Interpreter, LayoutHint, runs_dry
 from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
-from shardy_py.backends.local.trace_cache import remembering
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxprs import open_jaxpr
 from shardy_py.frontends.loops import scan_counts
@@ -180,7 +179,6 @@ def scan(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, 
     late = interpreter.analysis.summed_late(inner.jaxpr, n_consts, n_carry)
     interpreter.late.update({v: max(eqn.params["length"], 1) for v in late})
 
-    @remembering()
     def step(state: Any, slices: Any) -> tuple[Any, Any]:
         at = [*const_layouts, *carry_layouts, *x_layouts]
         arguments = _body_arguments(interpreter, [*const_arrays, *state, *slices], at, variables, inner, n_consts, eqn.params["length"])
@@ -238,12 +236,10 @@ def while_loop(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Va
         )
         return run_body(interpreter, cond_jaxpr, arguments, cond_scope)[0]
 
-    @remembering()
     def continues(state: Any) -> Array:
         predicate_part = predicate(state).whole()
         return lax.reduce_or(predicate_part, tuple(range(predicate_part.ndim))) if batched else predicate_part
 
-    @remembering()
     def step(state: Any) -> Any:
         arguments = _body_arguments(
             interpreter, [*const_arrays[n_cond:], *state], [*const_layouts[n_cond:], *carry_layouts], body_vars, body_scope
@@ -319,7 +315,6 @@ def cond(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, 
     arrays = [value.get(where) for value, where in zip(arguments, at)]
 
     def branch_function(branch: Any, inner: Scope | None) -> Any:
-        @remembering()
         def run(*parts: Array) -> list[Array]:
             outputs = run_body(interpreter, branch, _body_arguments(interpreter, parts, at, open_jaxpr(branch).invars, None), inner)
             if forward and branch is branches[0]:

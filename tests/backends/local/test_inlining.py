@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.backends.inlining import without_calls
+from shardy_py.backends.local.jaxpr_rewriting import without_calls
 
 
 def test_calls_are_put_in_place() -> None:
