@@ -82,7 +82,7 @@ def expressions(closed: ClosedJaxpr) -> list[Expression]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Inside:
+class _Within:
     """A jaxpr, with the spans of the equations around it and their names."""
 
     jaxpr: Jaxpr
@@ -117,9 +117,9 @@ class _Inside:
         return values
 
 
-def _jaxprs(jaxpr: Jaxpr, path: Path = (), around: frozenset[SourceSpan] = frozenset(), scope: str = "") -> Iterator[tuple[Path, _Inside]]:
+def _jaxprs(jaxpr: Jaxpr, path: Path = (), around: frozenset[SourceSpan] = frozenset(), scope: str = "") -> Iterator[tuple[Path, _Within]]:
     """The jaxpr and those inside."""
-    yield path, _Inside(jaxpr, around, scope)
+    yield path, _Within(jaxpr, around, scope)
     for index, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive.name in ENTERED:
             for k, (_, _, body) in enumerate(bodies(eqn)):

@@ -17,7 +17,7 @@ import pytest
 
 from shardy_py.cli import main
 from shardy_py.cli.command import add_all
-from shardy_py.cli.commands import COMMANDS
+from shardy_py.cli.main import COMMANDS
 from shardy_py.cli.view import server
 from shardy_py.facade import Plan
 from tests.cli.sample_module import planned
