@@ -145,7 +145,8 @@ class RuleView:
         self.tensors = tensors
         self.last = len(tensors) - 1
         self.edge = owner if owner is not None else op.operands[0] if op is not None and op.name == dataflow.EDGE else None
-        self.owner = self.edge if self.edge is not None and _is_manual(self.edge) else None
+        op = None if self.edge is None else edge_op(self.edge)
+        self.owner = self.edge if op is not None and op.name == dataflow.MANUAL_COMPUTATION else None
 
     def rule(self) -> OpShardingRule | None:
         """The rule of the step."""
@@ -182,20 +183,14 @@ IDENTITIES = frozenset((dataflow.EDGE, dataflow.FUNC_EDGE, "sdy.propagation_barr
 """Ops that propagate as an identity, whatever rule is recorded on them."""
 
 
-def _is_manual(owner: Value) -> bool:
+def edge_op(owner: Value) -> Op | None:
+    """The loop, branch or computation whose edge a value owns."""
     op = owner.owner.parent if isinstance(owner.owner, Block) else owner.owner
-    return isinstance(op, Op) and op.name == dataflow.MANUAL_COMPUTATION
+    return op if isinstance(op, Op) else None
 
 
-def derive(fact: Fact, history: History, meshes: Mapping[str, Mesh], time: int | None = None) -> list[ChainLink]:
-    """The links of a fact, each before those it depends on; the first is the link of the fact itself."""
-    return derive_all([fact], history, meshes, time)[0]
-
-
-def derive_all(
-    facts: Iterable[Fact], history: History, meshes: Mapping[str, Mesh], time: int | None = None
-) -> tuple[list[ChainLink], list[int]]:
-    """The links of facts that hold before step `time`, shared links once, and for each fact the position of its link among them."""
+def derive(facts: Iterable[Fact], history: History, meshes: Mapping[str, Mesh]) -> tuple[list[ChainLink], list[int]]:
+    """The links of facts, each before those it depends on and shared links once, and for each fact the position of its link among them."""
     links: list[ChainLink] = []
     positions: dict[tuple[Fact, int], int] = {}
     waiting: list[tuple[Fact, int]] = []
@@ -210,7 +205,7 @@ def derive_all(
             waiting.append(key)
         return index
 
-    first = [position(fact, history.end if time is None else time) for fact in facts]
+    first = [position(fact, history.end) for fact in facts]
     while len(links) < len(waiting):
         fact, number = waiting[len(links)]
         if number < 0:

@@ -26,6 +26,7 @@ from shardy_py.plan.derivation import (
     RuleView,
     begins_with,
     derive,
+    edge_op,
 )
 from shardy_py.plan.explanation import Reason, Source
 from shardy_py.plan.neighbours import Neighbourhood, Neighbours
@@ -139,9 +140,9 @@ class Explainer:
         words = {"edge": f"the border of {name}", "group": "the sharding group", "barrier": "the propagation barrier"}
         return words.get(neighbours.kind, name), self.locate(op)
 
-    def derivation(self, holder: Holder, dim: int, axes: Axes, time: int | None = None) -> list[ChainLink]:
+    def derivation(self, holder: Holder, dim: int, axes: Axes) -> list[ChainLink]:
         """The derivation of the leading axes of a dimension."""
-        return derive(Fact(holder, dim, axes), self.history, self.meshes, time)
+        return derive([Fact(holder, dim, axes)], self.history, self.meshes)[0]
 
     def reasons(self, links: Iterable[ChainLink]) -> tuple[Reason, ...]:
         """Orders a derivation as a chain: each reason right before the reasons it depends on."""
@@ -213,9 +214,9 @@ class Explainer:
             needs,
         )
 
-    def chain(self, holder: Holder, dim: int, axes: Axes, time: int | None = None) -> tuple[Reason, ...]:
+    def chain(self, holder: Holder, dim: int, axes: Axes) -> tuple[Reason, ...]:
         """Why a dimension begins with some axes."""
-        return self.reasons(self.derivation(holder, dim, axes, time))
+        return self.reasons(self.derivation(holder, dim, axes))
 
     def other_sources(self, holder: Holder, dim: int, axis: AxisRef, links: Iterable[ChainLink]) -> tuple[list[Source], list[Source]]:
         """Annotations with an axis besides those of a derivation: connected by values that have it, and connected by rules only."""
@@ -277,12 +278,6 @@ def _constraint_text(op: Op) -> str:
     if any(user.name == dataflow.MANUAL_COMPUTATION for user, _ in op.results[0].uses):
         return "in_specs of shard_map"
     return "sharding constraint"
-
-
-def edge_op(owner: Value) -> Op | None:
-    """The loop, branch or computation whose edge a value owns."""
-    op = owner.owner.parent if isinstance(owner.owner, Block) else owner.owner
-    return op if isinstance(op, Op) else None
 
 
 def title(op: Op) -> str:

@@ -11,7 +11,7 @@ from shardy_py.passes.propagation.graph import Holder
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective, format_bytes
-from shardy_py.plan.derivation import Fact, derive_all
+from shardy_py.plan.derivation import Fact, derive
 from shardy_py.plan.executed import collectives_of, remark_on, reshards_of
 from shardy_py.plan.explainer import Explainer, explainer_of
 from shardy_py.plan.findings import Finding
@@ -171,7 +171,7 @@ def links(plan: PlanRecord, tables: Tables, number: Callable[[Holder, str], int]
     if not plan.propagation.recorded:
         return None
     explainer = explainer_of(plan)
-    derived, first = derive_all(_facts(plan, explainer), explainer.history, plan.program.meshes)
+    derived, first = derive(_facts(plan, explainer), explainer.history, plan.program.meshes)
     text = tables.strings
     spots = Interner[tuple[int, tuple[str, ...]]](lambda spot: [spot[0], [*spot[1]]])
     causes = Interner[tuple[Any, ...]](lambda way: [*map(text, way[:5]), *way[5:]])
