@@ -54,7 +54,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
                 "value": r.value,
                 "before": typed(r.type, r.source),
                 "after": typed(r.type, r.target),
-                "collectives": list(map(str, r.collectives)),
+                "collectives": [c.title for c in r.collectives],
                 "bytes_per_device": r.bytes_per_device,
                 "trips": r.trips,
                 "reason": r.reason,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from shardy_py.dialect import Mesh, TensorSharding
-from shardy_py.dialect.axis import num_shards, sort_and_merge
+from shardy_py.dialect.axis import Axes, num_shards, sort_and_merge
 from shardy_py.dialect.collectives import AXES_OF, moved_axes
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Block, Op, Program, Value
@@ -19,29 +19,30 @@ from shardy_py.opt.reshard_to_collectives import RESHARD, ReshardToCollectives
 from shardy_py.passes.clone import clone_program, dissolve
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import COMPUTATIONS, WHILE, get_sharding
-from shardy_py.passes.export.collective_bytes import received
-from shardy_py.plan.collectives import KINDS, Collective, Movement
+from shardy_py.plan.collectives import KINDS, Collective
 from shardy_py.plan.reshards import Explicit, Reshard, primitive_of, reason_of
 from shardy_py.plan.trips import with_trips
 from shardy_py.plan.values import in_backward_pass, location_of, module_of, name_of
 from shardy_py.rules.traits import TERMINATORS
 
 MOVING_OPS = frozenset((*AXES_OF, "sdy.collective_permute", "sdy.reshard"))
-"""Ops that `movement_of` describes."""
+"""Ops that `collective_of` describes."""
 
 
-def movement_of(op: Op, source: TensorSharding | None, meshes: Mapping[str, Mesh]) -> Movement:
-    """Describes a collective of the SDY dialect."""
-    target = op.result.sharding
-    mesh = None if target is None else target.mesh_in(meshes)
-    axes = moved_axes(op.attributes[AXES_OF[op.name]]) if op.name in AXES_OF else ()
-    axes = axes if mesh is None else sort_and_merge(axes, mesh)
-    group = 1
+def collective_of(op: Op, meshes: Mapping[str, Mesh]) -> Collective:
+    """Describes a collective of the SDY dialect, without its origin."""
+    value, source, target = op.operands[0], get_sharding(op.operands[0]), op.result.sharding
+    mesh, kind, axes, group = None if target is None else target.mesh_in(meshes), op.name.removeprefix("sdy."), (), 1
     if mesh is not None:
+        axes = _axes_of(op, mesh)
         group = num_shards(axes, mesh) if axes else mesh.size
-    kind = op.name.removeprefix("sdy.")
-    before, after = local_bytes(op.operands[0].type, source, meshes), local_bytes(op.result.type, target, meshes)
-    return Movement(kind, axes, group, received(kind, group, before, after))
+    size = local_bytes(*(op.result.type, target) if kind == "reshard" else (value.type, source), meshes)
+    shape = local_shape(value.type, source, meshes)
+    return Collective(kind, tuple(map(format_axis, axes)), group, size, dtype=value.type.dtype, shape=shape)
+
+
+def _axes_of(op: Op, mesh: Mesh) -> Axes:
+    return sort_and_merge(moved_axes(op.attributes[AXES_OF[op.name]]), mesh) if op.name in AXES_OF else ()
 
 
 @dataclass(eq=False, slots=True)
@@ -115,20 +116,10 @@ def explicit_program(program: Program, names: Mapping[Value, str], results: tupl
                 causes[op] = originals.get(origin.cause, origin.cause)
             op.location = origin.cause.location
     reshards = tuple(_entry(origin, entry, copy) for origin, entry in moves.items())
-    collectives = tuple(each for origin, entry in moves.items() for each in _collectives(origin, entry, copy))
+    ops = (op for entry in moves.values() for op in entry.ops)
+    pairs = zip((c for reshard in reshards for c in reshard.collectives), ops, strict=True)
+    collectives = tuple((c, op) for c, op in pairs if c.kind in KINDS and c.operand_bytes)
     return Explicit(copy, {new: old for old, new in mapping.items()}, causes, reshards, collectives)
-
-
-def _collectives(origin: _Origin, moves: _Moves, program: Program) -> Iterator[tuple[Collective, Op]]:
-    """The collectives of a movement that send something."""
-    for op in moves.ops:
-        value, source = op.operands[0], get_sharding(op.operands[0])
-        step, size = movement_of(op, source, program.meshes), local_bytes(value.type, source, program.meshes)
-        if step.kind in KINDS and size:
-            axes, shape = tuple(map(format_axis, step.axes)), local_shape(value.type, source, program.meshes)
-            names = origin.value, origin.primitive, origin.location
-            scope = module_of(program, origin.cause), in_backward_pass(program, origin.cause)
-            yield Collective(step.kind, axes, step.group, size, moves.trips, value.type.dtype, shape, *names, *scope), op
 
 
 def _merge(ops: list[Op], program: Program) -> None:
@@ -147,27 +138,16 @@ def _merge(ops: list[Op], program: Program) -> None:
 
 def _entry(origin: _Origin, group: _Moves, program: Program) -> Reshard:
     first, last = group.ops[0], group.ops[-1]
-    steps = tuple(movement_of(op, get_sharding(op.operands[0]), program.meshes) for op in group.ops)
-    source = get_sharding(first.operands[0])
-    reason = origin.reason
-    if steps[0].kind in ("all_reduce", "reduce_scatter"):
-        axes = steps[0].axes
-        reason = f"{reason} over {','.join(map(format_axis, axes))}"
+    scope = {"module": module_of(program, origin.cause), "backward": in_backward_pass(program, origin.cause)}
+    names = {"value": origin.value, "primitive": origin.primitive, "location": origin.location, "trips": group.trips}
+    collectives = tuple(replace(collective_of(op, program.meshes), **names, **scope) for op in group.ops)
+    source, reason = get_sharding(first.operands[0]), origin.reason
+    if collectives[0].kind in ("all_reduce", "reduce_scatter"):
+        reason = f"{reason} over {','.join(collectives[0].axes)}"
         if source is not None and not source.unreduced:
+            axes = _axes_of(first, source.mesh_in(program.meshes))
             source = TensorSharding(source.mesh, source.dims, source.replicated, axes)
-    return Reshard(
-        origin.value,
-        first.result.type,
-        source,
-        last.result.sharding,
-        steps,
-        sum(step.bytes_per_device for step in steps),
-        reason,
-        origin.location,
-        origin.primitive,
-        group.depth,
-        group.trips,
-    )
+    return Reshard(first.result.type, source, last.result.sharding, collectives, reason, group.depth)
 
 
 def _reason(op: Op, why: str, cause: Op, results: tuple[str, ...]) -> str:

@@ -1,7 +1,6 @@
 """Plans: decisions, their reasons, and findings; independent of JAX."""
 
 from shardy_py.plan.collectives import Collective as Collective
-from shardy_py.plan.collectives import Movement as Movement
 from shardy_py.plan.donation import Donated as Donated
 from shardy_py.plan.explanation import Explanation as Explanation
 from shardy_py.plan.explanation import Missing as Missing

@@ -9,31 +9,9 @@ from dataclasses import dataclass
 from shardy_py.cost.collectives import KINDS as KINDS
 from shardy_py.cost.collectives import received_bytes as received_bytes
 from shardy_py.dialect import AxisRef
-from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.format import aligned, format_axis, short_location
 from shardy_py.errors import ShardyError
 from shardy_py.passes.export.collective_bytes import received as received
-
-
-@dataclass(frozen=True, slots=True)
-class Movement:
-    """One collective.
-
-    Attributes:
-        kind: `all_slice`, `all_gather`, `all_to_all`, `collective_permute`, `all_reduce`, `reduce_scatter`, `reshard` where a value goes to
-            a mesh with other axes, `sharded_to_unreduced` or `replicated_to_unreduced`.
-        axes: The mesh axes it is over, in mesh order; none for a `collective_permute`, which exchanges pieces between any devices.
-        group: Number of devices that exchange data with each other.
-        bytes_per_device: Bytes that each device receives; see `Reshard`.
-    """
-
-    kind: str
-    axes: Axes
-    group: int
-    bytes_per_device: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}({','.join(map(format_axis, self.axes))})" if self.axes else self.kind
 
 
 def format_bytes(count: int) -> str:
@@ -58,8 +36,9 @@ class Collective:
     """One collective as every device runs it.
 
     Attributes:
-        kind: One of `KINDS`.
-        axes: The mesh axes it is over, major to minor.
+        kind: One of `KINDS`; of Shardy's reshards also `reshard`, where a value goes to a mesh with other axes, and `all_slice`,
+            `sharded_to_unreduced` and `replicated_to_unreduced`, which move nothing.
+        axes: The mesh axes it is over, major to minor; none of one that exchanges pieces between any devices.
         group_size: Number of devices that exchange data with each other.
         operand_bytes: Bytes of the operand on one device.
         trips: Number of executions in one call: 1 outside of loops, else the product of the trip counts; None where one is unknown. Each
@@ -110,6 +89,11 @@ class Collective:
     def call_bytes(self) -> int:
         """Bytes that a device receives in one call, an unknown number of trips taken for one."""
         return self.received_bytes * self.runs
+
+    @property
+    def title(self) -> str:
+        """Kind and axes, `all_gather(model)`."""
+        return f"{self.kind}({','.join(self.axes)})" if self.axes else self.kind
 
     @property
     def operand(self) -> str:
@@ -182,7 +166,7 @@ def lines(collectives: Sequence[Collective]) -> list[str]:
 
 def _cells(c: Collective) -> tuple[str, ...]:
     return (
-        f"{c.kind}({','.join(c.axes)})",
+        c.title,
         " ".join(part for part in (c.value, c.operand) if part),
         format_bytes(c.received_bytes) + trips_text(c.trips),
         short_location(c.location),
@@ -204,23 +188,15 @@ def axes_of(collective: Collective, sizes: Mapping[str, int]) -> list[tuple[str,
     """
     if not collective.axes:
         return [(axis, size) for axis, size in sizes.items() if size > 1]
+    spelled = {format_axis(AxisRef(axis)): axis for axis in sizes}
     devices: dict[str, int] = {}
-    for axis in axis_refs_of(collective, sizes):
-        if axis.name in sizes:
-            devices[axis.name] = devices.get(axis.name, 1) * (axis.size or sizes[axis.name])
-    return list(devices.items())
-
-
-def axis_refs_of(collective: Collective, axes: Iterable[str]) -> Axes:
-    """The mesh axes that a collective is over, and parts of axes."""
-    spelled = {format_axis(AxisRef(axis)): axis for axis in axes}
-    refs: list[AxisRef] = []
     for written in collective.axes:
         part = None if written in spelled else _PART.fullmatch(written)
         name = written if part is None else part[1]
         axis = spelled.get(name, name)
-        refs.append(AxisRef(axis) if part is None else AxisRef(axis, int(part[2]), int(part[3])))
-    return tuple(refs)
+        if axis in sizes:
+            devices[axis] = devices.get(axis, 1) * (sizes[axis] if part is None else int(part[3]))
+    return list(devices.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -424,7 +424,7 @@ def _collective(cost: CollectiveCost) -> tuple[str, ...]:
     c = cost.collective
     trips = "unknown" if c.trips is None else str(c.trips)
     times = () if cost.seconds is None else (seconds_text(cost.seconds),)
-    return f"{c.kind}({','.join(c.axes)})", c.value, format_bytes(cost.bytes), trips, *times, _where(c.location), c.primitive
+    return c.title, c.value, format_bytes(cost.bytes), trips, *times, _where(c.location), c.primitive
 
 
 def _share(share: Share) -> tuple[str, ...]:

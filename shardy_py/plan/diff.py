@@ -325,8 +325,7 @@ def _without_numbers(reason: str) -> str:
 
 
 def _movement(reshard: Reshard) -> str:
-    steps = ", ".join(map(str, reshard.collectives))
-    return f"{reshard.change}: {steps}"
+    return f"{reshard.change}: {reshard.steps}"
 
 
 def _collectives(before: PlanRecord, after: PlanRecord) -> Iterable[CollectiveChange]:

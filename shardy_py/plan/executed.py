@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardy_py.dialect import Mesh
@@ -17,7 +17,7 @@ from shardy_py.ir import Block, Op, Program, TensorType, Value
 from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
 from shardy_py.ir.pieces import local_bytes, local_shape
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
-from shardy_py.plan.collectives import KINDS, Collective, Movement, axis_refs_of, format_bytes, received_by
+from shardy_py.plan.collectives import KINDS, Collective, format_bytes, received_by
 from shardy_py.plan.record import Analysis, PlanRecord
 from shardy_py.plan.reshards import Explicit, Reshard
 from shardy_py.plan.trips import with_trips
@@ -164,14 +164,7 @@ def reshards_of(plan: PlanRecord) -> tuple[Reshard, ...]:
     """The reshards that a call runs, one for each of `plan.collectives`; without a region those of Shardy."""
     if plan.active_partitioner is None:
         return explicit_of(plan).reshards
-    return tuple(_reshard(plan, collective) for collective in collectives_of(plan))
-
-
-def _reshard(plan: PlanRecord, c: Collective) -> Reshard:
-    """A movement of the arrays of one device."""
-    step = Movement(c.kind, axis_refs_of(c, plan.mesh.shape), c.group_size, c.received_bytes)
-    reshard = Reshard(c.value, TensorType(c.shape, c.dtype), None, None, (step,), c.received_bytes, _reason(c))
-    return replace(reshard, location=c.location, primitive=c.primitive, trips=c.trips)
+    return tuple(Reshard(TensorType(c.shape, c.dtype), None, None, (c,), _reason(c)) for c in collectives_of(plan))
 
 
 def _reason(collective: Collective) -> str:

@@ -9,7 +9,7 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import short_location
 from shardy_py.ir import Op, Program, Type, Value
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
-from shardy_py.plan.collectives import Collective, Movement, format_bytes, trips_text
+from shardy_py.plan.collectives import Collective, format_bytes, received_by, trips_text
 from shardy_py.plan.values import typed
 from shardy_py.rules.traits import TERMINATORS
 
@@ -18,44 +18,64 @@ from shardy_py.rules.traits import TERMINATORS
 class Reshard:
     """One movement of data: a value is resharded, or partial sums are reduced.
 
-    `bytes_per_device` counts the bytes that each device receives when it runs once, summed over the collectives. With n devices in a group
-    and the pieces that a device has before and after a collective:
+    A device receives of a collective among n, with the piece of the value that it has before:
 
-    * `all_gather` and `all_to_all`: (n-1)/n of the piece afterwards
-    * `reduce_scatter`: (n-1)/n of the piece before
+    * `all_gather`: n-1 times the piece
+    * `reduce_scatter` and `all_to_all`: (n-1)/n of the piece
     * `all_reduce`: 2 (n-1)/n of the piece, as a reduce-scatter and an all-gather
-    * `collective_permute`, and a `reshard` to a mesh with other axes: the whole piece afterwards
+    * `collective_permute`, and a `reshard` to a mesh with other axes: a whole piece
     * `all_slice`: nothing; each device keeps a part of what it has
 
     Attributes:
-        value: Path or name of the value that moves, as in `Plan.values`. An argument of a computation, and a value that a loop carries
-            unchanged, has the name of its operand; so has a slice of a scan's operand in a region. Small sums that a region sends
-            together are named one after the other, `%3, %7`.
         type: Its global type; inside a `shard_map`, that of one shard.
         source: The sharding before; axes of a sum still to be taken are its unreduced axes.
         target: The sharding afterwards.
         collectives: Its collectives, in order.
-        bytes_per_device: Bytes that each device receives, once; see above.
         reason: Its cause: `operand of dot_general`, `sharding constraint`, `function result result[0]`, ...; of a sum in
             a region `reduction over model`.
-        location: `file:line` of the user's code; empty where unknown.
-        primitive: The JAX primitive that asks for it; empty for results of the function.
         depth: Number of bodies (scan, while, cond, computations) around it.
-        trips: Number of executions in one call: 1 outside of loops, else the product of the trip counts; None where one is unknown.
-            Each branch of a cond counts as if it ran.
     """
 
-    value: str
     type: Type
     source: TensorSharding | None
     target: TensorSharding | None
-    collectives: tuple[Movement, ...]
-    bytes_per_device: int
+    collectives: tuple[Collective, ...]
     reason: str
-    location: str = ""
-    primitive: str = ""
     depth: int = 0
-    trips: int | None = 1
+
+    @property
+    def value(self) -> str:
+        """Path or name of the value that moves, as in `Plan.values`.
+
+        An argument of a computation, and a value that a loop carries unchanged, has the name of its operand; so has a slice of a scan's
+        operand in a region. Small sums that a region sends together are named one after the other, `%3, %7`.
+        """
+        return self.collectives[0].value
+
+    @property
+    def location(self) -> str:
+        """`file:line` of the user's code; empty where unknown."""
+        return self.collectives[0].location
+
+    @property
+    def primitive(self) -> str:
+        """The JAX primitive that asks for it; empty for results of the function."""
+        return self.collectives[0].primitive
+
+    @property
+    def trips(self) -> int | None:
+        """Number of executions in one call, as of `Collective`."""
+        return self.collectives[0].trips
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes that each device receives when it runs once."""
+        return sum(c.received_bytes for c in self.collectives)
+
+    @property
+    def steps(self) -> str:
+        """Kinds and axes of its collectives, `all_slice(data), all_gather(model)`."""
+        return ", ".join(c.title for c in self.collectives)
 
     @property
     def total_bytes_per_device(self) -> int | None:
@@ -65,7 +85,7 @@ class Reshard:
     @property
     def call_bytes(self) -> int:
         """Bytes that each device receives in one call, a loop with an unknown number of trips taken for one."""
-        return self.bytes_per_device * (1 if self.trips is None else self.trips)
+        return received_by(self.collectives)
 
     @property
     def change(self) -> str:
@@ -82,9 +102,8 @@ class Reshard:
         Args:
             value: Text in place of the value's name.
         """
-        steps = ", ".join(map(str, self.collectives))
         where = short_location(self.location)
-        head = f"{value or self.value} {self.change}: {steps}".lstrip()
+        head = f"{value or self.value} {self.change}: {self.steps}".lstrip()
         return "  ".join(part for part in (head, format_bytes(self.bytes_per_device) + trips_text(self.trips), where, self.reason) if part)
 
 

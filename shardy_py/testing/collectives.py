@@ -90,7 +90,7 @@ def assert_fits(plan: Plan, topology: str | None = None, *, hardware: str | Hard
 
 
 def _with_axes(collective: Collective) -> str:
-    return f"{collective.kind}({','.join(collective.axes)})"
+    return collective.title
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,8 @@ def _reshards(plan: Plan, reshards: Sequence[Reshard]) -> dict[str, Any]:
 
 def _described(reshard: Reshard, inputs: set[str]) -> str:
     name = f"{reshard.value} " if reshard.value in inputs else ""
-    steps = ", ".join(map(str, reshard.collectives))
     reason = re.sub(r"_\d+\b", "", reshard.reason)
-    return f"{name}{reshard.change}: {steps}; {reason}"
+    return f"{name}{reshard.change}: {reshard.steps}; {reason}"
 
 
 def _collectives(plan: Plan) -> dict[str, Any]:
@@ -111,7 +110,7 @@ def _collectives(plan: Plan) -> dict[str, Any]:
 
 
 def _name(collective: Collective) -> str:
-    return f"{collective.kind}({','.join(collective.axes)})"
+    return collective.title
 
 
 def pinned_text(data: Mapping[str, Any]) -> str:

@@ -227,9 +227,7 @@ _Row = tuple[str, str, str, str, str]
 
 def reshards(reshards_of_plan: Sequence[Reshard], limit: int | None) -> list[str]:
     """Reshards with the most bytes first; alike ones of several values share a line."""
-    alike = grouped(
-        reshards_of_plan, lambda r: (r.type, r.source, r.target, r.collectives, r.bytes_per_device, r.reason, r.location, r.trips)
-    )
+    alike = grouped(reshards_of_plan, lambda r: (r.type, r.source, r.target, r.steps, r.bytes_per_device, r.reason, r.location, r.trips))
     return _moves("reshard", list(alike.values()), _reshard, limit)
 
 
@@ -263,9 +261,8 @@ def _moves(what: str, alike: list[list[_M]], row: Callable[[Sequence[_M]], _Row]
 
 def _collective(group: Sequence[Collective]) -> _Row:
     c = group[0]
-    steps = f"{c.kind}({','.join(c.axes)})"
     what = " of ".join(part for part in (c.operand, c.value) if part) + (f" and {len(group) - 1} more" if len(group) > 1 else "")
-    return format_bytes(c.received_bytes), trips_text(c.trips), steps, short_location(c.location), f"{what}  {c.primitive}"
+    return format_bytes(c.received_bytes), trips_text(c.trips), c.title, short_location(c.location), f"{what}  {c.primitive}"
 
 
 def _reshard(group: Sequence[Reshard]) -> _Row:
@@ -276,5 +273,4 @@ def _reshard(group: Sequence[Reshard]) -> _Row:
         move, reason = target, r.primitive or reason
     else:
         move = f"{typed(r.type, r.source)} -> {target[target.find('[') :]}"
-    steps = ", ".join(map(str, r.collectives))
-    return format_bytes(r.bytes_per_device), trips_text(r.trips), steps, short_location(r.location), f"{value} {move}  {reason}"
+    return format_bytes(r.bytes_per_device), trips_text(r.trips), r.steps, short_location(r.location), f"{value} {move}  {reason}"

@@ -94,7 +94,7 @@ def test_surfaces_agree(name: str, lowering: Any, monkeypatch: pytest.MonkeyPatc
 
 def check(plan: sp.Plan) -> None:
     received = total((c.received_bytes, c.trips) for c in plan.collectives)
-    steps = Counter((step.kind, step.group, step.bytes_per_device, r.trips) for r in plan.reshards for step in r.collectives)
+    steps = Counter((step.kind, step.group_size, step.received_bytes, r.trips) for r in plan.reshards for step in r.collectives)
     assert steps == Counter((c.kind, c.group_size, c.received_bytes, c.trips) for c in plan.collectives)
     assert total((r.bytes_per_device, r.trips) for r in plan.reshards) == received
 
@@ -120,7 +120,7 @@ def check(plan: sp.Plan) -> None:
             moved = [r for r in plan.reshards if (r.value, r.location) == (finding.path, finding.location)]
             assert moved
             assert finding.bytes in {
-                sum(s.bytes_per_device for s in r.collectives if s.kind != "all_reduce") * (r.trips or 1) for r in moved
+                sum(s.received_bytes for s in r.collectives if s.kind != "all_reduce") * (r.trips or 1) for r in moved
             }
 
 

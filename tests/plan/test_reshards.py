@@ -17,9 +17,8 @@ from shardy_py.ir import Function
 from shardy_py.opt import canonicalize
 from shardy_py.opt.canonicalize import Canonicalize
 from shardy_py.opt.from_mlir import from_mlir
-from shardy_py.opt.reshards import MOVING_OPS, movement_of
-from shardy_py.passes.dataflow import get_sharding
-from shardy_py.plan import Movement, Reshard
+from shardy_py.opt.reshards import MOVING_OPS, collective_of
+from shardy_py.plan import Collective, Reshard
 from shardy_py.plan.collectives import format_bytes, received
 from tests.reference import PROPAGATION, lower, run_pipeline
 
@@ -63,7 +62,7 @@ def test_a_sharded_contraction_is_an_all_reduce() -> None:
         + "  reduction in dot_general over model"
     )
     (step,) = found.collectives
-    assert (step.kind, [str(axis) for axis in step.axes], step.group, step.bytes_per_device) == ("all_reduce", ['"model"'], 4, 768)
+    assert (step.kind, step.axes, step.group_size, step.received_bytes) == ("all_reduce", ("model",), 4, 768)
     assert (found.value, found.primitive, found.depth, found.trips) == ("%0", "dot_general", 0, 1)
     assert found.location.endswith(line(dot))
 
@@ -99,7 +98,7 @@ def test_a_constraint_of_the_user() -> None:
     (found,) = planned(constrained, W, X, shardings=(P(None, "model"), P("data"))).shardy_reshards
     assert (found.reason, found.primitive) == ("sharding constraint", "sharding_constraint")
     assert found.location.endswith(line(constrained, 3))
-    assert [str(step) for step in found.collectives] == ["all_gather(model)"]
+    assert [step.title for step in found.collectives] == ["all_gather(model)"]
     assert found.bytes_per_device == 4 * 32 * 4 * 3 // 4
 
 
@@ -150,7 +149,7 @@ def test_parameters_that_are_sharded_over_the_data_axis() -> None:
 
     found = planned(step, W, X, shardings=(P("data"), P("data"))).shardy_reshards
     gather = next(r for r in found if r.value == "w")
-    assert [str(s) for s in gather.collectives] == ["all_gather(data)"]
+    assert [c.title for c in gather.collectives] == ["all_gather(data)"]
     assert gather.bytes_per_device == 32 * 32 * 4 // 2
     assert gather.location.endswith(line(step, 2))
     total = next(r for r in found if r.reason == "reduction in dot_general over data")
@@ -298,14 +297,14 @@ def moved_by_jaxlib(fun, *args, shardings) -> Counter:
             if op.name == "func.call":
                 visit(functions[op.attributes["callee"]])
             elif op.name in MOVING_OPS:
-                found[_key(movement_of(op, get_sharding(op.operands[0]), program.meshes), op.result.type)] += 1
+                found[_key(collective_of(op, program.meshes), op.result.type)] += 1
 
     visit(program.main)
     return found
 
 
-def _key(step: Movement, type_) -> tuple[str, str, int]:
-    return str(step), str(type_), step.bytes_per_device
+def _key(step: Collective, type_) -> tuple[str, str, int]:
+    return step.title, str(type_), step.received_bytes
 
 
 SHARDINGS = (

@@ -138,7 +138,7 @@ class _Reader:
 
     def _reshard(self, r: Reshard) -> list[Any]:
         types, text = self.tables.types, self.tables.strings
-        steps = [[str(step), step.kind, step.group, step.bytes_per_device] for step in r.collectives]
+        steps = [[c.title, c.kind, c.group_size, c.received_bytes] for c in r.collectives]
         head = [self._moving(r.value), r.value, types((r.type, r.source)), types((r.type, r.target))]
         return [*head, steps, r.bytes_per_device, r.trips, text(r.reason), text(r.primitive), self._at(r.location)]
 
