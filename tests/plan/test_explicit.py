@@ -119,9 +119,7 @@ def check(plan: sp.Plan) -> None:
         if finding.kind == "costly-reshard":
             moved = [r for r in plan.reshards if (r.value, r.location) == (finding.path, finding.location)]
             assert moved
-            assert finding.bytes in {
-                sum(s.received_bytes for s in r.collectives if s.kind != "all_reduce") * (r.trips or 1) for r in moved
-            }
+            assert finding.bytes in {sum(s.received_bytes for s in r.collectives if s.kind != "all_reduce") * (r.trips or 1) for r in moved}
 
 
 def check_memory(plan: sp.Plan) -> None:

@@ -151,11 +151,6 @@ class ProgramTables(dict[str, StoredTable]):
         row = (where.file, where.line, where.function, where.scope)
         return self["locations"].number(row, lambda: list(row))
 
-    def place_apart(self, op: Op, place: int) -> int:
-        """The number of an op's location, from now on another one than those of other equations on its line."""
-        number = self.located[id(op.location)] = self["locations"].number((place, id(op.location)), lambda: place)
-        return number
-
     def sharding_of(self, data: Any, rank: int) -> TensorSharding | None:
         """The sharding of a value of that rank that a number in a file stands for."""
         sharding = _SHARDING.read(self, data)
@@ -182,9 +177,6 @@ def _read_sharding(tables: ProgramTables, row: Any) -> TensorSharding:
 
 
 def _read_location(tables: ProgramTables, row: Any) -> Location:
-    if isinstance(row, int):  # an equation of its own on a line that has been read
-        same = entry(tables["locations"].entries, row)
-        return Location(same.file, same.line, same.function, same.scope)
     file, line, function, scope = items(row, 4)
     return Location(text(file), integer(line), text(function), text(scope))
 
@@ -242,15 +234,10 @@ def write_program(program: Program) -> tuple[dict[str, Any], ProgramTables]:
 
 def _write_block(block: Block, tables: ProgramTables, rows: list[Any]) -> None:
     rows.append(_block_row(block, tables))
-    ops, values, location = tables.op_numbers, tables.numbers, tables.location
-    before, last = None, None
+    ops, values = tables.op_numbers, tables.numbers
     for op in block.ops:
         ops[op] = len(ops)
-        number = location(op)
-        if before is not None and number is not None and number == last and op.location is not before.location:
-            number = tables.place_apart(op, number)  # ops at one location are of one equation: predictions read equation by equation
-        row = _write_op(op, tables, number)
-        before, last = op, number
+        row = _write_op(op, tables, tables.location(op))
         for value in op.results:
             values[value] = len(values)
         rows.append(row)

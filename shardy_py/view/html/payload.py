@@ -2,50 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
-from shardy_py.ir import Value
+from shardy_py.cost.hardware import Hardware
+from shardy_py.dialect import AxisRef, Mesh, TensorSharding
+from shardy_py.dialect.format import short_location
+from shardy_py.ir import Program, TensorType, Type, Value
+from shardy_py.ir.pieces import local_bytes, local_shape
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.graph import Holder
+from shardy_py.plan import costing
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective, format_bytes
+from shardy_py.plan.cost_analysis import Share, summary_rows
 from shardy_py.plan.derivation import Fact, derive
 from shardy_py.plan.executed import collectives_of, remark_on, reshards_of
+from shardy_py.plan.explain import explain
 from shardy_py.plan.explainer import Explainer, explainer_of
+from shardy_py.plan.explanation import KINDS, Missing
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.memory import analysis as memory_analysis
+from shardy_py.plan.memory.analysis import MemoryAnalysis
+from shardy_py.plan.memory.analysis import summary_rows as memory_rows
 from shardy_py.plan.paths import path_parts
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
-
-if TYPE_CHECKING:
-    from shardy_py.cost.hardware import Hardware
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
-
-from shardy_py.plan.explain import explain
-from shardy_py.plan.explanation import KINDS, Missing
-
-if TYPE_CHECKING:
-    from shardy_py.plan.values import PlannedValue
-import re
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-from shardy_py.dialect import AxisRef, Mesh, TensorSharding
-from shardy_py.dialect.format import short_location
-from shardy_py.ir import Program, TensorType, Type
-from shardy_py.ir.pieces import local_bytes, local_shape
-from shardy_py.plan import costing
-from shardy_py.plan.cost_analysis import Share, summary_rows
-from shardy_py.plan.memory import analysis as memory_analysis
-from shardy_py.plan.memory.analysis import summary_rows as memory_rows
-from shardy_py.plan.values import typed
-
-if TYPE_CHECKING:
-    from shardy_py.cost.hardware import Hardware
-    from shardy_py.plan.memory.analysis import MemoryAnalysis
+from shardy_py.plan.values import PlannedValue, typed
 
 
 @no_collection()
