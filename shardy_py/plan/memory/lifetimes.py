@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from shardy_py.cost.liveness.live import Buffer, Life, alive
+from shardy_py.cost.liveness.live import Buffer, Life
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.cost.traffic import RESHARDING
 from shardy_py.dialect import TensorSharding
@@ -71,18 +71,6 @@ class Lifetimes:
         """The temporaries that are alive at a step, the largest first."""
         live = [self._described(b, step) for b in self.buffers if b.start <= step <= b.end and b.bytes]
         return tuple(sorted(live, key=lambda b: -b.bytes))
-
-    def series_under(self, sharding_of: Callable[[Value], TensorSharding | None]) -> list[int]:
-        """Bytes of temporaries at each step if values had other shardings and the program ran in the same steps.
-
-        Buffers that hold no value of the plan, or hold one in another layout than its own, keep their bytes.
-        """
-        resized: list[Buffer] = []
-        for buffer in self.buffers:
-            own = [v for v, layout in (self._planned(life, buffer) for life in buffer.lives) if v is not None and layout is v.sharding]
-            size = max((self.sizes.bytes_of(v.type, sharding_of(v)) for v in own), default=buffer.bytes)
-            resized.append(replace(buffer, bytes=size))
-        return alive(resized, len(self.series))
 
     def _described(self, buffer: Buffer, step: int) -> LiveBuffer:
         """A buffer with the value that it holds at a step; between two values, the one before."""
