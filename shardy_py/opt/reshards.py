@@ -57,7 +57,7 @@ class _Origin:
 
 
 @dataclass(eq=False, slots=True)
-class _Moves:
+class _Movement:
     """The ops of a movement."""
 
     ops: list[Op]
@@ -106,13 +106,13 @@ def explicit_program(program: Program, names: Mapping[Value, str], results: tupl
     _merge([op for op, _ in origins], copy)
     ReshardToCollectives().run(copy)
     Canonicalize(enable_patterns=(COLLECTIVES,)).run(copy)
-    moves: dict[_Origin, _Moves] = {}
+    moves: dict[_Origin, _Movement] = {}
     causes: dict[Op, Op] = {}
     for op, trips, depth in with_trips(copy.main.body):
         origin = op.location
         if isinstance(origin, _Origin):
             if op.name in MOVING_OPS:
-                moves.setdefault(origin, _Moves([], depth, trips)).ops.append(op)
+                moves.setdefault(origin, _Movement([], depth, trips)).ops.append(op)
                 causes[op] = originals.get(origin.cause, origin.cause)
             op.location = origin.cause.location
     reshards = tuple(_entry(origin, entry, copy) for origin, entry in moves.items())
@@ -136,7 +136,7 @@ def _merge(ops: list[Op], program: Program) -> None:
         block.ops = [op for op in block.ops if op.block is block]
 
 
-def _entry(origin: _Origin, group: _Moves, program: Program) -> Reshard:
+def _entry(origin: _Origin, group: _Movement, program: Program) -> Reshard:
     first, last = group.ops[0], group.ops[-1]
     scope = {"module": module_of(program, origin.cause), "backward": in_backward_pass(program, origin.cause)}
     names = {"value": origin.value, "primitive": origin.primitive, "location": origin.location, "trips": group.trips}
