@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Value
 from shardy_py.rules.traits import CONSTANTS
 
@@ -22,8 +21,3 @@ def variable_of(value: Value) -> Value:
             break
         last = other
     return last.result
-
-
-def variable_sharding(value: Value) -> TensorSharding | None:
-    """The sharding that a plan has for the variable that a value is of, which a constraint on the variable has."""
-    return variable_of(value).sharding

@@ -13,28 +13,16 @@ from typing import TypeVar
 from shardy_py.cost.collectives import received_bytes
 from shardy_py.dialect import FactorType, Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes, num_shards
-from shardy_py.ir import Op
 from shardy_py.partition.factor_axes import AxisLists, Exact, Factors
-from shardy_py.partition.layouts import Layout, from_factors, layout_of, local_shape, to_factors
-from shardy_py.partition.mispartitioned import AT_RISK, as_sharded, is_mispartitioned
-from shardy_py.partition.op import OpSpec, spec_of
+from shardy_py.partition.layouts import Layout, from_factors, local_shape, to_factors
+from shardy_py.partition.mispartitioned import AT_RISK, is_mispartitioned
+from shardy_py.partition.op import OpSpec
 from shardy_py.partition.routes import Move, moves, settled
 from shardy_py.partition.strategy import Strategy
 from shardy_py.partition.windows import Window, halo, is_cumulative, windows_of_convolution, windows_of_padding, windows_of_reduction
 from shardy_py.rules.traits import CONSTANTS
 
 L = TypeVar("L")
-
-
-def workaround_of(op: Op, mesh: Mesh, meshes: Mapping[str, Mesh]) -> Strategy | None:
-    """The workaround for an op of a program; see `workaround`."""
-    if op.name not in WORKAROUNDS:
-        return None
-    if op.name in AT_RISK and op.name not in HANDLERS and not is_mispartitioned(op, as_sharded(meshes)):
-        return None
-    values = (*op.operands, *op.results)
-    layouts = [layout_of(v.sharding, v.type.rank, mesh) for v in values]
-    return workaround(spec_of(op), layouts, mesh)
 
 
 def workaround(op: OpSpec, layouts: Sequence[Layout], mesh: Mesh) -> Strategy | None:

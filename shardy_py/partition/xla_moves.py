@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-
-from shardy_py.dialect import Mesh, TensorSharding
 
 Cuts = tuple[int, ...]
 """The number of parts into which each dimension is cut."""
-
-
-def is_involuntary(shape: Sequence[int], source: TensorSharding | None, target: TensorSharding | None, mesh: Mesh) -> bool:
-    """Whether XLA's partitioner replicates a value to bring it from one sharding to another, see `replicates`."""
-    if source is None or target is None:
-        return False
-    before, after = (tuple(dim.shards(mesh) for dim in s.dims[: len(shape)]) for s in (source, target))
-    return replicates(before, after, math.prod(mesh.shape.values()))
 
 
 def replicates(before: Cuts, after: Cuts, devices: int) -> bool:
