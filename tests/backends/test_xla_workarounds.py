@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.backends.compiled_text import collectives_in
-from shardy_py.partition.misaligned import is_misaligned_product
+from shardy_py.backends.xla_workarounds import is_misaligned_product
 
 AS_USERS_COMPILE = pytest.mark.usefixtures("usual_fusions")
 
