@@ -300,14 +300,17 @@ def improve(state: State, group: tuple[int, ...], candidates: np.ndarray, scale:
 SHARE = 0.8
 """The part of the gap that all cuts together may cost; the solver leaves as much."""
 
+OF_STATE = 0.5
+"""The part of the gap that cuts of inputs that are not fed may cost together."""
+
 SAME = 0.01
 """The part of the gap by which costs of cuts may differ that are about the same."""
 
 
 def cut(model: Model, problem: Problem, assignment: Sequence[int], inputs: Sequence[Value], gap: float) -> tuple[int, ...]:
-    """An assignment in which inputs that lie whole and are fed within the gap are cut as far as it allows; one that cuts nothing stays.
+    """An assignment in which inputs that lie whole, and are not fed for longer than the gap, are cut as far as it allows.
 
-    Of the cuts that cost about the same it takes the one into most pieces, along the first dimensions.
+    An assignment that cuts nothing stays. Of cuts that cost about the same it takes the one into most pieces, along the first dimensions.
     """
     numbers = {c: i for i, c in enumerate(model.variables)}
 
@@ -322,8 +325,8 @@ def cut(model: Model, problem: Problem, assignment: Sequence[int], inputs: Seque
     evaluation = Evaluation(problem)
     state = State(evaluation, assignment, price=evaluation.penalty)  # no cut breaks a limit
     most, seconds = gap * (state.cost + model.constant), dict(zip(model.feeding.tables, model.feeding.weights))
-    left = SHARE * most
-    small = [value for value in whole if value in model.values and seconds[model.values[value]].max() <= most]
+    left = {True: SHARE * most, False: OF_STATE * most}
+    small = [value for value in whole if value in model.values and np.max(seconds.get(model.values[value], 0.0)) <= most]
     for value in sorted(small, key=lambda value: -value.type.size):
         group = tuple(numbers[c] for c in model.space.classes[value] if c in numbers)
         current = tuple(state.assignment[list(group)].tolist())
@@ -332,7 +335,8 @@ def cut(model: Model, problem: Problem, assignment: Sequence[int], inputs: Seque
             own, *costs = state.costs(group, np.array([current, *choices])).tolist()
             near = [n for n, cost in enumerate(costs) if cost <= min(costs) + SAME * most]
             best = min(near, key=lambda n: wholeness(layout(value, group, choices[n]), model.space.mesh))
-            if (added := costs[best] - own) <= left:
+            is_fed = model.values[value] in seconds
+            if (added := costs[best] - own) <= left[is_fed]:
                 state.assign(group, choices[best])
-                left -= max(added, 0.0)
+                left[is_fed] -= max(added, 0.0)
     return tuple(state.assignment.tolist())

@@ -391,9 +391,11 @@ class Searcher:
         return self._assignments[key]
 
     def with_data_cut(self, problem: Problem, assignment: tuple[int, ...]) -> tuple[int, ...]:
-        """An assignment in which all arguments that are fed are cut, as far as the gap allows."""
+        """An assignment in which the arguments that are fed, and those that are a large part of all, are cut as far as the gap allows."""
         arguments = self.program.main.arguments
-        return cut(self.model, problem, assignment, [arguments[n] for n in self.base.feeding.arguments], self.planner.gap)
+        large = sum(argument.type.bytes for argument in arguments) / 100
+        inputs = [a for n, a in enumerate(arguments) if n in self.base.feeding.arguments or a.type.bytes > large]
+        return cut(self.model, problem, assignment, inputs, self.planner.gap)
 
     def cheapest(self, best: Candidate) -> Candidate:
         """The cheapest of a plan and the templates that fit and are not much dearer by the model, each as it runs.
