@@ -18,5 +18,5 @@ def report(planned: Planned) -> None:
 
 if __name__ == "__main__":
     sys.argv = sys.argv[1:]
-    with mock.patch("shardy_py.api.running.report", report):
+    with mock.patch("shardy_py.api.auto.report", report):
         runpy.run_path(sys.argv[0], run_name="__main__")
