@@ -83,6 +83,9 @@ def test_what_annotations_are_called() -> None:
     assert end("c") == "out_shardings"
     assert end("result[0]") == "with_sharding_constraint"
     assert end("result[3]") == "in_shardings of jit tanh"
+    tanh = jax.jit(jnp.tanh, in_shardings=NamedSharding(mesh, P("data")))
+    looped = sp.auto_shard(lambda x: jax.lax.fori_loop(0, 2, lambda _, c: tanh(c), x), mesh=mesh).plan(f32(8))
+    assert only(looped, "x")[-1].annotation == "in_shardings of jit tanh"
     (own,) = sp.auto_shard(lambda x: x, mesh=mesh).plan(given).explain("x").chains[0]
     assert own.annotation == "the sharding of the argument"
 

@@ -120,7 +120,7 @@ def scan(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Blo
     start = len(block.ops)
     results, loop = importer.body(traced.jaxpr, operands, block)
     for op in itertools.chain.from_iterable(op.walk() for op in block.ops[start:]):
-        if op.location is None or id(op.location) in traced.source_info_ids:
+        if id(op.location) in traced.source_info_ids:  # the shardings of a `jit` in the body have none
             op.location = eqn.source_info
             op.primitive = op.primitive if op.name == NAMED_COMPUTATION else "scan"
     for op in block.ops[start:]:
