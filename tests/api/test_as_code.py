@@ -101,8 +101,8 @@ def test_explicit_types_of_a_propagated_plan(name: str) -> None:
 SLOW = sp.Hardware("slow", {"float32": 1e9}, 1e8, 16 << 30, 1e9, sp.Fabric("ring", 1e8, 1e-7), sp.Fabric("switch", 1e7, 1e-7))
 """So slow that small arrays are worth sharding."""
 
-CHOSEN = {"mlp": 0, "moe": 3, "convolution": 1, "gru": 0, "named": 0, "recommender": 0, "fully sharded": 0}
-"""Programs that a planner plans, and the lines that propagation then needs."""
+CHOSEN = ("mlp", "moe", "convolution", "gru", "named", "recommender", "fully sharded")
+"""Programs that a planner plans."""
 
 SETTLED_OTHERWISE = {"convolution": 2.5, "recommender": 5.0}
 """Programs in which XLA settles conflicts between values that lie as planned otherwise -> how much more it moves at most."""
@@ -115,7 +115,8 @@ def test_constraints_of_a_plan_that_was_chosen(name: str) -> None:
     planned = sp.auto_shard(this.fun, mesh=MESH, planner=sp.Planner(hardware=SLOW, time_limit_s=60), lowering="jit")
     plan = planned.plan(*this.args)
     runs_as_planned(name, plan, planned, most=SETTLED_OTHERWISE.get(name, 1.0))
-    assert len(plan.as_code().edits) == CHOSEN[name]
+    lines = {value.location for value in plan.values}
+    assert len(plan.as_code().edits) <= len(lines) / 2, "propagation shards the values of most lines"
 
 
 def test_rules_for_names() -> None:

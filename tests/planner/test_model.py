@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AxisType
@@ -25,7 +23,6 @@ from shardy_py.partition.layouts import layout_of
 from shardy_py.partition.op import spec_of
 from shardy_py.partition.policies import strategy_of
 from shardy_py.partition.price import Machine
-from shardy_py.passes.dataflow import CASE
 from shardy_py.plan.memory.analysis import lifetimes
 from shardy_py.plan.search import CHOSEN
 from shardy_py.planner.inlined import inlined
@@ -35,9 +32,6 @@ from shardy_py.planner.op_tables import OpTables, TooLarge, reduced_shares
 from shardy_py.planner.problem import entries, weight
 from shardy_py.planner.space import Annotations, assign, shardings_of, space_of
 from tests.partition.test_price import summed
-from tests.random_numbers import SLOW_CHIPS
-from tests.sweep.configurations import GENERATORS, configuration_of
-from tests.sweep.surroundings import unconstrained
 
 MESHES = {"one axis": {"x": 4}, "two axes": {"x": 2, "y": 4}, "three axes": {"x": 2, "y": 2, "z": 2}}
 ASSIGNMENTS = 6
@@ -239,25 +233,6 @@ def reduction_seconds(op: Op, machine: Machine) -> float:
     run = strategy_of(spec_of(op), layouts, machine.mesh)
     single = machine.settle(TensorType((), op.result.type.dtype), (), (), run.summed).seconds
     return max(machine.settle(op.result.type, run.makes[0], layouts[-1], run.summed).seconds - single, 0.0) if run.summed else 0.0
-
-
-@pytest.mark.slow
-def test_every_primitive_costs_what_its_plan_costs() -> None:
-    """On chips with slow arithmetic, and with slow memory; XLA leaves a callback without results to each device."""
-    for number, name in enumerate(sorted({*GENERATORS} - {"debug_callback"})):
-        configuration = configuration_of(name, 0)
-        args = tuple(jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in configuration.arguments)
-        chip = dataclasses.replace(SLOW_CHIPS[number % 2], fabric=FREE, network=FREE)
-        with jax.enable_x64(configuration.x64):
-            made = made_of(functools.partial(configuration.function, unconstrained), args, mesh="two axes", on=chip)
-            choose = random.Random(name)
-            for _ in range(3):
-                assignment = drawn(made.model, choose)
-                step = seconds(made, assignment, chip)
-                if any(op.name == CASE for op in made.program.walk()):  # a plan counts the longest branch, the model an average
-                    assert made.model.seconds(assignment) <= step * (1 + 1e-9), name
-                else:
-                    assert made.model.seconds(assignment) == pytest.approx(step, rel=1e-9), name
 
 
 def switched(at: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ from jax.experimental.pallas import fuser
 from jax.sharding import NamedSharding, PartitionSpec
 
 import shardy_py as sp
+from shardy_py.backends.compiled_text import collectives_in
 
 P = PartitionSpec
 SPEC = P("x", "y")
@@ -148,7 +149,9 @@ KERNELS: dict[str, Callable[..., Any]] = {
 def test_interpreted_kernels_run_on_parts(name: str, lowering: Any) -> None:
     step = sp.auto_shard(KERNELS[name], mesh={"x": 8}, in_shardings=P("x"), lowering=lowering)
     plan = step.plan(X, X + 1)
-    assert plan.collectives == ()
+    assert not collectives_in(step.lower(X, X + 1).compile().as_text())
+    if lowering == "shard_map":  # what XLA moves is not a figure of a plan
+        assert plan.collectives == ()
     assert plan.output_shardings.spec == P("x")
     np.testing.assert_allclose(step(X, X + 1), jax.jit(KERNELS[name])(X, X + 1), rtol=1e-5)
 
