@@ -1,14 +1,10 @@
 """Compares the bytes that plans predict with those that the collectives of the compiled programs move, over many annotations of one model.
 
 The model is that of `gpt.py`, small; its weights and its batch are annotated in 30 ways: data parallel, Megatron, fully sharded, and
-specs drawn at random. Under `lowering="shard_map"` the two are the same; under `lowering="jit"`, XLA's partitioner decides what is
-moved, and what counts is whether the plans are ranked as the compiled programs are.
+specs drawn at random. The two must be the same.
 
     python benchmarks/communication.py
-    python benchmarks/communication.py --lowerings=jit --scanned --plans=10 --collectives
-    python benchmarks/communication.py --lowerings=jit --stored
-
-The last compares with figures that were stored by `--write`, so that nothing is compiled.
+    python benchmarks/communication.py --scanned --plans=10 --collectives
 """
 
 from __future__ import annotations
@@ -21,8 +17,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 import functools
-import json
-import pathlib
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -37,16 +31,12 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.backends.compiled_text import collectives_in
 
-PLANS = flags.DEFINE_integer("plans", 30, "Annotations.", lower_bound=2)
-LOWERINGS = flags.DEFINE_list("lowerings", "jit,shard_map", "How to run the plans.")
+PLANS = flags.DEFINE_integer("plans", 30, "Annotations.", lower_bound=1)
 DEPTH = flags.DEFINE_integer("depth", 2, "Layers.", lower_bound=1)
 WIDTH = flags.DEFINE_integer("model_width", 128, "A multiple of 128.", lower_bound=128)
 SCANNED = flags.DEFINE_bool("scanned", False, "One scan over stacked layers in place of a list of layers.")
 FIRST = flags.DEFINE_integer("first", 0, "Number of the first annotation.", lower_bound=0)
 COLLECTIVES = flags.DEFINE_bool("collectives", False, "List what is predicted and what is compiled, by kind.")
-STORED = flags.DEFINE_bool("stored", False, "Compare with the stored bytes of compiled programs, of the model as it is by default.")
-WRITE = flags.DEFINE_bool("write", False, "Store the bytes of compiled programs.")
-FIGURES = pathlib.Path(__file__).resolve().parent / "compiled_bytes.json"
 
 AXES = {"data": 2, "model": 4}
 MEGATRON = {
@@ -118,7 +108,7 @@ def program(number: int, mesh: Mesh) -> tuple[str, Any, Any]:
     return name, args, bound
 
 
-def both(number: int, lowering: str, mesh: Mesh) -> tuple[str, int, int, Counter[str], Counter[str]]:
+def both(number: int, mesh: Mesh) -> tuple[str, int, int, Counter[str], Counter[str]]:
     """Name, bytes predicted and bytes compiled, and the same by kind."""
     name, args, shardings = program(number, mesh)
 
@@ -126,67 +116,29 @@ def both(number: int, lowering: str, mesh: Mesh) -> tuple[str, int, int, Counter
     def step(*args: Any) -> Any:
         return gpt.train_step(*args)
 
-    traced = sp.auto_shard(step, mesh=mesh, in_shardings=shardings, lowering=lowering).trace(*args)
+    traced = sp.auto_shard(step, mesh=mesh, in_shardings=shardings).trace(*args)
     predicted: Counter[str] = Counter()
     for one in traced.plan().collectives:
         predicted[one.kind] += one.total_bytes or one.received_bytes
     compiled: Counter[str] = Counter()
-    if STORED.value:
-        compiled["in all"] = json.loads(FIGURES.read_text(encoding="utf-8"))[_layers()][name]
-        return name, predicted.total(), compiled.total(), predicted, compiled
     for two in collectives_in(traced.lower().compile().as_text()):
         compiled[two.kind] += two.total_bytes or two.received_bytes
     return name, predicted.total(), compiled.total(), predicted, compiled
-
-
-def _layers() -> str:
-    return "scanned" if SCANNED.value else "unrolled"
-
-
-def store(compiled: dict[str, int]) -> None:
-    """Writes the bytes of compiled programs."""
-    figures = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
-    figures |= {"jax": jax.__version__, _layers(): compiled}
-    FIGURES.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8", newline="\n")
-
-
-def ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value; equal ones share the mean of theirs."""
-    ordered = sorted(values)
-    return [(2 * ordered.index(v) + ordered.count(v) - 1) / 2 for v in values]
-
-
-def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """The rank correlation of two series."""
-    a, b = ranks(first), ranks(second)
-    mean = (len(a) - 1) / 2
-    covariance = sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
-    return covariance / (sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b)) ** 0.5
 
 
 def main(argv: list[str]) -> None:
     del argv
     jax.config.update("jax_num_cpu_devices", 8)
     mesh = jax.make_mesh(tuple(AXES.values()), tuple(AXES), axis_types=(AxisType.Auto,) * 2)
-    for lowering in LOWERINGS.value:
-        print(f"lowering={lowering!r}")
-        pairs: list[tuple[int, int]] = []
-        figures: dict[str, int] = {}
-        for number in range(FIRST.value, FIRST.value + PLANS.value):
-            name, ours, theirs, predicted, compiled = both(number, lowering, mesh)
-            pairs.append((ours, theirs))
-            figures[name] = theirs
-            print(
-                f"  {name:26s} predicted {ours:>10d} B  compiled {theirs:>10d} B  ratio {ours / theirs if theirs else 1:5.2f}", flush=True
-            )
-            if COLLECTIVES.value:
-                for kind in sorted({*predicted, *compiled}):
-                    print(f"    {kind:20s} {predicted[kind]:>10d}   {compiled[kind]:>10d}")
-        if WRITE.value and lowering == "jit":
-            store(figures)
-        correlation = spearman(*zip(*pairs, strict=True))
-        within = sum(abs(a - b) <= 0.1 * b for a, b in pairs)
-        print(f"  rank correlation {correlation:.3f}; {within} of {len(pairs)} within 10 %, {sum(a == b for a, b in pairs)} exact")
+    exact = 0
+    for number in range(FIRST.value, FIRST.value + PLANS.value):
+        name, ours, theirs, predicted, compiled = both(number, mesh)
+        exact += predicted == compiled
+        print(f"{name:26s} predicted {ours:>10d} B  compiled {theirs:>10d} B  ratio {ours / theirs if theirs else 1:5.2f}", flush=True)
+        if COLLECTIVES.value:
+            for kind in sorted({*predicted, *compiled}):
+                print(f"  {kind:20s} {predicted[kind]:>10d}   {compiled[kind]:>10d}")
+    print(f"{exact} of {PLANS.value} exact")
 
 
 if __name__ == "__main__":

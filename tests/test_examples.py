@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -80,20 +79,9 @@ def test_propagation_benchmark_runs() -> None:
 
 
 @pytest.mark.slow
-def test_communication_benchmark() -> None:
-    printed = run(ROOT / "benchmarks" / "communication.py", "--lowerings=jit", "--plans=3", "--depth=1")
-    assert "rank correlation" in printed
-    assert printed.count("ratio  1.00") == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("layers", "least"), [("scanned", 29), ("noscanned", 28)])
-def test_predictions_beside_stored_bytes_of_compiled_programs(layers: str, least: int) -> None:
-    printed = run(ROOT / "benchmarks" / "communication.py", "--lowerings=jit", "--stored", f"--{layers}").splitlines()[-1]
-    figures = re.fullmatch(r" *rank correlation (.*); (\d+) of 30 within 10 %, .*", printed)
-    assert figures is not None
-    assert float(figures[1]) >= 0.988
-    assert int(figures[2]) >= least
+@pytest.mark.parametrize("layers", ["scanned", "noscanned"])
+def test_predictions_are_what_compiled_programs_move(layers: str) -> None:
+    assert run(ROOT / "benchmarks" / "communication.py", "--plans=4", f"--{layers}").endswith("4 of 4 exact\n")
 
 
 @pytest.mark.slow
