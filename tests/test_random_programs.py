@@ -9,7 +9,7 @@ import pytest
 
 import shardy_py
 from tests.random_programs import load, program_of_seed, programs
-from tests.random_reference import Answer, Rejected, constraints_of, receive, send, sides_of, stop_worker
+from tests.random_reference import Answer, Rejected, receive, send, sides_of, stop_worker
 
 EXAMPLES = 50  # drawing one that can be shrunk takes longer than comparing it; `MANY` cost less
 MANY = 250
@@ -25,9 +25,7 @@ def planned(text: str) -> Answer:
     """Our answer for a program."""
     loaded = load(text)
     sharded = shardy_py.auto_shard(loaded.program, mesh=loaded.mesh, in_shardings=loaded.in_shardings, out_shardings=loaded.out_shardings)
-    program = sharded.plan(*loaded.arguments).program
-    inputs, outputs = sides_of(program)
-    return Answer(inputs, outputs, constraints_of(program, ("sdy.reshard",)))
+    return Answer(*sides_of(sharded.plan(*loaded.arguments).program))
 
 
 def difference(text: str) -> str | None:
