@@ -32,7 +32,7 @@ from shardy_py.plan.memory.analysis import MemoryAnalysis, capacity_of
 
 
 class CompileError(ShardyError, RuntimeError):
-    """A plan cannot be compiled: there is no such topology, its compiler is not installed, or it failed.
+    """A plan cannot be compiled: the topology is unknown, its compiler is not installed, or it failed.
 
     A program that is too large for the memory of a device is an answer, `CompiledProgram.fits`, and no error.
 
@@ -43,7 +43,7 @@ class CompileError(ShardyError, RuntimeError):
         ...     compiled = plan.compile_for("h100:8")
         ... except sp.CompileError as error:
         ...     print(error.what)
-        'h100:8' is no topology of TPUs
+        'h100:8' does not name a TPU topology
     """
 
 
@@ -84,7 +84,7 @@ def compiled(
         return _program(planned.plan, target, room, _compiled_here(planned, target))
     if (shape := _TOPOLOGY.fullmatch(str(topology))) is None:
         raise CompileError(
-            f"{topology!r} is no topology of TPUs",
+            f"{topology!r} does not name a TPU topology",
             where=f"compile_for({topology!r})",
             why="one is a kind of chip and the shape of a slice; programs for GPUs are compiled where there are GPUs, by compile_for()",
             fix='compile for "v5e:2x4", "v5p:2x2x1", "v6e:4x4"',

@@ -59,10 +59,10 @@ class _Paths(inspect.Signature):
 
 
 class Executable:
-    """A jitted function of leaves, behind the arguments and the result of the user's.
+    """A jitted function of leaves, called with the pytrees that the user's function takes and returns.
 
-    Each leaf is an argument of its own, so that some leaves of the user's argument are donated and others are not, and they are in an
-    order in which JAX pairs donated inputs with results as planned.
+    Each leaf is an argument, so that single leaves of a pytree can be donated. Their order makes JAX pair donated inputs with results as
+    planned.
 
     JAX's own dispatch finds the compiled program; only where it finds none does the body run, and raises `SignatureChanged` unless the
     call is of the signature it was made for. So repeated calls cost what they cost with `jax.jit`, a flattening of the arguments, and an
@@ -153,7 +153,7 @@ def _over(axes: Sequence[str], sharding: NamedSharding) -> NamedSharding:
 
 
 class Stage:
-    """A stage of JAX: traced, lowered or compiled. Its arguments and results have the structure of the user's.
+    """A stage of JAX: traced, lowered or compiled. It takes and returns the user's pytrees.
 
     The processes of a mesh agree before a compiled one runs for the first time.
     """

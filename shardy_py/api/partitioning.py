@@ -255,8 +255,8 @@ def calling(
     ins = tuple(s for s, u in zip(ins, used, strict=True) if u)
     # What is remembered of programs outlives the function: it must not hold large arrays, nor values of an outer trace.
     if any(isinstance(c, Tracer) or getattr(c, "nbytes", 0) > _LIGHT for c in consts):
-        made = program()  # takes them as operands
-        program = lambda: made  # noqa: E731
+        program_of_operands = program()  # takes them as operands
+        program = lambda: program_of_operands  # noqa: E731
     first = jaxpr, PlannedCall((ins, outs), program)
     partition = DerivedRegions(request.view, request.settings.options, mesh, first, request.settings.lowering, context)
 

@@ -371,8 +371,8 @@ class Writer:
         """What propagation makes of a program with these constraints, with one for each line that makes values which lie otherwise."""
         _, variables = self.seeds.plan(pins)
         shardings = [None if v is None else v.holder.sharding for v in variables]
-        found = {i: each.differing(variables, shardings) for i, each in enumerate(self.writable)}
-        return PinnedOutcome(1.0 + sum(not each.sharding.is_equivalent(found[i]) for i, each in enumerate(self.writable)), found)
+        differing = {i: each.differing(variables, shardings) for i, each in enumerate(self.writable)}
+        return PinnedOutcome(1.0 + sum(not each.sharding.is_equivalent(differing[i]) for i, each in enumerate(self.writable)), differing)
 
     def _more(self, pins: Mapping[int, TensorSharding]) -> float:
         """How many times what the plan moves or computes a program with these constraints does, with the reshards of Shardy."""

@@ -118,11 +118,11 @@ class Arguments:
                     self.signature.bind(*(None,) * positional, **dict.fromkeys(key[1]))
             except TypeError as error:
                 name = getattr(self.fun, "__name__", type(self.fun).__name__)
-                given = f"{positional} positional" + (f", and {', '.join(f'{k}=' for k in key[1])}" if key[1] else "")
+                passed = f"{positional} positional" + (f", and {', '.join(f'{k}=' for k in key[1])}" if key[1] else "")
                 raise ArgumentTypeError(
                     str(error),
                     where=f"call of {location_of(self.fun)}",
-                    why=f"the function is {name}{self.signature}; the arguments are {given}",
+                    why=f"the function is {name}{self.signature}; the arguments are {passed}",
                     fix="pass the arguments that the function takes",
                 ) from None
             labels = (*parameter_names(self.fun, positional), *key[1])

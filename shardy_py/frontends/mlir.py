@@ -145,8 +145,8 @@ class ModuleReader:
         """An op, its regions before it."""
         source = view.operation
         name = source.name
-        kept = source.regions if self.keeps_regions(name) else ()
-        regions = [self.block(region, f"a region of '{name}'", depth + 1) for region in kept]
+        bodies = source.regions if self.keeps_regions(name) else ()
+        regions = [self.block(region, f"a region of '{name}'", depth + 1) for region in bodies]
         operands = [self.values[operand] for operand in source.operands]
         try:
             return self.new_op(view, operands, regions)

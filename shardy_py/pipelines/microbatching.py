@@ -302,9 +302,9 @@ class _StepSplitter:
         elif name == "ragged_dot_general":
             by_position = eqn.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
         local = None if name in INDEXING | CUTTING.keys() else local_rule(twin)
-        held = set() if local is None else {*local.rule.need_replication, *local.rule.permutation}
+        ordered = set() if local is None else {*local.rule.need_replication, *local.rule.permutation}
         for i, (v, dims) in enumerate(zip(eqn.invars, operand_dims)):
-            if any((i == 0 and d in by_position) or (local is not None and held & {*local.rule.operand_mappings[i][d]}) for d in dims):
+            if any((i == 0 and d in by_position) or (local is not None and ordered & {*local.rule.operand_mappings[i][d]}) for d in dims):
                 raise PipelineError(
                     f"{name} runs along the examples of {short(v)}", where=place(eqn),
                     why="a microbatch does not see the examples of the others", fix="do this outside of the pipelined function",

@@ -176,7 +176,7 @@ def test_a_plan_with_what_is_compiled(capsys: Captured) -> None:
     command = "plan", "tests.cli.compiled_module:as_planned", "--args", "f32[64,64]", "f32[64,64]", "--compile-for"
     assert "as_planned for 8 cpu devices, compiled in " in ran(capsys, *command, "here")
     assert json.loads(ran(capsys, *command, "here", "--json"))["compiled"]["fits"]
-    assert refused(capsys, *command, "8").startswith("'8' is no topology of TPUs")
+    assert refused(capsys, *command, "8").startswith("'8' does not name a TPU topology")
 
 
 def test_check_of_a_step_under_jit(capsys: Captured) -> None:
