@@ -31,10 +31,9 @@ from shardy_py.plan.record import PlanError, PlanRecord
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.store.document import load_plan, read_plan, save_text, write_plan
 from shardy_py.plan.values import PlannedValue
-from shardy_py.view.html.card import card
 from shardy_py.view.html.page import Frame, page
 from shardy_py.view.perfetto import timeline
-from shardy_py.view.text import plan_text
+from shardy_py.view.text import card, plan_text
 
 
 def _unpickled(kind: type[Plan], document: str, timings: dict[str, float]) -> Plan:
@@ -272,7 +271,7 @@ class Plan(PlanRecord):
         counts = f"{grave} findings, {len(findings) - grave} notes"
         return printable(f"<Plan of {self.name} on {axes}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {counts}>")
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """The plan in a notebook: peak, communication, findings, mesh, inputs and outputs; `show` has the page."""
         return card(self)
 

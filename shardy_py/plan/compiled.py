@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from shardy_py.dialect.format import aligned, printable, short_location
+from shardy_py.dialect.format import printable, short_location
 from shardy_py.ir.types import element_bits
 from shardy_py.plan.collectives import KINDS, Collective, format_bytes, received_bytes, trips_text
 from shardy_py.plan.donation import arrangement
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.memory.analysis import MemoryAnalysis, summary_rows
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.report import LISTED, Report
+from shardy_py.plan.report import LISTED, Report, table
 
 TOLERANCE = 0.05
 """The part of the planned bytes by which compiled ones may differ: the compiler pads, and merges small collectives."""
@@ -201,16 +201,15 @@ class CompiledProgram(Report):
         how = "refused by the compiler" if self.memory is None else f"compiled in {self.seconds:.1f} s"
         lines = [f"{self.plan.name} for {self.target}, {how}"]
         lines += [f"problem  {line}" for line in self.problems] or ["no problems"]
-        lines += ["on each device", *(f"  {line}" for line in aligned(summary_rows(self.memory)))] if self.memory is not None else []
+        lines += table("on each device", summary_rows(self.memory)) if self.memory is not None else []
         if self.memory is not None and (self.collectives or self.planned):
-            lines += ["received in a call", *(f"  {line}" for line in aligned(self._kind_rows(), right=[1, 2, 3]))]
+            lines += table("received in a call", self._kind_rows(), [1, 2, 3])
             largest = sorted(self.collectives, key=lambda c: -c.call_bytes)[:limit]
             lines += ["largest collectives", *(f"  {c}{'  hidden' if c.is_hidden else ''}" for c in largest)]
         if self._communication_problems():
             lines += ["differences from the plan", *(f"  {line}" for line in self.differences[:limit])]
-        if self.cycles:
-            rows = [(f"{n:,}", short_location(where)) for where, n in list(self.cycles.items())[:limit]]
-            lines += ["cycles by line, as the compiler estimates", *(f"  {line}" for line in aligned(rows, right=[0]))]
+        cycles = [(f"{n:,}", short_location(where)) for where, n in list(self.cycles.items())[:limit]]
+        lines += table("cycles by line, as the compiler estimates", cycles, [0])
         return printable("\n".join(lines))
 
     def _kind_rows(self) -> list[tuple[str, ...]]:

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.links import AxisLinks, Level, levels_of
 from shardy_py.dialect import Mesh
-from shardy_py.dialect.format import aligned, printable, short_location, sizes_text
+from shardy_py.dialect.format import printable, short_location, sizes_text
 from shardy_py.dialect.grouping import grouped
 from shardy_py.plan.collectives import Collective, axes_of, format_bytes
-from shardy_py.plan.report import LISTED, Report, html_report, html_rows
+from shardy_py.plan.report import LISTED, Report, table
 
 EXPOSED = 1 / 8
 """The part of feeding, or of the call before if that is shorter, that the other does not hide; an estimate."""
@@ -264,14 +264,12 @@ class CostAnalysis(Report, Mapping[str, float]):
         Args:
             limit: Rows of each table.
         """
-        lines = [_head(self)]
+        lines = table(_head(self), summary_rows(self))
         if self.hardware is not None and self.links:
-            lines.append(f"  {_layout_text(self)}")
-        lines += [f"  {line}" for line in aligned(summary_rows(self))]
+            lines.insert(1, f"  {_layout_text(self)}")
         lines += [f"  note: {remark}" for remark in _remarks(self)]
         for title, heads, rows in _tables(self, limit):
-            right = [i for i, head in enumerate(heads) if head in _NUMBERS]
-            lines += [title, *(f"  {line}" for line in aligned([heads, *rows], right))]
+            lines += table(title, [heads, *rows], [i for i, head in enumerate(heads) if head in _NUMBERS])
         return printable("\n".join(lines))
 
     def to_dict(self) -> dict[str, Any]:
@@ -289,10 +287,6 @@ class CostAnalysis(Report, Mapping[str, float]):
             "unknown": list(self.unknown),
             **{name: [asdict(entry) for entry in getattr(self, name)] for name in _LISTS},
         }
-
-    def _repr_html_(self) -> str:
-        bodies = ((title, html_rows([heads], "th") + html_rows(cells)) for title, heads, cells in _tables(self, LISTED))
-        return html_report(_head(self), summary_rows(self), _remarks(self), bodies)
 
 
 _FIGURES = (

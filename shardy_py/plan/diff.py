@@ -19,7 +19,7 @@ from shardy_py.plan.executed import collectives_of, reshards_of
 from shardy_py.plan.findings import Finding, Findings
 from shardy_py.plan.paths import paths_as_one, without_numbers
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.report import Report
+from shardy_py.plan.report import Report, table
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import PlannedValue, source_of, typed
 
@@ -237,7 +237,7 @@ class PlanDiff(Report):
         lines += _collective_lines(self)
         lines += _section("reshards", _reshard_lines(self.reshards), limit)
         findings = [*(("-", f) for f in self.gone_findings), *(("+", f) for f in self.new_findings)]
-        lines += _section("findings", [f"  {sign} {finding}" for sign, finding in findings], None)
+        lines += _section("findings", [f"{sign} {finding}" for sign, finding in findings], None)
         return printable("\n".join(lines))
 
     def to_dict(self) -> dict[str, Any]:
@@ -353,7 +353,7 @@ _SIGNS = {"changed": "~", "added": "+", "removed": "-"}
 def _section(title: str, lines: Sequence[str], limit: int | None) -> list[str]:
     head = list(lines if limit is None else lines[:limit])
     left = len(lines) - len(head)
-    return [title, *head, *([f"  ... and {left} more"] if left else [])] if lines else []
+    return [title, *(f"  {line}" for line in head), *([f"  ... and {left} more"] if left else [])] if lines else []
 
 
 def _to(before: str, after: str) -> str:
@@ -363,7 +363,7 @@ def _to(before: str, after: str) -> str:
 def _ends(changes: Iterable[ValueChange]) -> list[str]:
     """Inputs or outputs; those that differ only in numbers of the path share a line."""
     alike = grouped(changes, lambda c: (c.sign, without_numbers(c.path), c.before, c.after)).values()
-    return _table([(f"{_SIGNS[g[0].sign]} {paths_as_one([c.path for c in g])}", _to(g[0].before, g[0].after)) for g in alike])
+    return aligned([(f"{_SIGNS[g[0].sign]} {paths_as_one([c.path for c in g])}", _to(g[0].before, g[0].after)) for g in alike])
 
 
 def _largest_first(groups: Iterable[list[_C]]) -> list[tuple[_C, str]]:
@@ -378,7 +378,7 @@ def _intermediates(changes: Iterable[ValueChange]) -> list[str]:
     rows: list[tuple[str, ...]] = []
     for c, more in _largest_first(alike):
         rows.append((_SIGNS[c.sign], short_location(c.location), c.primitive, c.path + more, _to(c.before, c.after)))
-    return _table(rows)
+    return aligned(rows)
 
 
 def _collective_lines(diff: PlanDiff) -> list[str]:
@@ -392,7 +392,7 @@ def _collective_lines(diff: PlanDiff) -> list[str]:
         for c in diff.collectives
     ]
     total = ("", "all of them", "", " -> ".join(map(format_bytes, diff.bytes)))
-    return _section("collectives, bytes per device and call", _table([*rows, total]), None) if rows else []
+    return table("collectives, bytes per device and call", [*rows, total]) if rows else []
 
 
 def _reshard_lines(changes: Iterable[ReshardChange]) -> list[str]:
@@ -400,12 +400,8 @@ def _reshard_lines(changes: Iterable[ReshardChange]) -> list[str]:
     lines = []
     for c, more in _largest_first(alike):
         sizes = [format_bytes(size) for size, text in ((c.bytes_before, c.before), (c.bytes_after, c.after)) if text]
-        head = f"  {_SIGNS[c.sign]} {c.value}{more} {c.before or c.after}"
+        head = f"{_SIGNS[c.sign]} {c.value}{more} {c.before or c.after}"
         lines.append("  ".join(filter(None, (head, " -> ".join(dict.fromkeys(sizes)), short_location(c.location), c.reason))))
         if c.sign == "changed" and c.before != c.after:
             lines[-1] += f"\n    now {c.after}"
     return lines
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    return [f"  {line}" for line in aligned(rows)]

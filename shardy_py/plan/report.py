@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import abc
 import json
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
+
+from shardy_py.dialect.format import aligned
 
 LISTED = 12
 """Rows of a table, unless another limit is passed."""
@@ -40,15 +41,7 @@ class Report(abc.ABC):
         return self.as_text()
 
 
-def html_rows(rows: Iterable[Sequence[str]], cell: str = "td") -> str:
-    """Rows of a table as HTML, the cells escaped."""
-    start = "<th style='text-align:left'>" if cell == "th" else f"<{cell}>"
-    return "".join("<tr>" + "".join(f"{start}{escape(text)}</{cell}>" for text in row) + "</tr>" for row in rows)
-
-
-def html_report(title: str, figures: Iterable[tuple[str, str]], notes: Iterable[str], tables: Iterable[tuple[str, str]]) -> str:
-    """The figures of an analysis as a table, its notes, and tables to be folded out."""
-    rows = "".join(f"<tr><th style='text-align:left'>{escape(name.strip())}</th><td>{escape(value)}</td></tr>" for name, value in figures)
-    remarks = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    parts = (f"<details><summary>{escape(name)}</summary><table>{body}</table></details>" for name, body in tables)
-    return f"<div><b>{escape(title)}</b><table>{rows}</table>{remarks}{''.join(parts)}</div>"
+def table(title: str, rows: Iterable[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """The lines of a table: its title, and below it the rows with their columns aligned, some on the right; none without rows."""
+    lines = [f"  {line}" for line in aligned(list(rows), right)]
+    return [title, *lines] if lines else []

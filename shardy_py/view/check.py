@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardy_py.cost.hardware import Hardware
-from shardy_py.dialect.format import aligned, printable, sizes_text
+from shardy_py.dialect.format import printable, sizes_text
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.cost_analysis import CostAnalysis, summary_rows
 from shardy_py.plan.costing import analyse as cost_of
@@ -17,7 +17,7 @@ from shardy_py.plan.memory.analysis import MemoryAnalysis
 from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.memory.analysis import summary_rows as memory_rows
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.report import Report
+from shardy_py.plan.report import Report, table
 from shardy_py.view.text import findings_lines, moves_lines
 
 MOVES = 12
@@ -74,7 +74,7 @@ class Check(Report):
         lines += moves_lines(plan, 3 * limit) or ["nothing moves between devices"]
         lines += [f"  {remark}"] if (remark := remark_on(plan)) else []
         rows = [*summary_rows(self.cost), *memory_rows(self.memory)]
-        return printable("\n".join([*lines, "on each device", *(f"  {line}" for line in aligned(rows))]))
+        return printable("\n".join([*lines, *table("on each device", rows)]))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, with a version."""

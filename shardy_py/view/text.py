@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from html import escape
 from typing import TypeVar
 
-from shardy_py.dialect.format import short_location, sizes_text
+from shardy_py.dialect.format import printable, short_location, sizes_text
 from shardy_py.dialect.grouping import grouped
 from shardy_py.errors import ShardyError
 from shardy_py.ir.jax_calls import CALLS
@@ -16,6 +18,7 @@ from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective, format_bytes, trips_text
 from shardy_py.plan.executed import collectives_of, remark_on, reshards_of
 from shardy_py.plan.findings import Finding
+from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.paths import check_length, names_path, paths_as_one
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
@@ -68,6 +71,22 @@ def plan_text(
     for title, part in zip(("inputs", "outputs"), parts):
         lines += part or ([title] if where is None else [])
     return "\n".join([*lines, *(line for part in parts[2:] for line in part)])
+
+
+CARD_OPS = 5_000
+"""A plan of more ops is not partitioned for a notebook, which would take more than a second or so."""
+
+CARD_LINES = 16
+
+
+def card(plan: PlanRecord) -> str | None:
+    """A plan in a notebook: its peak, and its text without intermediates; None of a large plan that has not been partitioned."""
+    if not collectives_of.is_computed(plan) and sum(1 for _ in itertools.islice(plan.program.walk(), CARD_OPS + 1)) > CARD_OPS:
+        return None
+    head, *text = plan_text(plan, values=False, limit=CARD_LINES).splitlines()
+    peak = f"peak memory  {format_bytes(memory_analysis.analyse(plan).peak_memory_in_bytes)} on each device"
+    text = printable("\n".join((head, peak, *text)))
+    return f"<pre>{escape(text)}</pre>"
 
 
 def moves_lines(plan: PlanRecord, limit: int | None, shown: Filter | None = None) -> list[str]:

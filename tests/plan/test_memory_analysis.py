@@ -229,7 +229,6 @@ def test_text() -> None:
     assert lines[-1].endswith("more")
     assert any("of them in donated arguments" in line for line in lines)
     assert str(found) == repr(found) == found.as_text()
-    assert "params[&#x27;up&#x27;]" in found._repr_html_()
 
 
 def test_json() -> None:

@@ -11,7 +11,7 @@ from shardy_py.cost.hardware import Hardware, HardwareError
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.liveness.live import Buffer, Liveness, liveness
 from shardy_py.cost.sizes import LocalSizes
-from shardy_py.dialect.format import aligned, printable, short_location
+from shardy_py.dialect.format import printable, short_location
 from shardy_py.ir import Op, Program, Value
 from shardy_py.ir.pieces import local_shape
 from shardy_py.passes.collection import no_collection
@@ -22,7 +22,7 @@ from shardy_py.plan.executed import explicit_of
 from shardy_py.plan.findings import Finding, Findings
 from shardy_py.plan.memory.lifetimes import Lifetimes, LiveBuffer, label_of
 from shardy_py.plan.record import Analysis, PlanRecord, Variant
-from shardy_py.plan.report import LISTED, Report, html_report, html_rows
+from shardy_py.plan.report import LISTED, Report, table
 from shardy_py.plan.values import PlannedValue, location_of, typed
 
 FORMAT = "shardy_py.memory"
@@ -211,7 +211,10 @@ class MemoryAnalysis(Report):
         Args:
             limit: Number of contributors to list.
         """
-        return printable(memory_text(self, limit))
+        lines = table(_title(self), summary_rows(self)) + table("at the peak", contributor_rows(self, limit), [0])
+        if self.findings:
+            lines += ["what leaves less", *(f"  {finding.message}" for finding in self.findings)]
+        return printable("\n".join(lines))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, with a version."""
@@ -219,9 +222,6 @@ class MemoryAnalysis(Report):
         figures = asdict(replace(self, plan=None))
         del figures["plan"]
         return {"format": FORMAT, "version": VERSION, **figures, **derived}
-
-    def _repr_html_(self) -> str:
-        return html_report(_title(self), summary_rows(self), (), (("at the peak", html_rows(contributor_rows(self, LISTED))),))
 
 
 def summary_rows(memory: MemoryAnalysis) -> list[tuple[str, str]]:
@@ -257,17 +257,6 @@ def contributor_rows(memory: MemoryAnalysis, limit: int) -> list[tuple[str, ...]
 def _row(part: Contributor) -> tuple[str, ...]:
     many = f" x{part.count}" if part.count > 1 else ""
     return format_bytes(part.bytes), part.role, part.title + many, short_location(part.location)
-
-
-def memory_text(memory: MemoryAnalysis, limit: int) -> str:
-    """See `MemoryAnalysis.as_text`."""
-    lines = [_title(memory), *(f"  {line}" for line in aligned(summary_rows(memory)))]
-    parts = contributor_rows(memory, limit)
-    if parts:
-        lines += ["at the peak", *(f"  {line}" for line in aligned(parts, right=[0]))]
-    if memory.findings:
-        lines += ["what leaves less", *(f"  {finding.message}" for finding in memory.findings)]
-    return "\n".join(lines)
 
 
 def _title(memory: MemoryAnalysis) -> str:
