@@ -10,11 +10,22 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from shardy_py.cli import check, diff, explain, opt, pipedream, plan, view
+from shardy_py.cli import check, diff, explain, pipedream, plan, view
 from shardy_py.cli.command import Command, add_all
 from shardy_py.cli.errors import one_line
 from shardy_py.cli.output import output_of
 from shardy_py.dialect.format import printable
+
+
+def run_passes(arguments: Sequence[str]) -> int:
+    """`shardy-py opt`: Shardy's passes on an MLIR module; imported late, since no other command needs MLIR."""
+    from shardy_py.opt import main
+
+    try:
+        return main(arguments, program="shardy-py opt")
+    except SystemExit as stopped:  # for its help, or for options that it does not have
+        return stopped.code if isinstance(stopped.code, int) else 2
+
 
 _PIPEDREAM = "profile a model, divide it into pipeline stages"
 
@@ -24,7 +35,7 @@ COMMANDS = (
     Command("check", "list what deserves a look; exit 1 if there are warnings or errors", check.add, check.run),
     Command("diff", "say what differs between two plans", diff.add, diff.run),
     Command("view", "open a plan as a page in the browser", view.add, view.run),
-    Command(opt.NAME, "run Shardy's passes on an MLIR module", opt.add, opt.run),
+    Command("opt", "run Shardy's passes on an MLIR module", lambda _: None, lambda _, __: run_passes(())),
     Command("pipedream", f"{_PIPEDREAM}, write them as code, simulate schedules", pipedream.add, pipedream.run, former="stages"),
 )
 """The subcommands: names, options and functions of all."""
@@ -52,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         own_standard_output()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == [opt.NAME]:  # its options are its own, those in front of the file too
-        return opt.run_passes(words[1:])
+    if words[:1] == ["opt"]:  # its options are its own, those in front of the file too
+        return run_passes(words[1:])
     flags = words[words.index("--") + 1 :] if "--" in words else []
     try:
         options = parser().parse_args(words[: words.index("--")] if "--" in words else words)

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar, cast
 
 import jax
-import numpy as np
 from jax import api_util, core, lax
 from jax._src import checkify as _checkify
 from jax._src import config as _config
@@ -37,6 +36,7 @@ from jax._src.lax import parallel as _parallel
 from jax._src.lax.control_flow.loops import _scan_impl
 from jax._src.random import core as _random
 from jax._src.random import prng as _prng
+from jax._src.shard_map import shard_map_p as _shard_map_p
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax._src.state.discharge import _run_state_impl
 from jax.custom_derivatives import SymbolicZero
@@ -48,7 +48,7 @@ from jaxlib.mlir import ir as ir
 from jaxlib.mlir.dialects import chlo as chlo
 from jaxlib.mlir.dialects import stablehlo as stablehlo
 
-from shardy_py.frontends.mesh_context import no_mesh, traced_on
+from shardy_py.frontends.mesh_context import traced_on
 from shardy_py.ir import TensorType
 
 _new_context = getattr(_mlir, "_create_ir_context", mlir.make_ir_context)
@@ -187,24 +187,15 @@ def shard_map_equation(
     out_specs: Sequence[PartitionSpec],
 ) -> JaxprEqn:
     """The equation that `jax.shard_map(..., check_vma=False)` makes around a jaxpr of local arrays, whose types need not name a mesh."""
-    like = _shard_map_example()
-    params = {"jaxpr": jaxpr, "mesh": mesh, "in_specs": tuple(in_specs), "out_specs": tuple(out_specs), "check_vma": False}
-    (manual,) = like.params.keys() - params.keys()
+    specs = {"in_specs": tuple(in_specs), "out_specs": tuple(out_specs)}
+    params = {"jaxpr": jaxpr, "mesh": mesh, **specs, "check_vma": False, "newly_manual_axes": frozenset(axes)}
     effects = _core.filter_named_axis_effects(jaxpr.effects, axes)
-    return new_jaxpr_eqn(list(invars), list(outvars), like.primitive, {**params, manual: frozenset(axes)}, effects)
+    return new_jaxpr_eqn(list(invars), list(outvars), _shard_map_p, params, effects)
 
 
 def axes_bound(sizes: Mapping[str, int]) -> AbstractContextManager[Any]:
     """Lets collectives over these axes stand outside of a `jax.shard_map`, for what looks at their jaxprs under `jax_enable_checks`."""
     return _core.extend_axis_env_nd(list(sizes.items()))
-
-
-@functools.cache
-def _shard_map_example() -> JaxprEqn:
-    mesh = AbstractMesh((2,), ("axis",), axis_types=(AxisType.Auto,))
-    run = jax.shard_map(lambda x: x, mesh=mesh, in_specs=PartitionSpec("axis"), out_specs=PartitionSpec("axis"), check_vma=False)
-    with no_mesh():
-        return jax.make_jaxpr(run)(jax.ShapeDtypeStruct((2,), np.float32)).jaxpr.eqns[0]
 
 
 def is_extended_dtype(dtype: Any) -> bool:
@@ -455,14 +446,10 @@ def _single(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: (function(*args),)
 
 
-def _aval(atom: Any) -> Any:
-    return atom.aval
-
-
-def interpreted_kernel(eqn: JaxprEqn) -> Callable[..., Any] | None:
+def interpreted_kernel(params: Mapping[str, Any], _: Sequence[Any]) -> Callable[..., Any] | None:
     """As `_pallas_call_lowering` for `interpret=True`; None for kernels that are compiled, or simulated as a device would run them."""
     interpreter: Any = sys.modules.get("jax._src.pallas.hlo_interpreter")  # loaded with Pallas, which made the equation
-    params = dict(eqn.params)
+    params = dict(params)
     if params.pop("interpret") is not True or interpreter is None or params["jaxpr"].constvars:
         return None
     return functools.partial(interpreter.pallas_call_hlo_interpret, **params)
@@ -474,31 +461,28 @@ def _mapped(function: Callable[..., Any], times: int) -> Callable[..., Any]:
     return _single(function)
 
 
-def random_seed(eqn: JaxprEqn) -> Callable[..., Any]:
+def random_seed(params: Mapping[str, Any], avals: Sequence[Any]) -> Callable[..., Any]:
     """As `random_seed_lowering`."""
-    return _mapped(eqn.params["impl"].seed, _aval(eqn.invars[0]).ndim)
+    return _mapped(params["impl"].seed, avals[0].ndim)
 
 
-def random_split(eqn: JaxprEqn) -> Callable[..., Any]:
+def random_split(params: Mapping[str, Any], avals: Sequence[Any]) -> Callable[..., Any]:
     """As `random_split_lowering`."""
-    aval = _aval(eqn.invars[0])
-    return _mapped(lambda key: aval.dtype._impl.split(key, eqn.params["shape"]), aval.ndim)
+    return _mapped(lambda key: avals[0].dtype._impl.split(key, params["shape"]), avals[0].ndim)
 
 
-def gamma_draw() -> Callable[..., Any] | None:
-    """The function by which `random_gamma` draws each number, of a key, a shape parameter and whether to return the logarithm."""
-    return getattr(_random, "_gamma_one", None)
+gamma_draw: Callable[..., Any] = _random._gamma_one
+"""The function by which `random_gamma` draws each number, of a key, a shape parameter and whether to return the logarithm."""
 
 
-def random_bits(eqn: JaxprEqn) -> Callable[..., Any]:
+def random_bits(params: Mapping[str, Any], avals: Sequence[Any]) -> Callable[..., Any]:
     """As `random_bits_lowering`."""
-    aval = _aval(eqn.invars[0])
-    return _mapped(lambda key: aval.dtype._impl.random_bits(key, eqn.params["bit_width"], eqn.params["shape"]), aval.ndim)
+    return _mapped(lambda key: avals[0].dtype._impl.random_bits(key, params["bit_width"], params["shape"]), avals[0].ndim)
 
 
-def random_fold_in(eqn: JaxprEqn) -> Callable[..., Any]:
+def random_fold_in(_: Mapping[str, Any], avals: Sequence[Any]) -> Callable[..., Any]:
     """As `random_fold_in_lowering`."""
-    keys, messages = map(_aval, eqn.invars)
+    keys, messages = avals
     return _single(_prng.iterated_vmap_binary_bcast(keys.shape, messages.shape, keys.dtype._impl.fold_in))
 
 
@@ -540,14 +524,9 @@ CheckRule = Callable[[tuple[Any, ...], Any, Any, Sequence[Any], dict[str, Any]],
 """A rule of checkify: of what JAX's own rules take first, the error so far, the enabled errors, operands and parameters."""
 
 
-def _own_arguments(rule: Callable[..., Any]) -> int:
-    """Number of leading arguments of a rule of checkify, in front of the error."""
-    return list(inspect.signature(rule).parameters).index("enabled_errors") - 1
-
-
 def register_checks(primitive: Primitive, rule: CheckRule) -> None:
     """Lets `jax.experimental.checkify` find the checks inside of a primitive with several results."""
-    first = _own_arguments(_checkify.error_checks[primitives.jit_p])  # jax >= 0.12 passes a context in front of the error
+    first = int(jax.__version_info__ >= (0, 12))  # which passes a context in front of the error
 
     def run(*args: Any, **params: Any) -> tuple[Any, Sequence[Any]]:
         error, enabled, *operands = args[first:]
@@ -566,15 +545,11 @@ def checkpoint_rule(update: Callable[..., tuple[dict[str, Any], dict[str, Any]]]
     return functools.partial(_partial_eval.closed_call_partial_eval_custom_rule, "jaxpr", update)
 
 
-def all_reduce_primitive(name: str, computation: Primitive) -> Primitive | None:
-    """A primitive like `pmax` whose `computation` combines two elements; None where JAX lowers all-reduces by unknown functions."""
-    lower = getattr(_parallel, "_all_reduce_lowering", None) or getattr(_parallel, "_allreduce_lowering", None)
-    if lower is None:
-        return None
-    primitive = Primitive(name)
-    primitive.def_effectful_abstract_eval(lax.pmax_p.abstract_eval)
-    mlir.register_lowering(primitive, functools.partial(lower, computation, None))
-    return primitive
+pmul_p = Primitive("pmul")
+"""The product over mesh axes, with the parameters of `pmax`, by one all-reduce."""
+pmul_p.def_effectful_abstract_eval(lax.pmax_p.abstract_eval)
+_all_reduce: Any = getattr(_parallel, "_all_reduce_lowering", None) or getattr(_parallel, "_allreduce_lowering")  # noqa: B009 - of jax < 0.12
+mlir.register_lowering(pmul_p, functools.partial(_all_reduce, lax.mul_p, None))
 
 
 def spans_of(source_info: Any) -> list[tuple[str, int, int, int, int]]:

@@ -26,6 +26,7 @@ from shardy_py.frontends._jax import is_tracing as is_tracing
 from shardy_py.frontends._jax import known_value as known_value
 from shardy_py.frontends._jax import local_type as local_type
 from shardy_py.frontends._jax import no_context_devices as no_context_devices
+from shardy_py.frontends._jax import pmul_p as pmul_p
 from shardy_py.frontends._jax import settings as settings
 from shardy_py.frontends._jax import trace_context as trace_context
 from shardy_py.frontends._jax import under_settings as under_settings

@@ -100,13 +100,29 @@ class Importer(abc.ABC):
 
     def scalar(self, value: int, dtype: str, block: Block, eqn: JaxprEqn) -> Value:
         """Appends a rank-0 constant that an equation's lowering makes."""
-        type_, name = TensorType((), dtype), eqn.primitive.name
-        op = Op("sdy.constant", (), (type_,), {"value": value}, rule_decided=True, location=eqn.source_info, primitive=name)
-        return block.append(op).result
+        return self.op("sdy.constant", (), (TensorType((), dtype),), eqn, block, {"value": value}, rule_decided=True).result
 
     def constant(self, literal: Literal, block: Block, location: object = None) -> Value:
         """Appends the constant of a literal."""
         return self.array(literal.val, type_of_aval(literal.aval), block, location)
+
+    def op(
+        self,
+        name: str,
+        operands: Sequence[Value],
+        types: Sequence[Type],
+        eqn: JaxprEqn,
+        block: Block,
+        attributes: dict[str, Any] | None = None,
+        regions: Sequence[Block] = (),
+        *,
+        rule_decided: bool = False,
+        primitive: str | None = None,
+    ) -> Op:
+        """Appends an op of an equation, with its rule unless that is decided."""
+        source, primitive = eqn.source_info, primitive or eqn.primitive.name
+        op = Op(name, operands, types, attributes, regions, rule_decided=rule_decided, location=source, primitive=primitive)
+        return self.append(op, block)
 
     def append(self, op: Op, block: Block) -> Op:
         """Appends an op with its rule: the user's for the target of a custom call, else the registry's."""
@@ -127,7 +143,7 @@ class Importer(abc.ABC):
         """The dimension that PRNG keys add is replicated in `main`, as `replicate_trailing_dims` in JAX does."""
         if not hasattr(aval, "dtype") or not is_extended(aval):
             return value
-        return self._constraint(value, self.meshes.open(value.type.rank, len(aval.shape)), block, None)
+        return self.sharding_constraint(value, self.meshes.open(value.type.rank, len(aval.shape)), block, None)
 
     @property
     def all_manual(self) -> bool:
@@ -140,10 +156,13 @@ class Importer(abc.ABC):
             return value
         rank = value.type.rank
         constraint = self.meshes.sharding(_jax.scoped_sharding(sharding, aval, rank, self.manual), rank)
-        return self._constraint(value, constraint, block, eqn)
+        return self.sharding_constraint(value, constraint, block, eqn)
 
-    def _constraint(self, value: Value, sharding: TensorSharding, block: Block, eqn: JaxprEqn | None) -> Value:
-        location, primitive = (eqn.source_info, eqn.primitive.name) if eqn is not None else (None, None)
+    def sharding_constraint(
+        self, value: Value, sharding: TensorSharding, block: Block, eqn: JaxprEqn | None, primitive: str | None = None
+    ) -> Value:
+        """Appends a sharding constraint on a value, that of an equation if there is one."""
+        location, primitive = (None, None) if eqn is None else (eqn.source_info, primitive or eqn.primitive.name)
         attributes = attributes_of_constraint(sharding)
         op = Op("sdy.sharding_constraint", (value,), (value.type,), attributes, location=location, primitive=primitive)
         op.result.sharding = sharding

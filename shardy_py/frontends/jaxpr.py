@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -21,16 +20,17 @@ from shardy_py.frontends.expansions import Expansion, expansion_of
 from shardy_py.frontends.importer import Importer
 from shardy_py.frontends.importer import Rules as Rules
 from shardy_py.frontends.importer import Scope as Scope
-from shardy_py.frontends.inline import inline, named_computation
+from shardy_py.frontends.inline import inline
 from shardy_py.frontends.locations import calls, locate
 from shardy_py.frontends.lowered import lower_fragment
 from shardy_py.frontends.meshes import Meshes
 from shardy_py.frontends.primitives import TEMPLATES
 from shardy_py.frontends.primitives.avals import type_of_aval
-from shardy_py.frontends.primitives.table import ENTRIES, Kind
 from shardy_py.frontends.primitives.template import Builder, OpsTemplate, Unsupported
 from shardy_py.frontends.readers import READERS
+from shardy_py.frontends.readers.calls import call
 from shardy_py.frontends.readers.common import bind, opaque
+from shardy_py.frontends.readers.opaque import REASONS
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.plan.findings import Finding
 from shardy_py.rules import CONTEXT, rule_for
@@ -179,21 +179,6 @@ def _append(template: OpsTemplate, eqn: JaxprEqn, values: list[Any], block: Bloc
 class EquationImporter(Importer):
     """Reads jaxprs into blocks, equation by equation."""
 
-    def __init__(self, meshes: Meshes, rules: Rules, platform: str) -> None:
-        super().__init__(meshes, rules, platform)
-        self._templates = self._table()
-
-    @contextlib.contextmanager
-    def manual_over(self, mesh: Any, axes: frozenset[str]) -> Iterator[None]:
-        """Reads the body of a shard_map."""
-        outer = self._templates
-        with super().manual_over(mesh, axes):
-            self._templates = self._table()
-            try:
-                yield
-            finally:
-                self._templates = outer
-
     def _table(self) -> dict[Any, OpsTemplate]:
         table = _template_table(self.platform, _jax.trace_context(), self.manual)
         if len(table) > _TEMPLATES_AT_MOST:
@@ -223,7 +208,7 @@ class EquationImporter(Importer):
 
     def equations(self, eqns: Sequence[JaxprEqn], scope: Scope, block: Block) -> None:
         """Appends the ops of equations in order. The time of a whole import is spent here."""
-        env, templates = scope.env, self._templates
+        env, templates = scope.env, self._table()
         readers = READERS if not self.rules else {**READERS, **dict.fromkeys(self.rules, _ruled)}
         for index, eqn in enumerate(eqns):
             name = eqn.primitive.name
@@ -295,9 +280,8 @@ class EquationImporter(Importer):
     def fragment(self, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
         """Reads an equation of no native kind: through JAX's own lowering, unless it is one of those that are not looked into."""
         name = eqn.primitive.name
-        entry = ENTRIES.get(name)
-        if entry is not None and entry.kind is Kind.OPAQUE:
-            opaque(self, "stablehlo.custom_call", {"call_target_name": name}, eqn, scope, block, entry.reason)
+        if name in REASONS:
+            opaque(self, "stablehlo.custom_call", {"call_target_name": name}, eqn, scope, block, REASONS[name])
             return
         self.lowered(eqn, scope, block)
 
@@ -329,13 +313,7 @@ class EquationImporter(Importer):
     def _expanded_at(self, expansion: Expansion, arguments: Sequence[Value], eqn: JaxprEqn, block: Block) -> list[Value]:
         if not expansion.has_own_function:
             return self.body(expansion.jaxpr, arguments, block)[0]
-        name = eqn.primitive.name
-        body = Block([v.type for v in arguments])
-        types = [type_of_aval(a) for a in expansion.jaxpr.out_avals]
-        op = named_computation(self.symbol(expansion.key, name), arguments, types, body, eqn.source_info, name)
-        block.append(op)
-        body.append(Op("sdy.return", self.body(expansion.jaxpr, body.arguments, body)[0], (), rule_decided=True))
-        return op.results
+        return call(self, eqn.primitive.name, expansion.jaxpr, expansion.jaxpr, arguments, eqn, block)[0]
 
 
 _FRAGMENT = OpsTemplate((), ())

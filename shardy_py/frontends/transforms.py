@@ -7,14 +7,13 @@ by a jaxpr is found again. New equations are of no mesh, whatever `jax.set_mesh`
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
 from jax.experimental import jet
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters import ad, partial_eval
 
 from shardy_py.frontends import _jax
@@ -125,15 +124,24 @@ def jet_jaxpr(jaxpr: ClosedJaxpr, primals: Sequence[Any], series: Sequence[Seque
 
 @with_jaxpr
 def used_part(jaxpr: ClosedJaxpr, used: tuple[bool, ...]) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
-    """The part of a jaxpr that some of its results need, with the inputs it reads; the jaxpr itself where nearly everything is needed.
+    """The part of a jaxpr that some of its results need, with the inputs it reads; the jaxpr itself where that is nearly all of it.
 
-    Dropping an unread loss is not worth another jaxpr: XLA removes dead code anyway, and every jaxpr has a plan of its own.
+    Leaving a few equations out is not worth another jaxpr: XLA removes dead code anyway, and every jaxpr has a plan of its own.
     """
     part, inputs = partial_eval.dce_jaxpr(jaxpr.jaxpr, used)
-    if all(inputs) and part.effects == jaxpr.effects:
-        if _as_many_equations(part, jaxpr.jaxpr) or _is_most(part, jaxpr.jaxpr):
-            return jaxpr, tuple(inputs)
+    whole = _count(jaxpr.jaxpr)
+    if all(inputs) and part.effects == jaxpr.effects and whole - _count(part) <= NEGLIGIBLE * whole:
+        return jaxpr, tuple(inputs)
     return ClosedJaxpr(part, ()), tuple(inputs)
+
+
+NEGLIGIBLE = 0.01
+"""The share of the equations of a jaxpr below which it is not taken apart."""
+
+
+def _count(jaxpr: Jaxpr) -> int:
+    """The number of equations, those of bodies included."""
+    return sum(1 + sum(_count(open_jaxpr(body)) for body in jaxprs_in_params(eqn.params)) for eqn in jaxpr.eqns)
 
 
 def with_inputs(jaxpr: ClosedJaxpr, kept: Sequence[bool]) -> ClosedJaxpr:
@@ -144,52 +152,3 @@ def with_inputs(jaxpr: ClosedJaxpr, kept: Sequence[bool]) -> ClosedJaxpr:
     part, _ = partial_eval.dce_jaxpr(whole.jaxpr, (True,) * len(whole.out_avals))
     invars = [v for v, keep in zip(whole.jaxpr.invars, kept, strict=True) if keep]
     return ClosedJaxpr(part.replace(invars=invars, debug_info=part.debug_info.with_unknown_names()), ())
-
-
-NEGLIGIBLE = 0.01
-"""The share of the work of a jaxpr below which it is not taken apart."""
-
-
-def _as_many_equations(part: Jaxpr, whole: Jaxpr) -> bool:
-    """Whether a part of a jaxpr has all equations of the whole, bodies included; unchanged equations are the same objects."""
-    if len(part.eqns) != len(whole.eqns):
-        return False
-    changed = ((a, b) for a, b in zip(part.eqns, whole.eqns) if a is not b)
-    return all(
-        _as_many_equations(open_jaxpr(x), open_jaxpr(y))
-        for a, b in changed
-        for x, y in zip(jaxprs_in_params(a.params), jaxprs_in_params(b.params))
-    )
-
-
-def _is_most(part: Jaxpr, whole: Jaxpr) -> bool:
-    """Whether what is left out of a jaxpr is negligible; looks at what is left only until it is."""
-    kept, before = {id(eqn) for eqn in part.eqns}, {id(eqn) for eqn in whole.eqns}
-    left_out = sum(_work_of(eqn) for eqn in whole.eqns if id(eqn) not in kept)
-    left_out -= sum(_work_of(eqn) for eqn in part.eqns if id(eqn) not in before)  # loops that were left smaller
-    enough = left_out / NEGLIGIBLE
-    work = 0.0
-    for eqn in whole.eqns:
-        if work >= enough:
-            break
-        work += _work_of(eqn)
-    return work >= enough
-
-
-def _work(jaxpr: Jaxpr) -> float:
-    """About how many scalar operations a jaxpr takes, all branches of conditionals together."""
-    return sum(map(_work_of, jaxpr.eqns))
-
-
-def _work_of(eqn: JaxprEqn) -> float:
-    inner = [open_jaxpr(body) for body in jaxprs_in_params(eqn.params)]
-    if inner:
-        return eqn.params.get("length", 1) * sum(map(_work, inner))
-    result_size = sum(map(_size, eqn.outvars))
-    if eqn.primitive.name not in ("dot_general", "conv_general_dilated"):
-        return result_size
-    return math.sqrt(math.prod(map(_size, eqn.invars)) * result_size)  # m k, k n and m n give m k n
-
-
-def _size(atom: Any) -> int:
-    return math.prod(getattr(atom.aval, "shape", ()))

@@ -280,19 +280,6 @@ def test_what_is_not_used_is_left_out() -> None:
     assert (ins, outs) == ((cut(2, "y"),), (None,))
 
 
-def test_little_is_not_left_out() -> None:
-    partition = Recording()
-
-    def both(w: Any, x: Any) -> Any:
-        y = x @ w
-        return jnp.sin(y).sum(), y
-
-    f = called(both, partition)
-    w, x = np.ones((256, 256), "float32"), np.ones((256, 256), "float32")
-    jax.jit(lambda w, x: f(w, x)[1])(w, x)
-    assert len(partition.runs[-1][0].out_avals) == 2
-
-
 def test_no_mesh_gets_into_derived_calls() -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
     f = called(ruled, Replicated(mesh))

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from shardy_py.cli.argument_text import ArrayText, parse_argument, parse_arguments
 from shardy_py.cli.errors import CommandError
+from shardy_py.cli.targets import ArrayText, parse_argument, parse_arguments
 
 
 def array(dtype: str, *shape: int, axes: tuple[tuple[str, ...], ...] | None = None) -> ArrayText:

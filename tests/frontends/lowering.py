@@ -11,7 +11,7 @@ from jaxlib.mlir import passmanager
 
 from shardy_py.dialect import Mesh
 from shardy_py.frontends.jaxpr import Imported, from_jaxpr
-from shardy_py.frontends.legalize_chlo import legalize_chlo
+from shardy_py.frontends.lowered import legalize_chlo
 from shardy_py.ir import TOKEN, Block, Op, Program, Value
 from shardy_py.opt.from_mlir import from_mlir
 

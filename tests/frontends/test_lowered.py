@@ -19,8 +19,7 @@ from jax.extend.core import primitives as jp
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from shardy_py.frontends.legalize_chlo import STEPS, expand, legalize_chlo
-from shardy_py.frontends.lowered import lower_fragment
+from shardy_py.frontends.lowered import STEPS, expand, legalize_chlo, lower_fragment
 from shardy_py.ir import Block, Op, TensorType, Value
 from shardy_py.opt.from_mlir import from_mlir
 from tests.reference import LEGALIZE_CHLO, lower, programs_equal, run_pipeline

@@ -22,8 +22,8 @@ SEEN = dict.fromkeys(
     interpreters.partial_eval.convert_constvars_jaxpr interpreters.partial_eval.lower_jaxpr2
     interpreters.partial_eval.partial_eval_jaxpr_nounits_fwd interpreters.pxla._discharge_internal_refs
     lax.control_flow.loops._scan_impl
-    linear_util.wrap_init mesh.empty_concrete_mesh mesh.get_concrete_mesh random.prng.iterated_vmap_binary_bcast
-    sharding_impls.UnspecifiedValue sharding_impls._internal_use_concrete_mesh sharding_impls.physical_sharding
+    linear_util.wrap_init mesh.empty_concrete_mesh mesh.get_concrete_mesh random.core._gamma_one random.prng.iterated_vmap_binary_bcast
+    shard_map.shard_map_p sharding_impls.UnspecifiedValue sharding_impls._internal_use_concrete_mesh sharding_impls.physical_sharding
     source_info_util.user_frames state.discharge._run_state_impl traceback_util.api_boundary traceback_util.register_exclusion
     xla_bridge.backends_are_initialized
     """.split(),

@@ -6,10 +6,11 @@ import importlib
 import importlib.util
 from collections import Counter
 
-import pytest
 from jax._src.interpreters import mlir
 
-from shardy_py.frontends.primitives.table import COLLECTIVES, ENTRIES, LOWERED, OPAQUE, Entry, Kind, _entries
+from shardy_py.frontends.primitives import TEMPLATES
+from shardy_py.frontends.readers.opaque import OPAQUE, REASONS
+from tests.primitive_kinds import COLLECTIVES, LOWERED, READ
 
 OPTIONAL_MODULES = (
     "jax.experimental.buffer_callback",
@@ -54,28 +55,21 @@ def lowered_primitives() -> set[str]:
     return {primitive.name for table in tables for primitive in table}
 
 
-def of_kind(kind: Kind) -> set[str]:
-    return {name for name, entry in ENTRIES.items() if entry.kind is kind}
-
-
 def test_every_primitive_that_jax_lowers_is_in_the_table() -> None:
     import_optional()
     lowered = {name for name in lowered_primitives() if not name.endswith(MADE_BY_TESTS)}
-    assert sorted(lowered - set(ENTRIES) - MADE_AFTERWARDS) == []
+    assert sorted(lowered - READ - set(REASONS) - MADE_AFTERWARDS) == []
 
 
 def test_no_primitive_is_named_twice() -> None:
-    names = [name for group in (LOWERED, COLLECTIVES, *OPAQUE.values()) for name in group.split()]
+    names = [*TEMPLATES, *(name for group in (LOWERED, COLLECTIVES, *OPAQUE.values()) for name in group.split())]
     assert [name for name, count in Counter(names).items() if count > 1] == []
-    with pytest.raises(ValueError, match="'add' is in the table twice"):
-        _entries(((Entry(Kind.NATIVE), ("add", "sub")), (Entry(Kind.LOWERED), ("add",))))
 
 
 def test_lowered_primitives_have_a_rule() -> None:
     import_optional()
-    assert of_kind(Kind.LOWERED) - lowered_primitives() <= set(OF_SOME_VERSIONS.split())
+    assert {*LOWERED.split(), *COLLECTIVES.split()} - lowered_primitives() <= set(OF_SOME_VERSIONS.split())
 
 
 def test_opaque_primitives_say_why() -> None:
-    assert all(bool(entry.reason) == (entry.kind is Kind.OPAQUE) for entry in ENTRIES.values())
-    assert all(entry.reason.endswith(".") for entry in ENTRIES.values() if entry.reason)
+    assert all(reason.endswith(".") for reason in OPAQUE)

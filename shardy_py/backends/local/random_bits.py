@@ -120,22 +120,19 @@ def keyed(equation: Equation) -> LocalRule | None:
 def random_gamma(equation: Equation) -> LocalRule | None:
     """Draws each number with a key derived from a key and the number's position; dimensions of both pass through."""
     keys, shape = equation.shapes
-    draw = gamma_draw()
     log = equation.params["log_space"]
     if not _is_threefry(equation.dtypes[0]) or 0 in shape:
         return None
     rank = range(len(shape))
-    splits = _is_partitionable() and draw is not None
-    whole = () if splits else rank[len(keys) :]
+    whole = () if _is_partitionable() else rank[len(keys) :]
     rule = make_rule(shape, [rank[: len(keys)], rank], [rank], whole=whole)
 
     def run(local: LocalContext, arrays: list) -> list:
-        if draw is None or not any(local.names(f) for f in rank[len(keys) :]):
+        if not any(local.names(f) for f in rank[len(keys) :]):
             return local.bind(*arrays)
         keys_array, alphas = arrays
-        one = draw
         each = _keys(*_hashed(local, keys_array, shape[len(keys) :], alphas.shape))
-        drawn = jax.vmap(lambda key, alpha: one(key, alpha, log))(each.reshape(-1), alphas.reshape(-1))
+        drawn = jax.vmap(lambda key, alpha: gamma_draw(key, alpha, log))(each.reshape(-1), alphas.reshape(-1))
         return [drawn.reshape(alphas.shape)]
 
     return LocalRule(rule, run, uneven=frozenset(rank) - frozenset(whole), weight=1.0)

@@ -17,8 +17,7 @@ from shardy_py.dialect import Mesh
 from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.devices import shard_index
 from shardy_py.dialect.grouping import grouped
-from shardy_py.frontends.all_reduces import product
-from shardy_py.frontends.context import axis_sizes
+from shardy_py.frontends.context import axis_sizes, pmul_p
 from shardy_py.ir.types import element_bits
 from shardy_py.partition.region.layouts import Layout, block, local_shape, names, num_shards
 from shardy_py.partition.region.reshard_steps import ReshardStep, reshard_steps
@@ -96,9 +95,7 @@ def all_reduce(x: Array, axes: Axes, combine: str, platform: str) -> Array:
     if x.dtype == jnp.bool_:
         return _reduce_bools(x, axis_names, combine)
     if combine == "add" or (combine == "mul" and (platform == "cpu" or x.dtype.kind != "c")):
-        total = lax.psum(x, axis_names) if combine == "add" else product(x, axis_names)
-        if total is not None:
-            return total
+        return lax.psum(x, axis_names) if combine == "add" else pmul_p.bind(x, axes=axis_names, axis_index_groups=None)
     if combine in ("max", "min") and x.dtype.kind != "c":
         reduce = lax.pmax if combine == "max" else lax.pmin
         if jnp.issubdtype(x.dtype, jnp.floating):

@@ -12,8 +12,8 @@ from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.inline import named_computation
 from shardy_py.frontends.locations import Within
 from shardy_py.frontends.primitives.avals import type_of_aval
-from shardy_py.frontends.readers.common import ReaderTable, barrier, bind
-from shardy_py.ir import Block, Op, Value
+from shardy_py.frontends.readers.common import ReaderTable, barrier, bind_body, returning
+from shardy_py.ir import Block, Value
 from shardy_py.ir.jax_calls import body_parameter
 
 Around = Callable[[Block, Sequence[Value], bool], Sequence[Value]]
@@ -33,13 +33,12 @@ def call(
     """Appends a named computation with the jaxpr as its body."""
     body = Block([v.type for v in operands])
     types = [type_of_aval(a) for a in jaxpr.out_avals]
-    op = named_computation(importer.symbol(key, name), operands, types, body, eqn.source_info, eqn.primitive.name)
-    block.append(op)
+    op = block.append(named_computation(importer.symbol(key, name), operands, types, body, eqn.source_info, eqn.primitive.name))
     arguments = body.arguments if around is None else around(body, body.arguments, True)
     results, scope = importer.body(jaxpr, arguments, body)
     if around is not None:
         results = around(body, results, False)
-    body.append(Op("sdy.return", results, (), rule_decided=True))
+    returning(body, results)
     return op.results, scope
 
 
@@ -61,9 +60,7 @@ def jit(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Bloc
 
         around = constrain
 
-    results, inner = call(importer, params["name"], (params["name"], jaxpr), jaxpr, operands, eqn, block, around)
-    scope.children[index] = [inner]
-    bind(eqn, scope, results)
+    bind_body(index, eqn, scope, call(importer, params["name"], (params["name"], jaxpr), jaxpr, operands, eqn, block, around))
 
 
 def core_call(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
@@ -73,9 +70,7 @@ def core_call(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block
         jaxpr = ClosedJaxpr(jaxpr, ())
     name = "core_call" if eqn.primitive.name == "call" else "closed_call"
     key = object() if jaxpr.consts else (name, jaxpr.jaxpr)
-    results, inner = call(importer, name, key, jaxpr, importer.read(eqn, scope, block), eqn, block)
-    scope.children[index] = [inner]
-    bind(eqn, scope, results)
+    bind_body(index, eqn, scope, call(importer, name, key, jaxpr, importer.read(eqn, scope, block), eqn, block))
 
 
 _PLACEMENT = {"call_target_name": "annotate_device_placement", "has_side_effect": True}
@@ -85,30 +80,22 @@ def compute_on(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bloc
     """`_compute_on_lowering`: a call, then a placement of each result."""
     jaxpr = eqn.params["jaxpr"]
     results, inner = call(importer, "compute_on", ("compute_on", jaxpr.jaxpr), jaxpr, importer.read(eqn, scope, block), eqn, block)
-    scope.children[index] = [inner]
-    placed = [Op("stablehlo.custom_call", (v,), (v.type,), _PLACEMENT, location=eqn.source_info, primitive="compute_on") for v in results]
-    bind(eqn, scope, [importer.append(op, block).result for op in placed])
+    placed = [importer.op("stablehlo.custom_call", (v,), (v.type,), eqn, block, _PLACEMENT).result for v in results]
+    bind_body(index, eqn, scope, (placed, inner))
 
 
 def inlined(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """`_custom_jvp_vjp_call_lowering` and primitives whose lowering evaluates their jaxpr: the ops stand in the caller."""
-    jaxpr = eqn.params[body_parameter(eqn.params)]
-    inlined_jaxpr(importer, index, jaxpr, eqn, scope, block)
+    inlined_jaxpr(importer, index, eqn.params[body_parameter(eqn.params)], importer.read(eqn, scope, block), eqn, scope, block)
 
 
-def inlined_jaxpr(importer: Importer, index: int, jaxpr: ClosedJaxpr | Jaxpr, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
-    """A jaxpr that stands for an equation, on its operands."""
-    operands = importer.read(eqn, scope, block)
+def inlined_jaxpr(
+    importer: Importer, index: int, jaxpr: ClosedJaxpr | Jaxpr, operands: Sequence[Value], eqn: JaxprEqn, scope: Scope, block: Block
+) -> None:
+    """A jaxpr that stands for an equation."""
     start = len(block.ops)
-    results, inner = importer.body(jaxpr, operands, block)
-    _place(block.ops[start:], eqn)
-    scope.children[index] = [inner]
-    bind(eqn, scope, results)
-
-
-def _place(ops: Sequence[Op], eqn: JaxprEqn) -> None:
-    """Gives ops the location of an equation."""
-    for op in ops:
+    bind_body(index, eqn, scope, importer.body(jaxpr, operands, block))
+    for op in block.ops[start:]:
         op.location = eqn.source_info if op.location is None else Within(op.location, eqn.source_info)
 
 
@@ -118,9 +105,7 @@ def linear_solve(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bl
     operands = importer.read(eqn, scope, block)
     start = lengths.matvec + lengths.vecmat
     arguments = [*operands[start : start + lengths.solve], *operands[start + lengths.solve + lengths.transpose_solve :]]
-    results, inner = importer.body(jaxprs.solve, arguments, block)
-    scope.children[index] = [inner]
-    bind(eqn, scope, results)
+    bind_body(index, eqn, scope, importer.body(jaxprs.solve, arguments, block))
 
 
 def remat(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
@@ -134,11 +119,7 @@ def remat(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Bl
         behind = [v for v, g in zip(operands, guarded, strict=True) if g]
         fresh = iter(barrier(importer, behind, eqn, block).results)
         operands = [next(fresh) if g else v for v, g in zip(operands, guarded)]
-    start = len(block.ops)
-    results, inner = importer.body(params["jaxpr"], operands, block)
-    _place(block.ops[start:], eqn)
-    scope.children[index] = [inner]
-    bind(eqn, scope, results)
+    inlined_jaxpr(importer, index, params["jaxpr"], operands, eqn, scope, block)
 
 
 READERS: ReaderTable = {

@@ -21,11 +21,21 @@ def bind(eqn: JaxprEqn, scope: Scope, results: Sequence[Value]) -> None:
     scope.env.update(zip(eqn.outvars, results, strict=True))
 
 
+def bind_body(index: int, eqn: JaxprEqn, scope: Scope, body: tuple[Sequence[Value], Scope]) -> None:
+    """Makes the results of a jaxpr inside of an equation those of the equation, and keeps its scope."""
+    results, inner = body
+    scope.children[index] = [inner]
+    bind(eqn, scope, results)
+
+
+def returning(block: Block, results: Sequence[Value], name: str = "sdy.return") -> None:
+    """Ends a block."""
+    block.append(Op(name, results, (), rule_decided=True))
+
+
 def barrier(importer: Importer, values: Sequence[Value], eqn: JaxprEqn, block: Block) -> Op:
     """Appends one optimization barrier for several values."""
-    types = [v.type for v in values]
-    op = Op("stablehlo.optimization_barrier", values, types, location=eqn.source_info, primitive=eqn.primitive.name)
-    return importer.append(op, block)
+    return importer.op("stablehlo.optimization_barrier", values, [v.type for v in values], eqn, block)
 
 
 RULE_FIX = 'say how it propagates: @sp.sharding_rule("b i, i o -> b o"), or like= a function of JAX'
@@ -36,8 +46,7 @@ def opaque(importer: Importer, name: str, attributes: dict[str, Any], eqn: Jaxpr
     """Appends one op with all operands and results of an equation, and a finding where no rule is known for it."""
     operands = importer.read(eqn, scope, block)
     types = [type_of_aval(v.aval) for v in eqn.outvars]
-    op = Op(name, operands, types, attributes, location=eqn.source_info, primitive=eqn.primitive.name)
-    importer.append(op, block)
+    op = importer.op(name, operands, types, eqn, block, attributes)
     bind(eqn, scope, op.results)
     target = attributes.get("call_target_name")
     if op.rule is not None or is_registered(name, target):

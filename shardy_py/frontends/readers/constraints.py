@@ -9,12 +9,11 @@ from jax.extend.core import JaxprEqn
 from jax.sharding import NamedSharding
 
 from shardy_py.cost.liveness.placement import placement
-from shardy_py.dialect import DimensionSharding, OpShardingRule, TensorSharding
+from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.primitives.avals import type_of_aval
-from shardy_py.frontends.readers.common import ReaderTable, barrier, bind
-from shardy_py.ir import Block, Op
-from shardy_py.rules.traits import attributes_of_constraint
+from shardy_py.frontends.readers.common import ReaderTable, barrier, bind, bind_body
+from shardy_py.ir import Block
 
 
 def optimization_barrier(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
@@ -34,9 +33,7 @@ def shard_alike(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, blo
     values = importer.read(eqn, scope, block)
     attributes = {"group_id": importer.group_number(None)}
     for value in values:
-        block.append(
-            Op("sdy.sharding_group", (value,), (), attributes, rule_decided=True, location=eqn.source_info, primitive="shard_alike")
-        )
+        importer.op("sdy.sharding_group", (value,), (), eqn, block, attributes, rule_decided=True)
     bind(eqn, scope, values)
 
 
@@ -55,8 +52,7 @@ def device_put(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bloc
             if isinstance(device, NamedSharding):
                 value = importer.constrained(value, var.aval, device, block, eqn)
             attributes = {"call_target_name": "annotate_device_placement", "has_side_effect": True, **placement(kind or "device")}
-            op = Op("stablehlo.custom_call", (value,), (value.type,), attributes, location=eqn.source_info, primitive="device_put")
-            value = importer.append(op, block).result
+            value = importer.op("stablehlo.custom_call", (value,), (value.type,), eqn, block, attributes).result
         results.append(value)
     bind(eqn, scope, results)
 
@@ -68,11 +64,7 @@ _KINDS: dict[Any, str] = {jax.memory.Space.Host: "pinned_host", jax.memory.Space
 def _constraint(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     (x,) = importer.read(eqn, scope, block)
     sharding = _physical(eqn.params["sharding"], x.type.rank)
-    attributes = attributes_of_constraint(sharding)
-    op = Op("sdy.sharding_constraint", (x,), (x.type,), attributes, location=eqn.source_info, primitive=eqn.params["origin"])
-    op.result.sharding = sharding
-    importer.append(op, block)
-    scope.env[eqn.outvars[0]] = op.result
+    scope.env[eqn.outvars[0]] = importer.sharding_constraint(x, sharding, block, eqn, eqn.params["origin"])
 
 
 def _physical(sharding: TensorSharding, rank: int) -> TensorSharding:
@@ -84,46 +76,30 @@ def _physical(sharding: TensorSharding, rank: int) -> TensorSharding:
 def _group(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     number = importer.group_number(eqn.params["group"])
     for x, out in zip(importer.read(eqn, scope, block), eqn.outvars):
-        attributes = {"group_id": number}
-        importer.append(
-            Op("sdy.sharding_group", (x,), (), attributes, rule_decided=True, location=eqn.source_info, primitive=eqn.primitive.name), block
-        )
+        importer.op("sdy.sharding_group", (x,), (), eqn, block, {"group_id": number}, rule_decided=True)
         scope.env[out] = x
 
 
 def _barrier(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     (x,) = importer.read(eqn, scope, block)
     attributes = {"allowed_direction": eqn.params["allowed_direction"]}
-    op = Op(
-        "sdy.propagation_barrier", (x,), (x.type,), attributes, rule_decided=True, location=eqn.source_info, primitive="propagation_barrier"
-    )
-    importer.append(op, block)
-    scope.env[eqn.outvars[0]] = op.result
+    name = "propagation_barrier"
+    scope.env[eqn.outvars[0]] = importer.op(
+        f"sdy.{name}", (x,), (x.type,), eqn, block, attributes, rule_decided=True, primitive=name
+    ).result
 
 
 def _ruled_call(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     like = eqn.params["like_jaxpr"]
     operands = importer.read(eqn, scope, block)
     if like is not None:
-        results, inner = importer.body(like, operands, block)
-        scope.children[index] = [inner]
-    else:
-        types = [type_of_aval(v.aval) for v in eqn.outvars]
-        rule: OpShardingRule = eqn.params["rule"]
-        attributes = {"call_target_name": eqn.params["name"]}
-        op = Op(
-            "stablehlo.custom_call",
-            operands,
-            types,
-            attributes,
-            rule=rule,
-            rule_decided=True,
-            location=eqn.source_info,
-            primitive=eqn.params["name"],
-        )
-        importer.append(op, block)
-        results = op.results
-    scope.env.update(zip(eqn.outvars, results))
+        bind_body(index, eqn, scope, importer.body(like, operands, block))
+        return
+    types, name = [type_of_aval(v.aval) for v in eqn.outvars], eqn.params["name"]
+    attributes = {"call_target_name": name}
+    op = importer.op("stablehlo.custom_call", operands, types, eqn, block, attributes, rule_decided=True, primitive=name)
+    op.rule = eqn.params["rule"]
+    bind(eqn, scope, op.results)
 
 
 READERS: ReaderTable = {

@@ -13,7 +13,7 @@ from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.inline import is_splat
 from shardy_py.frontends.loops import scan_as_loop
 from shardy_py.frontends.primitives.avals import type_of_aval
-from shardy_py.frontends.readers.common import ReaderTable, bind
+from shardy_py.frontends.readers.common import ReaderTable, bind, bind_body, returning
 from shardy_py.ir import Block, Op, TensorType, Value
 from shardy_py.passes.dataflow import NAMED_COMPUTATION
 
@@ -28,12 +28,11 @@ def cond(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Blo
         which, branches = _kept_branches(importer, which, branches, platforms, eqn, block)
     regions = [Block() for _ in branches]
     types = [type_of_aval(v.aval) for v in eqn.outvars]
-    op = Op("stablehlo.case", (which,), types, {}, regions, rule_decided=True, location=eqn.source_info, primitive="cond")
-    block.append(op)
+    op = importer.op("stablehlo.case", (which,), types, eqn, block, {}, regions, rule_decided=True)
     scopes = []
     for region, branch in zip(regions, branches):
         results, inner = importer.body(branch, operands, region)
-        region.append(Op("stablehlo.return", results, (), rule_decided=True))
+        returning(region, results, "stablehlo.return")
         scopes.append(inner)
     scope.children[index] = scopes
     bind(eqn, scope, op.results)
@@ -46,10 +45,9 @@ def _kept_branches(
     index = next(i for i, names in enumerate(platforms) if names is None or importer.platform in names)
     regions = [Block() for _ in branches]
     types = (TensorType((), "int32"),)
-    op = Op("stablehlo.case", (which,), types, {}, regions, rule_decided=True, location=eqn.source_info, primitive="cond")
-    block.append(op)
+    op = importer.op("stablehlo.case", (which,), types, eqn, block, {}, regions, rule_decided=True)
     for region in regions:
-        region.append(Op("stablehlo.return", (importer.scalar(0, "int32", region, eqn),), (), rule_decided=True))
+        returning(region, (importer.scalar(0, "int32", region, eqn),), "stablehlo.return")
     return op.result, [branches[index]]
 
 
@@ -61,17 +59,14 @@ def while_loop(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bloc
     operands = importer.read(eqn, scope, block)
     types = [v.type for v in operands]
     cond_block, body_block = Block(types), Block(types)
-    op = Op(
-        "stablehlo.while", operands, types, {}, (cond_block, body_block), rule_decided=True, location=eqn.source_info, primitive="while"
-    )
-    block.append(op)
+    op = importer.op("stablehlo.while", operands, types, eqn, block, {}, (cond_block, body_block), rule_decided=True)
     predicate_aval = cond_jaxpr.out_avals[0]
 
     x, z = cond_block.arguments[:n_cond], cond_block.arguments[n_cond + n_body :]
     (predicate,), cond_scope = importer.body(cond_jaxpr, [*x, *z], cond_block)
     if predicate_aval.shape:
         predicate = _any(importer, predicate, cond_block)
-    cond_block.append(Op("stablehlo.return", (predicate,), (), rule_decided=True))
+    returning(cond_block, (predicate,), "stablehlo.return")
 
     x, y, z = body_block.arguments[:n_cond], body_block.arguments[n_cond : n_cond + n_body], body_block.arguments[n_cond + n_body :]
     new, body_scope = importer.body(body_jaxpr, [*y, *z], body_block)
@@ -80,7 +75,7 @@ def while_loop(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bloc
         (predicate,), second_cond_scope = importer.body(cond_jaxpr, [*x, *z], body_block)
         scope.children[index].append(second_cond_scope)
         new = [_masked(importer, predicate, a, b, body_block) for a, b in zip(new, z, strict=True)]
-    body_block.append(Op("stablehlo.return", [*x, *y, *new], (), rule_decided=True))
+    returning(body_block, [*x, *y, *new], "stablehlo.return")
     bind(eqn, scope, op.results[n_cond + n_body :])
 
 
@@ -100,10 +95,7 @@ def _masked(importer: Importer, predicate: Value, new: Value, old: Value, block:
 
 def run_state(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """References become values first, as `_run_state_impl` does."""
-    traced = _jax.without_references(eqn)
-    results, inner = importer.body(traced, importer.read(eqn, scope, block), block)
-    scope.children[index] = [inner]
-    bind(eqn, scope, results)
+    bind_body(index, eqn, scope, importer.body(_jax.without_references(eqn), importer.read(eqn, scope, block), block))
 
 
 def platform_index(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:

@@ -14,8 +14,8 @@ from shardy_py.errors import MeshError
 from shardy_py.frontends import _jax
 from shardy_py.frontends.importer import Importer, Scope
 from shardy_py.frontends.primitives.avals import physical_shape, type_of_aval
-from shardy_py.frontends.readers.common import ReaderTable, bind
-from shardy_py.ir import Block, Op, TensorType, Value
+from shardy_py.frontends.readers.common import ReaderTable, bind, bind_body, returning
+from shardy_py.ir import Block, TensorType, Value
 
 
 def shard_map(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
@@ -30,11 +30,10 @@ def shard_map(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block
     outer = importer.manual
     with importer.manual_over(mesh, frozenset((*names, *mesh.manual_axes))):
         if all(mesh.shape[a] == 1 for a in names):
-            results, inner = importer.body(jaxpr, operands, block)
+            body = importer.body(jaxpr, operands, block)
         else:
-            results, inner = _manual_computation(importer, names, outer, operands, eqn, block)
-    scope.children[index] = [inner]
-    bind(eqn, scope, results)
+            body = _manual_computation(importer, names, outer, operands, eqn, block)
+    bind_body(index, eqn, scope, body)
 
 
 def _manual_computation(
@@ -58,11 +57,9 @@ def _manual_computation(
         "manual_axes": names,
     }
     types = [type_of_aval(v.aval) for v in eqn.outvars]
-    location = eqn.source_info
-    op = Op("sdy.manual_computation", operands, types, attributes, (body,), rule_decided=True, location=location, primitive="shard_map")
-    block.append(op)
+    op = importer.op("sdy.manual_computation", operands, types, eqn, block, attributes, (body,), rule_decided=True)
     results, inner = importer.body(jaxpr, body.arguments, body)
-    body.append(Op("sdy.return", results, (), rule_decided=True))
+    returning(body, results)
     return op.results, inner
 
 
@@ -85,8 +82,7 @@ def _over_other_axes(importer: Importer, eqn: JaxprEqn, scope: Scope, block: Blo
     operands = constrained(importer.read(eqn, scope, block), eqn.invars, params["in_specs"])
     types = [type_of_aval(v.aval) for v in eqn.outvars]
     attributes = {"call_target_name": "shard_map"}
-    op = Op("stablehlo.custom_call", operands, types, attributes, rule_decided=True, location=eqn.source_info, primitive="shard_map")
-    block.append(op)
+    op = importer.op("stablehlo.custom_call", operands, types, eqn, block, attributes, rule_decided=True)
     bind(eqn, scope, constrained(op.results, eqn.outvars, params["out_specs"]))
 
 
@@ -108,10 +104,8 @@ def axis_index(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, bloc
     sharding = importer.meshes.sharding(NamedSharding(mesh, PartitionSpec()), 0)
     body = Block()
     attributes = {"in_shardings": (), "out_shardings": (sharding,), "manual_axes": rest}
-    types = (TensorType((), "int32"),)
-    op = Op("sdy.manual_computation", (), types, attributes, (body,), rule_decided=True, location=eqn.source_info, primitive="axis_index")
-    block.append(op)
-    body.append(Op("sdy.return", (_index_along(importer, manual, name, eqn, body),), (), rule_decided=True))
+    op = importer.op("sdy.manual_computation", (), (TensorType((), "int32"),), eqn, block, attributes, (body,), rule_decided=True)
+    returning(body, (_index_along(importer, manual, name, eqn, body),))
     bind(eqn, scope, op.results)
 
 
@@ -122,7 +116,7 @@ def _index_along(importer: Importer, manual: _jax.ManualContext, name: str, eqn:
     unsigned = TensorType((), "uint32")
 
     def op(op_name: str, operands: Sequence[Value], type: TensorType = unsigned) -> Value:
-        return importer.append(Op(op_name, operands, (type,), location=eqn.source_info, primitive="axis_index"), block).result
+        return importer.op(op_name, operands, (type,), eqn, block).result
 
     here = op("stablehlo.partition_id", ())
     remainder = op("stablehlo.remainder", (op("stablehlo.divide", (here, divisor)), modulus))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jax.extend.core import JaxprEqn
 
 from shardy_py.dialect import OpShardingRule
@@ -12,7 +14,7 @@ from shardy_py.frontends.jaxprs import open_jaxpr
 from shardy_py.frontends.primitives.avals import type_of_aval
 from shardy_py.frontends.readers.calls import inlined, inlined_jaxpr
 from shardy_py.frontends.readers.common import ReaderTable, bind, opaque
-from shardy_py.ir import Block, Op
+from shardy_py.ir import Block
 
 
 def composite(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
@@ -47,7 +49,7 @@ def pallas_call(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, blo
     if expansion is None:
         importer.lowered(eqn, scope, block)
         return
-    inlined_jaxpr(importer, index, expansion.jaxpr, eqn, scope, block)
+    inlined_jaxpr(importer, index, expansion.jaxpr, importer.read(eqn, scope, block), eqn, scope, block)
 
 
 def custom_partitioning(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
@@ -60,11 +62,10 @@ def custom_partitioning(importer: Importer, index: int, eqn: JaxprEqn, scope: Sc
     text = _jax.custom_partitioning_rule(eqn, importer.meshes.main)
     rule = OpShardingRule.parse(text) if text is not None else None
     attributes = {"call_target_name": "CustomSPMDPartitioning"}
-    op = Op("stablehlo.custom_call", operands, types, attributes, location=eqn.source_info, primitive=eqn.primitive.name)
+    op = importer.op("stablehlo.custom_call", operands, types, eqn, block, attributes, rule_decided=rule is not None)
     if rule is not None:
-        op.rule, op.rule_decided = rule, True
-    importer.append(op, block)
-    if rule is None:
+        op.rule = rule
+    else:
         importer.report("no-rule", eqn, "custom_partitioning without sharding_rule: shardings stop there.", "give it a sharding_rule")
     bind(eqn, scope, op.results)
 
@@ -79,3 +80,45 @@ READERS: ReaderTable = {
     "pallas_call": pallas_call,
     "pure_callback": callback,
 }
+
+
+OPAQUE: Mapping[str, str] = {
+    "is a GPU kernel of cuDNN, and jaxlib has no rule for its custom call either.": """
+        cudnn_fusion dot_product_attention_bwd dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd
+        dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper
+        dot_product_attention_fwd dot_product_attention_fwd_wrapper fused_call rnn_bwd rnn_fwd scaled_matmul
+        scaled_matmul_wrapper
+    """,
+    "calls back into Python, and jaxlib has no rule for callbacks either.": """
+        buffer_callback check debug_callback debug_print inspect_sharding io_callback pure_callback
+    """,
+    "is a kernel or a call whose inside is not traced; give it a rule with `sharding_rule`.": """
+        composite core_map custom_partitioning ffi_call mosaic_gpu_p mpmd_map pallas_call tpu_custom_call
+    """,
+    "is a sparse kernel of one platform, and jaxlib has no rule for its custom call either.": """
+        coo_spmm coo_spmv csr_spmm csr_spmv spsolve
+    """,
+    "acts on a reference, which has no value to shard until JAX discharges it.": """
+        accum_grad_in_ref addupdate empty_ref free_ref freeze get get_global masked_load masked_swap new_ref run_scoped swap
+    """,
+    "only stands inside Pallas kernels, which are not looked into.": """
+        bitcast delay einshape_lo max_contiguous num_programs program_id remove_memory_space roll semaphore_read semaphore_signal
+        semaphore_wait
+    """,
+    "works on boxes and logs that live while Python traces, not on arrays.": """
+        box_get box_set log_extend log_read new_box new_log
+    """,
+    "is expanded by JAX before a jaxpr is lowered.": """
+        call_hi_primitive call_hi_primitive_linearized custom_jvp_call_jaxpr eval_jaxpr jaxpr_call zeros_like
+    """,
+    "moves data between the processes of a job and needs their devices.": """
+        global_array_to_host_local_array host_local_array_to_global_array
+    """,
+    "marks code that is never reached.": """
+        unreachable
+    """,
+}
+"""Reason -> primitives; the reason follows the name of the primitive."""
+
+REASONS: Mapping[str, str] = {name: reason for reason, names in OPAQUE.items() for name in names.split()}
+"""Primitive -> the reason."""

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 import shardy_py as sp
 from shardy_py.backends.local.reshard import all_reduce
 from shardy_py.dialect import AxisRef
-from shardy_py.frontends import all_reduces
+from shardy_py.frontends.context import pmul_p
 from tests.backends.local.forced import mesh
 from tests.backends.local.running import eqns, sent
 
@@ -92,18 +92,13 @@ def test_products_are_all_reduces():
 
 @pytest.mark.parametrize("lowering", ["jit", "shard_map"])
 def test_products_in_regions_of_the_user(lowering: Any) -> None:
-    own = jax.shard_map(lambda x: all_reduces.product(x, ("x",)), in_specs=PartitionSpec("x"), out_specs=PartitionSpec(), check_vma=False)
+    product = lambda x: pmul_p.bind(x, axes=("x",), axis_index_groups=None)  # noqa: E731
+    own = jax.shard_map(product, in_specs=PartitionSpec("x"), out_specs=PartitionSpec(), check_vma=False)
     step = sp.auto_shard(own, mesh={"x": 4, "y": 2}, in_shardings=PartitionSpec("x"), lowering=lowering)
     x = np.arange(1, 33, dtype="float32").reshape(4, 8)
     np.testing.assert_allclose(step(x), x.prod(0, keepdims=True))
     assert [c.kind for c in step.plan(x).collectives] == ["all_reduce"]
     assert not step.plan(x).findings
-
-
-def test_products_without_an_all_reduce(monkeypatch):
-    monkeypatch.setattr(all_reduces, "_PMUL", None)
-    assert names("mul", "float32") == ["all_gather"]
-    check(jnp.asarray(rng().uniform(0.5, 1.5, (8, 3, 7)), jnp.float32), "mul")
 
 
 def test_truth_is_sent_as_bytes_by_one_kind_of_reduction():
