@@ -1,4 +1,4 @@
-"""Prices of layouts: how many a second, one by one and in tables, of all kinds of ops of a training step with all their strategies.
+"""Prices of layouts: how many a second, of all kinds of ops of a training step with all their strategies.
 
 The step is that of `gpt.py`, scanned. A strategy gives each dimension of a value none, one or all of the mesh axes, whichever divide it.
 Products, convolutions, reductions, gathers and scatters have every combination of the strategies of their operands and results; the
@@ -16,10 +16,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import itertools
 import math
-import random
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import app, flags
@@ -35,7 +34,6 @@ LAYERS = flags.DEFINE_integer("layers", 48, "Layers of the model.")
 WIDTH = flags.DEFINE_integer("width", 4096, "Width of the model.")
 MESH = flags.DEFINE_list("mesh", ["16", "16"], "Sizes of the mesh axes.")
 HARDWARE = flags.DEFINE_string("hardware", "v5e", "Whose prices.")
-SINGLE = flags.DEFINE_integer("single", 20_000, "Prices to ask for one by one.")
 
 Axes = tuple["AxisRef", ...]
 Memory = tuple["Access", ...]
@@ -102,7 +100,7 @@ def main(argv: list[str]) -> None:
     del argv
     from shardy_py.cost.hardware_table import hardware
     from shardy_py.dialect import Mesh
-    from shardy_py.partition.price import Machine, price
+    from shardy_py.partition.price import Machine
     from shardy_py.partition.tables import price_table
 
     mesh = Mesh([(f"axis{i}", int(size)) for i, size in enumerate(MESH.value)])
@@ -117,16 +115,6 @@ def main(argv: list[str]) -> None:
             price_table(op, rows, machine, memory)
         seconds = time.process_time() - start
         print(f"tables, {title}: {seconds:.2f} s, {entries / seconds:,.0f} a second")
-    draw = random.Random(0)
-    single: list[tuple[OpSpec, list[Layout], Memory]] = []
-    weights: list[Any] = [rows.index.shape[1] for _, rows, _ in asked]
-    for op, rows, memory in draw.choices(asked, weights, k=SINGLE.value):
-        row = draw.randrange(rows.index.shape[1])
-        single.append((op, [domain[i] for domain, i in zip(rows.domains, rows.index[:, row])], memory))
-    start = time.process_time()
-    for op, joint, memory in single:
-        price(op, joint, machine, memory)
-    print(f"prices one by one: {len(single) / (time.process_time() - start):,.0f} a second")
 
 
 if __name__ == "__main__":

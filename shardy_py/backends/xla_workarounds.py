@@ -47,7 +47,6 @@ from shardy_py.frontends.jaxpr import Scope
 from shardy_py.ir import Function, Op, Value
 from shardy_py.partition.layouts import Layout, all_axes, layout_of, local_shape, mesh_of, parts
 from shardy_py.partition.mispartitioned import OPS, as_sharded, is_mispartitioned, is_mispartitioned_product
-from shardy_py.partition.op import rotates
 from shardy_py.passes.dataflow import NAMED_COMPUTATION
 from shardy_py.rules.traits import CONSTANTS
 
@@ -146,8 +145,19 @@ def _clipped(indices: Any, bounds: list[int]) -> Any:
 def _is_of_rotation(op: Op) -> bool:
     """Whether a slice is read by rotations alone that lie as its operand, which nothing brings to another layout."""
     (operand,), (result,) = op.operands, op.results
-    is_rotated = result.sharding == operand.sharding and all(rotates(user) for user, _ in result.uses)
+    is_rotated = result.sharding == operand.sharding and all(_rotates(user) for user, _ in result.uses)
     return is_rotated and not _is_moved([operand, *(user.result for user, _ in result.uses)])
+
+
+def _rotates(op: Op) -> bool:
+    """Whether a concatenation is of the end of an array and its beginning."""
+    makers = [v.defining_op for v in op.operands] if op.name == "stablehlo.concatenate" else []
+    tail, head = makers if len(makers) == 2 else (None, None)
+    if tail is None or head is None or tail.name != "stablehlo.slice" or head.name != tail.name or tail.operands[0] is not head.operands[0]:
+        return False
+    dim = op.attributes["dimension"]
+    starts, ends = tail.attributes["start_indices"], head.attributes["limit_indices"]
+    return starts[dim] == ends[dim] and not head.attributes["start_indices"][dim] and op.result.type == tail.operands[0].type
 
 
 def _is_moved(values: list[Value]) -> bool:

@@ -1,20 +1,25 @@
-"""The axes of every factor under which XLA's partitioner runs an op, of one joint layout or of arrays of them.
+"""The axes of every factor under which an op runs, for arrays of joint layouts.
 
-The decision is written once, over `AxisLists`: `Exact` has lists of axes as tuples, `tables` has arrays of numbers of lists. So nothing
-here branches on a decision except by `where` and `any`. Sets of axes are bit masks in both.
+Lists of axes are numbered, sets of them are bit masks, and the decision is made on arrays of both: so nothing here branches on a decision
+except by `where` and `any`.
 """
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# Stubs of numpy 2.5 leave types of some functions open.
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from shardy_py.cost.compute import PRODUCTS
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes, num_shards
-from shardy_py.partition.layouts import parts
+from shardy_py.partition.layouts import Layout, parts, to_factors
 
 REDUCTIONS = frozenset(("stablehlo.reduce",))
 """Ops that run as their operand is sharded."""
@@ -22,148 +27,163 @@ REDUCTIONS = frozenset(("stablehlo.reduce",))
 INDEXED = frozenset(("stablehlo.gather", "stablehlo.scatter"))
 """Ops that read or write where indices say: on each device only what lies in its piece of the operand."""
 
-L = TypeVar("L")
+T = TypeVar("T")
 
-Factors = Mapping[int, L]
-"""Factor -> its axes in one tensor."""
+Array = Any
+"""A numpy array with an entry per joint layout, or one number for all of them."""
 
-
-class AxisLists(Protocol[L]):
-    """Operations on lists of parts of axes, scalar or on arrays; numbers, sets and conditions are of the same kind."""
-
-    @property
-    def devices(self) -> int:
-        """Size of the mesh."""
-        ...
-
-    @property
-    def none(self) -> L:
-        """The empty list."""
-        ...
-
-    def mask(self, axes: L) -> int:
-        """The set of the parts of a list."""
-        ...
-
-    def size(self, axes: L) -> int:
-        """The number of devices along a list."""
-        ...
-
-    def devices_of(self, mask: int) -> int:
-        """The number of devices along the parts of a set."""
-        ...
-
-    def until(self, axes: L, mask: int) -> L:
-        """The parts of a list before the first that is in a set."""
-        ...
-
-    def common(self, first: L, second: L) -> L:
-        """The parts that two lists begin with."""
-        ...
-
-    def spare(self, size: int, used: int) -> L:
-        """The first parts in mesh order outside of a set with `size` devices along them; the empty list where there are none."""
-        ...
-
-    def same(self, first: L, second: L) -> bool:
-        """Whether two lists are equal."""
-        ...
-
-    def where(self, condition: bool, first: L, second: L) -> L:
-        """The first list where a condition holds, else the second."""
-        ...
-
-    def any(self, condition: bool) -> bool:
-        """Whether a condition holds anywhere."""
-        ...
+Factors = Mapping[int, Array]
+"""Factor -> numbers of its axes in one tensor."""
 
 
-class Exact:
-    """Lists of parts of the axes of a mesh, as tuples."""
+class Rows:
+    """The distinct rows of some columns of non-negative numbers."""
 
-    none: Axes = ()
+    def __init__(self, *columns: Array) -> None:
+        self.columns = columns
+        key: Array = np.zeros(len(columns[0]), np.int64)
+        width = 1
+        for column in columns:
+            more = int(column.max(initial=0)) + 1
+            if width * more >= 1 << 62:
+                key = np.unique(key, return_inverse=True)[1]
+                width = int(key.max(initial=0)) + 1
+            key = key * more + column
+            width *= more
+        if width <= 4 * len(key) + 1024:
+            numbers = np.full(width, -1)
+            numbers[key] = np.arange(len(key))
+            (present,) = np.nonzero(numbers >= 0)
+            self.first: Array = numbers[present]
+            numbers[present] = np.arange(len(present))
+            self.number: Array = numbers[key]
+        else:
+            _, self.first, self.number = np.unique(key, return_index=True, return_inverse=True)
+
+    def distinct(self) -> Iterator[tuple[int, ...]]:
+        """The distinct rows."""
+        return zip(*(column[self.first].tolist() for column in self.columns))
+
+    def deal(self, values: Sequence[float]) -> Array:
+        """Broadcasts one value per distinct row to all rows."""
+        return np.array(values)[self.number] if len(values) else self.number
+
+
+class Numbered(Generic[T]):
+    """Numbers items in the order of their arrival."""
+
+    def __init__(self, *items: T) -> None:
+        self.items = list(items)
+        self.numbers = {item: i for i, item in enumerate(items)}
+
+    def number(self, item: T) -> int:
+        """The number of an item."""
+        number = self.numbers.setdefault(item, len(self.items))
+        if number == len(self.items):
+            self.items.append(item)
+        return number
+
+
+class AxisLists:
+    """Numbers of lists of parts of the axes of a mesh; 0 is the empty list."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self.devices = mesh.size
-        self.parts, self.bits = _numbered(mesh)
+        self.parts = tuple(part for axis in mesh.axes for part in parts(AxisRef(axis.name), mesh))
+        self.bits = {part: 1 << i for i, part in enumerate(self.parts)}
+        self.lists = Numbered[Axes](())
+        self.masks: Array = np.zeros(1, np.int64)
+        self.sizes: Array = np.ones(1, np.int64)
 
-    def mask(self, axes: Axes) -> int:
-        """See `AxisLists`."""
-        bits = self.bits
-        mask = 0
-        for axis in axes:
-            mask |= bits[axis]
-        return mask
+    def number(self, axes: Axes) -> int:
+        """The number of a list."""
+        number = self.lists.number(axes)
+        if number == len(self.masks):
+            self.masks = np.append(self.masks, self.set_of(axes))
+            self.sizes = np.append(self.sizes, num_shards(axes, self.mesh))
+        return number
 
-    def size(self, axes: Axes) -> int:
-        """See `AxisLists`."""
-        return num_shards(axes, self.mesh)
+    def set_of(self, axes: Iterable[AxisRef]) -> int:
+        """The set of some parts."""
+        return sum({self.bits[axis] for axis in axes})
 
     def axes(self, mask: int) -> Axes:
         """The parts of a set in mesh order."""
-        return tuple(part for part in self.parts if self.bits[part] & mask) if mask else ()
+        return tuple(part for part, bit in self.bits.items() if bit & mask)
 
-    def devices_of(self, mask: int) -> int:
-        """See `AxisLists`."""
-        return num_shards(self.axes(mask), self.mesh)
+    def call(self, function: Callable[..., Axes], lists: Sequence[Array], *numbers: Array) -> Array:
+        """Applies a function of lists and numbers, once for each distinct row of them."""
+        columns = np.broadcast_arrays(*map(np.atleast_1d, (*lists, *numbers)))
+        rows, count, items = Rows(*columns), len(lists), self.lists.items
+        return rows.deal([self.number(function(*(items[i] for i in row[:count]), *row[count:])) for row in rows.distinct()])
 
-    def until(self, axes: Axes, mask: int) -> Axes:
-        """See `AxisLists`."""
-        for i, axis in enumerate(axes):
-            if self.bits[axis] & mask:
-                return axes[:i]
-        return axes
+    def mask(self, axes: Array) -> Array:
+        """The set of the parts of a list."""
+        return self.masks[axes]
 
-    def common(self, first: Axes, second: Axes) -> Axes:
-        """See `AxisLists`."""
-        for i, (a, b) in enumerate(zip(first, second)):
-            if a != b:
-                return first[:i]
-        return first[: min(len(first), len(second))]
+    def size(self, axes: Array) -> Array:
+        """The number of devices along a list."""
+        return self.sizes[axes]
 
-    def spare(self, size: int, used: int) -> Axes:
-        """See `AxisLists`."""
-        free = [part for part in self.parts if not self.bits[part] & used]
-        for count in range(1, len(free) + 1):
-            if num_shards(free[:count], self.mesh) == size:
-                return tuple(free[:count])
-        return ()
+    def devices_of(self, mask: Array) -> Array:
+        """The number of devices along the parts of a set."""
+        return functools.reduce(np.multiply, (np.where(mask & bit, part.size_in(self.mesh), 1) for part, bit in self.bits.items()), 1)
 
-    def same(self, first: Axes, second: Axes) -> bool:
-        """See `AxisLists`."""
-        return first == second
+    def until(self, axes: Array, mask: Array) -> Array:
+        """The parts of a list before the first that is in a set."""
 
-    def where(self, condition: bool, first: Axes, second: Axes) -> Axes:
-        """See `AxisLists`."""
-        return first if condition else second
+        def until(axes: Axes, mask: int) -> Axes:
+            return axes[: next((i for i, axis in enumerate(axes) if self.bits[axis] & mask), len(axes))]
 
-    def any(self, condition: bool) -> bool:
-        """See `AxisLists`."""
-        return condition
+        return self.call(until, [axes], mask)
+
+    def common(self, first: Array, second: Array) -> Array:
+        """The parts that two lists begin with."""
+
+        def common(first: Axes, second: Axes) -> Axes:
+            return first[: next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))]
+
+        return self.call(common, [first, second])
+
+    def spare(self, size: Array, used: Array) -> Array:
+        """The first parts in mesh order outside of a set with `size` devices along them; the empty list where there are none."""
+
+        def spare(size: int, used: int) -> Axes:
+            free = [part for part, bit in self.bits.items() if not bit & used]
+            return tuple(next((free[:n] for n in range(1, len(free) + 1) if num_shards(free[:n], self.mesh) == size), ()))
+
+        return self.call(spare, [], size, used)
 
 
-@functools.cache
-def _numbered(mesh: Mesh) -> tuple[Axes, Mapping[AxisRef, int]]:
-    """The parts of a mesh in its order, and the bit of each in a mask."""
-    numbered = tuple(part for axis in mesh.axes for part in parts(AxisRef(axis.name), mesh))
-    return numbered, {part: 1 << i for i, part in enumerate(numbered)}
+@functools.lru_cache(64)
+def axis_lists(mesh: Mesh) -> AxisLists:
+    """The lists of a mesh, made once."""
+    return AxisLists(mesh)
+
+
+def axes_of_factors(name: str, rule: OpShardingRule, shapes: Sequence[Sequence[int]], layouts: Sequence[Layout], mesh: Mesh) -> list[Axes]:
+    """The axes of every factor of an op under one joint layout of its operands and results."""
+    lists, count = axis_lists(mesh), len(rule.operand_mappings)
+    dealt = (to_factors(mapping, layout, rule.factor_sizes, mesh) for mapping, layout in zip(rule.mappings, layouts))
+    tensors = [{factor: lists.number(axes) for factor, axes in each.items()} for each in dealt]
+    axes, _ = factor_axes(name, rule, shapes, tensors[:count], tensors[count:], lists)
+    return [lists.lists.items[np.asarray(each).item()] for each in axes]
 
 
 def factor_axes(
     name: str,
     rule: OpShardingRule,
     shapes: Sequence[Sequence[int]],
-    operands: Sequence[Factors[L]],
-    results: Sequence[Factors[L]],
-    lists: AxisLists[L],
-) -> tuple[list[L], int]:
+    operands: Sequence[Factors],
+    results: Sequence[Factors],
+    lists: AxisLists,
+) -> tuple[list[Array], Array]:
     """The axes of every factor, and the set of those over which results are added up."""
     if name in PRODUCTS:
         return _product_axes(rule, shapes, operands, results[0], lists)
     if name in INDEXED:
         return _indexed_axes(rule, operands, results[0], lists)
-    axes: list[L] = [lists.none] * rule.num_factors
+    axes: list[Array] = [0] * rule.num_factors
     summed = 0
     runs_cut = [factor for factor in range(rule.num_factors) if factor not in rule.need_replication]
     sources = operands if name in REDUCTIONS else results
@@ -171,12 +191,12 @@ def factor_axes(
         if factor in rule.reduction:
             for tensor in operands[:1] if name in REDUCTIONS else reversed(operands):  # a reduction brings all to its first operand
                 if factor in tensor:
-                    axes[factor] = lists.where(lists.mask(tensor[factor]) != 0, tensor[factor], axes[factor])
+                    axes[factor] = np.where(lists.mask(tensor[factor]) != 0, tensor[factor], axes[factor])
             axes[factor] = lists.until(axes[factor], summed)  # operands may lie along the same axes in different dimensions
             summed = summed | lists.mask(axes[factor])
         else:
-            axes[factor] = next((tensor[factor] for tensor in sources if factor in tensor), lists.none)
-    if name not in REDUCTIONS and lists.any(summed != 0):
+            axes[factor] = next((tensor[factor] for tensor in sources if factor in tensor), 0)
+    if name not in REDUCTIONS and np.any(summed != 0):
         # A result cannot be sharded along the axes that it is a sum over.
         for factor in runs_cut:
             if factor not in rule.reduction:
@@ -184,14 +204,14 @@ def factor_axes(
     return axes, summed
 
 
-def _indexed_axes(rule: OpShardingRule, operands: Sequence[Factors[L]], result: Factors[L], lists: AxisLists[L]) -> tuple[list[L], int]:
+def _indexed_axes(rule: OpShardingRule, operands: Sequence[Factors], result: Factors, lists: AxisLists) -> tuple[list[Array], Array]:
     """The axes of a gather, which adds up over the axes that its operand is indexed along, or of a scatter, over those of its updates.
 
     Where the operand, or the result of a scatter, has the axes that indices are cut by, these are cut by axes that are free, into as many
     pieces as there are (GroupShardingOnReplicatedDim in hlo_sharding_util.cc).
     """
     operand, indices, *updates = operands
-    axes: list[L] = [lists.none] * rule.num_factors
+    axes: list[Array] = [0] * rule.num_factors
     summed = 0
     for factor in operand:
         if factor not in rule.need_replication and factor not in indices:
@@ -207,12 +227,12 @@ def _indexed_axes(rule: OpShardingRule, operands: Sequence[Factors[L]], result: 
     for factor in indices:
         if factor in rule.need_replication:
             continue
-        own = result.get(factor, lists.none)
+        own = result.get(factor, 0)
         for tensor in updates:
-            own = lists.where(lists.mask(own) != 0, own, tensor.get(factor, lists.none))
-        size, left = lists.size(own), lists.devices // lists.devices_of(used)
+            own = np.where(lists.mask(own) != 0, own, tensor.get(factor, 0))
+        size, left = lists.size(own), lists.mesh.size // lists.devices_of(used)
         free = lists.spare(size * (size <= left) + left * (size > left), used)
-        axes[factor] = lists.where((lists.mask(own) & used) != 0, free, own)
+        axes[factor] = np.where((lists.mask(own) & used) != 0, free, own)
         used = used | lists.mask(axes[factor])
         if factor in rule.reduction:
             summed = summed | lists.mask(axes[factor])
@@ -220,38 +240,38 @@ def _indexed_axes(rule: OpShardingRule, operands: Sequence[Factors[L]], result: 
 
 
 def _product_axes(
-    rule: OpShardingRule, shapes: Sequence[Sequence[int]], operands: Sequence[Factors[L]], result: Factors[L], lists: AxisLists[L]
-) -> tuple[list[L], int]:
+    rule: OpShardingRule, shapes: Sequence[Sequence[int]], operands: Sequence[Factors], result: Factors, lists: AxisLists
+) -> tuple[list[Array], Array]:
     lhs, rhs = operands
-    axes: list[L] = [lists.none] * rule.num_factors
+    axes: list[Array] = [0] * rule.num_factors
     both = [factor for factor in rule.reduction if factor in lhs and factor in rhs]
     matching = _matching(rule, shapes, both, lhs, rhs, result, lists)
     summed = _union(matching, matching, lists)
     for factor, cut in result.items():
         axes[factor] = cut
         clashes = (lists.mask(cut) & summed) != 0
-        if lists.any(clashes):
-            side = lhs.get(factor, rhs.get(factor, lists.none))
+        if np.any(clashes):
+            side = lhs.get(factor, rhs.get(factor, 0))
             used = summed | _union(result, [other for other in result if other != factor], lists)
             side_fits = (lists.mask(side) != 0) & ((used & lists.mask(side)) == 0)
             free = lists.spare(lists.size(cut), used | _union(lhs, lhs, lists) | _union(rhs, rhs, lists))
             shared = lists.common(lists.until(cut, summed), side)
-            instead = lists.where(lists.mask(shared) != 0, shared, lists.where(side_fits, side, free))
-            axes[factor] = lists.where(clashes, instead, cut)
+            instead = np.where(lists.mask(shared) != 0, shared, np.where(side_fits, side, free))
+            axes[factor] = np.where(clashes, instead, cut)
     none_match = summed == 0
     for factor, cut in matching.items():
-        axes[factor] = lists.where(none_match, lists.none, cut)
-    if lists.any(none_match):
+        axes[factor] = np.where(none_match, 0, cut)
+    if np.any(none_match):
         one_sided = _one_sided(rule, shapes, lhs, rhs, axes, result, lists)
         for factor, cut in one_sided.items():
-            cut = lists.where(none_match, cut, lists.none)
+            cut = np.where(none_match, cut, 0)
             summed = summed | lists.mask(cut)
             if factor in both:
-                axes[factor] = lists.where(none_match, cut, axes[factor])
+                axes[factor] = np.where(none_match, cut, axes[factor])
     return axes, summed
 
 
-def _union(tensor: Factors[L], factors: Collection[int], lists: AxisLists[L]) -> int:
+def _union(tensor: Factors, factors: Collection[int], lists: AxisLists) -> int:
     """The set of axes of some factors of a tensor."""
     mask = 0
     for factor in factors:
@@ -259,7 +279,7 @@ def _union(tensor: Factors[L], factors: Collection[int], lists: AxisLists[L]) ->
     return mask
 
 
-def _pieces(sizes: Sequence[int], dims: Sequence[Sequence[L]], lists: AxisLists[L]) -> int:
+def _pieces(sizes: Sequence[int], dims: Sequence[Sequence[Array]], lists: AxisLists) -> int:
     """Elements of the largest piece where each dimension is cut by some lists."""
     return math.prod(-(-size // math.prod(map(lists.size, dim))) for size, dim in zip(sizes, dims, strict=True))
 
@@ -268,22 +288,22 @@ def _matching(
     rule: OpShardingRule,
     shapes: Sequence[Sequence[int]],
     both: Sequence[int],
-    lhs: Factors[L],
-    rhs: Factors[L],
-    result: Factors[L],
-    lists: AxisLists[L],
-) -> dict[int, L]:
+    lhs: Factors,
+    rhs: Factors,
+    result: Factors,
+    lists: AxisLists,
+) -> dict[int, Array]:
     """Axes of the summed dimensions that both sides are cut by into as many pieces; none of a dimension that they are not.
 
     Where these are along other axes, one side changes places: that whose axes the result has, or else the smaller one
     (PartitionDotGroupOnContracting in dot_handler.cc).
     """
-    match = {factor: lists.where(lists.same(lhs[factor], rhs[factor]), lhs[factor], lists.none) for factor in both}
+    match = {factor: np.where(lhs[factor] == rhs[factor], lhs[factor], 0) for factor in both}
     used = _union(result, result, lists)
     for factor in both:
         a, b = lhs[factor], rhs[factor]
-        differ = (lists.size(a) == lists.size(b)) & (lists.mask(a) != 0) & (lists.same(a, b) == 0)
-        if not lists.any(differ):
+        differ = (lists.size(a) == lists.size(b)) & (lists.mask(a) != 0) & (a != b)
+        if not np.any(differ):
             continue
         lhs_piece, rhs_piece = (
             _pieces(shape, [[side[f] for f in dim] for dim in mapping], lists)
@@ -297,19 +317,19 @@ def _matching(
         a_first = (a_is_used < b_is_used) | ((a_is_used == b_is_used) & (lhs_piece >= rhs_piece))
         takes_a = differ & a_fits & (a_first | (b_fits == 0))
         takes_b = differ & b_fits & (takes_a == 0)
-        match[factor] = lists.where(takes_a, a, lists.where(takes_b, b, match[factor]))
+        match[factor] = np.where(takes_a, a, np.where(takes_b, b, match[factor]))
     return match
 
 
 def _one_sided(
     rule: OpShardingRule,
     shapes: Sequence[Sequence[int]],
-    lhs: Factors[L],
-    rhs: Factors[L],
-    axes: Sequence[L],
-    result: Factors[L],
-    lists: AxisLists[L],
-) -> dict[int, L]:
+    lhs: Factors,
+    rhs: Factors,
+    axes: Sequence[Array],
+    result: Factors,
+    lists: AxisLists,
+) -> dict[int, Array]:
     """Axes on the summed dimensions of one side, where adding up the result is less than gathering the side; none elsewhere.
 
     The other side must be whole, and all devices must have a part in it (should_partition_contracting_dim in dot_handler.cc). Where the
@@ -317,7 +337,7 @@ def _one_sided(
     """
     used = _union(result, result, lists)
     result_piece = _pieces([rule.factor_sizes[f] for f in result], [[axes[f]] for f in result], lists)
-    contracted: dict[int, L] = dict.fromkeys(rule.reduction, lists.none)
+    contracted: dict[int, Array] = dict.fromkeys(rule.reduction, 0)
     is_open = True
     for i, (own, other) in enumerate(((lhs, rhs), (rhs, lhs))):
         factors = [factor for factor in rule.reduction if factor in own]
@@ -328,23 +348,23 @@ def _one_sided(
         for side in (own, other):
             for factor in side:
                 if factor in result:
-                    whole = whole & lists.same(axes[factor], side[factor])
-        if not lists.any(whole):
+                    whole = whole & (axes[factor] == side[factor])
+        if not np.any(whole):
             continue
         cut_factors = sum((lists.mask(own[factor]) != 0) * 1 for factor in factors)
-        cuts: dict[int, L] = {}
+        cuts: dict[int, Array] = {}
         for factor in factors:
             moves_away = (cut_factors == 1) & ((lists.mask(own[factor]) & used) != 0)
             cuts[factor] = own[factor]
-            if lists.any(moves_away):
+            if np.any(moves_away):
                 free = lists.spare(lists.size(own[factor]), used | _union(lhs, lhs, lists) | _union(rhs, rhs, lists))
-                cuts[factor] = lists.where(moves_away, free, own[factor])
+                cuts[factor] = np.where(moves_away, free, own[factor])
         mask = _union(cuts, cuts, lists)
-        dims = [[axes[dim[0]] if dim[0] in result else lists.none] for dim in rule.operand_mappings[i]]
+        dims = [[axes[dim[0]] if dim[0] in result else 0] for dim in rule.operand_mappings[i]]
         pays = _pieces(shapes[i], dims, lists) > result_piece
-        busy = lists.devices_of(mask | used) == lists.devices
+        busy = lists.devices_of(mask | used) == lists.mesh.size
         takes = whole & (mask != 0) & ((mask & used) == 0) & busy & pays
         for factor in factors:
-            contracted[factor] = lists.where(takes, cuts[factor], contracted[factor])
+            contracted[factor] = np.where(takes, cuts[factor], contracted[factor])
         is_open = is_open & (takes == 0)
     return contracted

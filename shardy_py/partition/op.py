@@ -12,17 +12,23 @@ from typing import Any, NamedTuple
 from shardy_py.dialect import OpShardingRule
 from shardy_py.ir import Op, Type, Value
 from shardy_py.rules import rule_of
-from shardy_py.rules.traits import CONSTANTS
+from shardy_py.rules.traits import CONSTANTS, CONSTRAINTS
 
 CHEAP = CONSTANTS | {"stablehlo.iota"}
 """Ops that are recomputed in the layout in which their result is read."""
+
+
+FORWARDING = CONSTRAINTS | {"stablehlo.optimization_barrier", "sdy.propagation_barrier"}
+"""Ops each of whose results is an operand, brought to the layout of the result."""
+
+WHOLE = frozenset(("stablehlo.fft",))
+"""Ops that run on whole operands."""
 
 
 class TensorSpec(NamedTuple):
     """An operand or a result of a specification; `maker` is the op that makes it if that is one of `CHEAP`, else empty."""
 
     type: Type
-    number: int
     maker: str = ""
 
 
@@ -37,7 +43,6 @@ class OpSpec:
     results: tuple[TensorSpec, ...]
     attributes: Mapping[str, Any] = field(compare=False, repr=False)
     attribute_key: object = field(repr=False)
-    rotates: bool = False
 
     @property
     def result(self) -> TensorSpec:
@@ -58,22 +63,10 @@ def spec_of(op: Op, origin: Callable[[Value], Value] | None = None) -> OpSpec:
         producer = (value if origin is None else origin(value)).defining_op
         return producer.name if producer is not None and producer.name in CHEAP else ""
 
-    count = len(op.operands)
-    operands = tuple(TensorSpec(v.type, i, maker(v)) for i, v in enumerate(op.operands))
-    results = tuple(TensorSpec(v.type, count + i) for i, v in enumerate(op.results))
+    operands = tuple(TensorSpec(v.type, maker(v)) for v in op.operands)
+    results = tuple(TensorSpec(v.type) for v in op.results)
     rule = rule_of(op)
-    return OpSpec(op.name, op.primitive, rule, operands, results, op.attributes, _key(op.attributes), rotates(op))
-
-
-def rotates(op: Op) -> bool:
-    """Whether a concatenation is of the end of an array and its beginning."""
-    makers = [v.defining_op for v in op.operands] if op.name == "stablehlo.concatenate" else []
-    tail, head = makers if len(makers) == 2 else (None, None)
-    if tail is None or head is None or tail.name != "stablehlo.slice" or head.name != tail.name or tail.operands[0] is not head.operands[0]:
-        return False
-    dim = op.attributes["dimension"]
-    starts, ends = tail.attributes["start_indices"], head.attributes["limit_indices"]
-    return starts[dim] == ends[dim] and not head.attributes["start_indices"][dim] and op.result.type == tail.operands[0].type
+    return OpSpec(op.name, op.primitive, rule, operands, results, op.attributes, _key(op.attributes))
 
 
 def _key(attribute: Any) -> object:

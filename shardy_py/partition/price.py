@@ -14,21 +14,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.cost.collectives import collective_seconds, received_bytes
-from shardy_py.cost.compute import PRODUCTS, Work, common_axes, roofline_seconds, run_shapes, work
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.links import Level, lay_out, levels_of
-from shardy_py.cost.traffic import Access, traffic
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Type
 from shardy_py.ir.types import element_bits
 from shardy_py.partition.layouts import Layout, local_shape, parts
-from shardy_py.partition.op import OpSpec
-from shardy_py.partition.policies import strategy_of
 from shardy_py.partition.region import layouts as region
 from shardy_py.partition.region.reshard_steps import reshard_steps
-from shardy_py.partition.routes import Move
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One collective; `scatters` of an all_reduce whose devices keep a piece each, so that a reduce-scatter would do."""
+
+    kind: str
+    axes: Axes
+    shape: tuple[int, ...]
+    scatters: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Elements of the operand on one device."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,48 +105,6 @@ class Machine:
                 moves = scattered_by_axis(moves, self.mesh)
             cost = self._moves[key] = self.collectives(moves, type_.dtype)
         return cost
-
-
-@dataclass(frozen=True, slots=True)
-class MovementPrice:
-    """The cost of one op under a joint layout, once.
-
-    Attributes:
-        seconds: Of computing, and of collectives inside the op and of its results; operands are separate.
-        makes: The layout in which each result is made; readers can use it in this one, too.
-        moves: The cost of bringing each operand there; nothing for constants, which are made where they are read.
-    """
-
-    seconds: float
-    work: Work
-    traffic: int
-    received: int
-    reads: tuple[Layout, ...]
-    makes: tuple[Layout, ...]
-    moves: tuple[Communication, ...]
-
-
-def price(op: OpSpec, layouts: Sequence[Layout], machine: Machine, memory: Sequence[Access]) -> MovementPrice:
-    """The cost of one op under a joint layout."""
-    mesh, count, types = machine.mesh, len(op.operands), op.types
-    run = strategy_of(op, layouts, mesh)
-    operand_moves = tuple(
-        NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, layout, read)
-        for tensor, layout, read in zip(op.operands, layouts, run.reads)
-    )
-    after = machine.collectives(run.inside, op.results[0].type.dtype) if run.inside else NO_COMMUNICATION
-    for tensor, source, target in zip(op.results, run.makes, layouts[count:]):
-        after += machine.settle(tensor.type, source, target, run.summed)
-    pieces = [local_shape(type_.shape, layout, mesh) for type_, layout in zip(types, (*run.reads, *run.makes))]
-    operands: Sequence[Sequence[int]] = pieces[:count]
-    if op.name in PRODUCTS:
-        lhs, rhs = run.reads
-        used = {axis.name for dim in run.makes[0] for axis in dim}
-        operands = run_shapes(op, operands, lambda i, j: num_shards(common_axes(lhs[i], rhs[j], used), mesh))
-    computed = work(op, operands, pieces[count:])
-    accessed = traffic(memory, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
-    seconds = roofline_seconds(computed, accessed, machine.hardware) + after.seconds
-    return MovementPrice(seconds, computed, accessed, after.received, run.reads, run.makes, operand_moves)
 
 
 def piece_bytes(type_: Type, elements: int) -> int:

@@ -1,7 +1,7 @@
 """Prices of one op under arrays of joint layouts.
 
 Lists of axes are numbered, sets of them are bit masks, and an op's decision is made on arrays of both (`factor_axes`). Anything else is a
-function of few arguments that take few values: it runs once per distinct row of these, and its results are broadcast (`_Rows`).
+function of few arguments that take few values: it runs once per distinct row of these, and its results are broadcast (`Rows`).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -11,31 +11,21 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from shardy_py.cost.compute import PRODUCTS, common_axes, roofline_seconds, run_shapes, work
 from shardy_py.cost.traffic import Access, traffic
-from shardy_py.dialect import Mesh, OpShardingRule
+from shardy_py.dialect import FactorType, Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.ir import TensorType
-from shardy_py.partition.factor_axes import Exact, Factors, factor_axes
+from shardy_py.partition.factor_axes import Array, Factors, Numbered, Rows, axis_lists, factor_axes
 from shardy_py.partition.layouts import Layout, joined, local_shape, to_factors
-from shardy_py.partition.mispartitioned import AT_RISK
-from shardy_py.partition.op import CHEAP, OpSpec
-from shardy_py.partition.policies import FORWARDING, strategy_of
-from shardy_py.partition.price import NO_COMMUNICATION, Machine, piece_bytes
-from shardy_py.partition.routes import Move, settled
-from shardy_py.partition.strategy import SHIFTS, WHOLE, shifts
-from shardy_py.partition.workarounds import HANDLERS, borders, is_at_risk, proposed_axes, received_elements
-
-T = TypeVar("T")
-
-Array = Any
-"""A numpy array with an entry per joint layout, or one number for all of them."""
+from shardy_py.partition.op import CHEAP, FORWARDING, WHOLE, OpSpec
+from shardy_py.partition.price import NO_COMMUNICATION, Machine, Move, piece_bytes
+from shardy_py.partition.windows import Window, halo, is_cumulative, windows_of_convolution, windows_of_padding, windows_of_reduction
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,19 +62,19 @@ class PriceTable:
 
 
 def price_table(op: OpSpec, candidates: Candidates, machine: Machine, memory: Sequence[Access]) -> PriceTable:
-    """The prices of one op under joint layouts; each equals that of `price`."""
+    """The prices of one op under joint layouts."""
     index, domains, mesh = np.asarray(candidates.index, np.int64), candidates.domains, machine.mesh
     types, count = op.types, len(op.operands)
     if len(domains) != len(types) or len(index) != len(types):
         raise ValueError(f"{op.name} has {len(types)} values; there are domains of {len(domains)} and numbers of {len(index)}")
-    decider = _Decider(op, domains, mesh)
+    decider = _Decider(op, domains, machine)
     runs = decider.decide(index)
     move_seconds: list[Array] = []
     move_received: list[Array] = []
     for i, tensor in enumerate(op.operands):
         read_in = decider.layouts[i].items
         seconds, received = np.full((len(domains[i]), len(read_in)), np.nan), np.full((len(domains[i]), len(read_in)), -1)
-        for own, read in _Rows(index[i], runs.numbers[i]).distinct():
+        for own, read in Rows(index[i], runs.numbers[i]).distinct():
             cost = NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, domains[i][own], read_in[read])
             seconds[own, read], received[own, read] = cost.seconds, cost.received
         move_seconds.append(seconds)
@@ -100,8 +90,8 @@ def price_table(op: OpSpec, candidates: Candidates, machine: Machine, memory: Se
     received = np.array([cost.received for cost in inside])[runs.inside]
     reductions: Array = np.zeros(index.shape[1])
     for i, tensor in enumerate(op.results, count):
-        rows = _Rows(runs.numbers[i], index[i], runs.summed)
-        makes, targets, axes = decider.layouts[i].items, domains[i], decider.lists.exact.axes
+        rows = Rows(runs.numbers[i], index[i], runs.summed)
+        makes, targets, axes = decider.layouts[i].items, domains[i], decider.lists.axes
         costs = [machine.settle(tensor.type, makes[a], targets[b], axes(mask)) for a, b, mask in rows.distinct()]
         settled_seconds = rows.deal([cost.seconds for cost in costs])
         seconds = seconds + settled_seconds
@@ -125,125 +115,6 @@ def price_table(op: OpSpec, candidates: Candidates, machine: Machine, memory: Se
     )
 
 
-class _Rows:
-    """The distinct rows of some columns of non-negative numbers."""
-
-    def __init__(self, *columns: Array) -> None:
-        self.columns = columns
-        key: Array = np.zeros(len(columns[0]), np.int64)
-        width = 1
-        for column in columns:
-            more = int(column.max(initial=0)) + 1
-            if width * more >= 1 << 62:
-                key = np.unique(key, return_inverse=True)[1]
-                width = int(key.max(initial=0)) + 1
-            key = key * more + column
-            width *= more
-        if width <= 4 * len(key) + 1024:
-            numbers = np.full(width, -1)
-            numbers[key] = np.arange(len(key))
-            (present,) = np.nonzero(numbers >= 0)
-            self.first: Array = numbers[present]
-            numbers[present] = np.arange(len(present))
-            self.number: Array = numbers[key]
-        else:
-            _, self.first, self.number = np.unique(key, return_index=True, return_inverse=True)
-
-    def distinct(self) -> Iterator[tuple[int, ...]]:
-        """The distinct rows."""
-        return zip(*(column[self.first].tolist() for column in self.columns))
-
-    def deal(self, values: Sequence[float]) -> Array:
-        """Broadcasts one value per distinct row to all rows."""
-        return np.array(values)[self.number] if len(values) else self.number
-
-
-class _Numbered(Generic[T]):
-    """Numbers items in the order of their arrival."""
-
-    def __init__(self, *items: T) -> None:
-        self.items = list(items)
-        self.numbers = {item: i for i, item in enumerate(items)}
-
-    def number(self, item: T) -> int:
-        """The number of an item."""
-        number = self.numbers.setdefault(item, len(self.items))
-        if number == len(self.items):
-            self.items.append(item)
-        return number
-
-
-class _Lists:
-    """Numbers of lists of parts of axes, as `AxisLists`."""
-
-    none = 0
-
-    def __init__(self, mesh: Mesh) -> None:
-        self.exact = Exact(mesh)
-        self.devices = mesh.size
-        self.lists = _Numbered[Axes](())
-        self.masks: Array = np.zeros(1, np.int64)
-        self.sizes: Array = np.ones(1, np.int64)
-
-    def number(self, axes: Axes) -> int:
-        """The number of a list."""
-        number = self.lists.number(axes)
-        if number == len(self.masks):
-            self.masks = np.append(self.masks, self.exact.mask(axes))
-            self.sizes = np.append(self.sizes, self.exact.size(axes))
-        return number
-
-    def call(self, function: Callable[..., Axes], lists: Sequence[Array], *numbers: Array) -> Array:
-        """Applies a function of lists and numbers."""
-        columns = np.broadcast_arrays(*map(np.atleast_1d, (*lists, *numbers)))
-        rows, count, items = _Rows(*columns), len(lists), self.lists.items
-        return rows.deal([self.number(function(*(items[i] for i in row[:count]), *row[count:])) for row in rows.distinct()])
-
-    def mask(self, axes: Array) -> Array:
-        """See `AxisLists`."""
-        return self.masks[axes]
-
-    def size(self, axes: Array) -> Array:
-        """See `AxisLists`."""
-        return self.sizes[axes]
-
-    def devices_of(self, mask: Array) -> Array:
-        """See `AxisLists`."""
-        devices = 1
-        for i, part in enumerate(self.exact.parts):
-            devices = devices * np.where(mask >> i & 1, part.size_in(self.exact.mesh), 1)
-        return devices
-
-    def until(self, axes: Array, mask: Array) -> Array:
-        """See `AxisLists`."""
-        return self.call(self.exact.until, [axes], mask)
-
-    def common(self, first: Array, second: Array) -> Array:
-        """See `AxisLists`."""
-        return self.call(self.exact.common, [first, second])
-
-    def spare(self, size: Array, used: Array) -> Array:
-        """See `AxisLists`."""
-        return self.call(self.exact.spare, [], size, used)
-
-    def same(self, first: Array, second: Array) -> Array:
-        """See `AxisLists`."""
-        return first == second
-
-    def where(self, condition: Array, first: Array, second: Array) -> Array:
-        """See `AxisLists`."""
-        return np.where(condition, first, second)  # pyright: ignore[reportUnknownVariableType]
-
-    def any(self, condition: Array) -> bool:
-        """See `AxisLists`."""
-        return bool(np.any(condition))
-
-
-@functools.lru_cache(64)
-def _lists(mesh: Mesh) -> _Lists:
-    return _Lists(mesh)
-
-
 @dataclass(slots=True, eq=False)
 class _Runs:
     """The strategies of one op under joint layouts, with layouts and collectives as numbers."""
@@ -264,97 +135,73 @@ class _Runs:
 class _Decider:
     """Decides the strategies of one op under joint layouts."""
 
-    def __init__(self, op: OpSpec, domains: Sequence[Sequence[Layout]], mesh: Mesh) -> None:
+    def __init__(self, op: OpSpec, domains: Sequence[Sequence[Layout]], machine: Machine) -> None:
         self.op = op
         self.domains = domains
-        self.mesh = mesh
-        self.lists = _lists(mesh)
-        self.layouts = [_Numbered[Layout]() for _ in op.types]
-        self.inside = _Numbered[tuple[Move, ...]](())
+        self.machine = machine
+        self.mesh = machine.mesh
+        self.lists = axis_lists(machine.mesh)
+        self.layouts = [Numbered[Layout]() for _ in op.types]
+        self.inside = Numbered[tuple[Move, ...]](())
 
     def decide(self, index: Array) -> _Runs:
-        """Strategies for joint layouts: on arrays, or one by one for ops that run as their operands lie."""
-        op, count = self.op, index.shape[1]
+        """Strategies for joint layouts: constants run as they lie, and ops that hand operands on in the layouts of their results."""
+        op, count, zeros = self.op, len(self.op.operands), np.zeros(index.shape[1], np.int64)
         if op.name in FORWARDING or op.name in CHEAP:
-            return self.one_by_one(index)
-        at_risk = self.at_risk(index) if op.name in AT_RISK and op.rule is not None else np.zeros(count, bool)
-        runs = _Runs(np.zeros((len(op.types), count), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64))
-        for where, run in ((at_risk, self.apart), (~at_risk, self.handled if op.name in HANDLERS else self.by_xla)):
-            if where.any():
-                runs.set(where, run(index[:, where]))
-        return runs
-
-    def at_risk(self, index: Array) -> Array:
-        """Whether XLA may get the op wrong."""
-        columns: list[Array] = []
-        cuts: list[Sequence[tuple[int, ...]]] = []
-        for domain, own in zip(self.domains, index):
-            numbered = _Numbered[tuple[int, ...]]()
-            columns.append(np.array([numbered.number(tuple(num_shards(dim, self.mesh) for dim in layout)) for layout in domain])[own])
-            cuts.append(numbered.items)
-        rows = _Rows(*columns)
-        return rows.deal([is_at_risk(self.op, [cut[i] for cut, i in zip(cuts, row)]) for row in rows.distinct()]).astype(bool)
-
-    def one_by_one(self, index: Array) -> _Runs:
-        """Strategies decided for each distinct joint layout by itself."""
-        rows = _Rows(*index)
-        strategies = [strategy_of(self.op, [domain[i] for domain, i in zip(self.domains, row)], self.mesh) for row in rows.distinct()]
-        numbers = [rows.deal([layouts.number((*one.reads, *one.makes)[i]) for one in strategies]) for i, layouts in enumerate(self.layouts)]
-        return _Runs(
-            np.array(numbers),
-            rows.deal([self.lists.exact.mask(one.summed) for one in strategies]),
-            rows.deal([self.inside.number(one.inside) for one in strategies]),
-        )
-
-    def handled(self, index: Array) -> _Runs:
-        """The strategies of an op that XLA has a handler for."""
-        if self.op.name == "stablehlo.sort" and self.op.primitive != "top_k":
-            return self.by_xla(index)
-        return self.one_by_one(index)
-
-    def by_xla(self, index: Array) -> _Runs:
-        """The strategies of XLA's partitioner."""
-        op, count = self.op, len(self.op.operands)
+            ends = [i + count if op.name in FORWARDING and i < count else i for i in range(len(op.types))]
+            columns = [np.array([layouts.number(at) for at in self.domains[i]])[index[i]] for layouts, i in zip(self.layouts, ends)]
+            return _Runs(np.array(columns).reshape(index.shape), zeros, zeros)
         if op.rule is None or op.name in WHOLE:
             whole = [layouts.number(((),) * len(type_.shape)) for layouts, type_ in zip(self.layouts, op.types)]
-            zeros: Array = np.zeros(index.shape[1], np.int64)
             return _Runs(np.array(whole)[:, None] + zeros, zeros, zeros)
-        tensors, shapes = self.factors(op.rule, index), [type_.shape for type_ in op.types]
-        axes, summed = factor_axes(op.name, op.rule, shapes[:count], tensors[:count], tensors[count:], self.lists)
-        runs = self.with_axes(op.rule, axes, summed, index.shape[1])
+        runs = self.along_factors(op.rule, index)
+        if op.name in WINDOWS and (slid := self.slides(WINDOWS[op.name](op), index)).any():
+            runs.set(slid, self.along_windows(op.rule, index[:, slid]))
+        return runs
+
+    def slides(self, windows: Sequence[Window], index: Array) -> Array:
+        """Whether windows slide along a dimension that is cut in the first operand or in the first result."""
+        count, slid = len(self.op.operands), np.zeros(index.shape[1], bool)
+        for i, dims in ((0, [window.dim for window in windows]), (count, [window.to for window in windows])):
+            slid |= np.array([any(layout[d] for d in dims) for layout in self.domains[i]])[index[i]]
+        return slid
+
+    def along_factors(self, rule: OpShardingRule, index: Array) -> _Runs:
+        """The strategies along the axes that `factor_axes` decides on."""
+        op, count = self.op, len(self.op.operands)
+        tensors, shapes = self.factors(rule, index), [type_.shape for type_ in op.types]
+        axes, summed = factor_axes(op.name, rule, shapes[:count], tensors[:count], tensors[count:], self.lists)
+        runs = self.with_axes(rule, axes, summed, index.shape[1])
         if op.name in SHIFTS:
-            shifted = functools.reduce(np.logical_or, (self.lists.mask(axes[f]) != 0 for f in op.rule.permutation), np.zeros(1, bool))
-            rows = _Rows(*runs.numbers, np.broadcast_to(shifted.astype(np.int64), index.shape[1:]))
+            shifted = functools.reduce(np.logical_or, (self.lists.mask(axes[f]) != 0 for f in rule.permutation), np.zeros(1, bool))
+            rows = Rows(*runs.numbers, np.broadcast_to(shifted.astype(np.int64), index.shape[1:]))
             steps: list[tuple[Move, ...]] = []
             for *numbers, moves in rows.distinct():
                 run = [layouts.items[number] for layouts, number in zip(self.layouts, numbers)]
-                steps.append(shifts(shapes[:count], shapes[count], run[:count], run[count], self.mesh) if moves else ())
+                steps.append(_shifts(shapes[:count], shapes[count], run[:count], run[count], self.mesh) if moves else ())
             runs.inside = rows.deal([self.inside.number(one) for one in steps])
         return runs
 
-    def apart(self, index: Array) -> _Runs:
-        """The strategies of workarounds: the proposal that moves the fewest bytes, as in `workaround`."""
-        op, rule, count, mesh, size = self.op, self.op.rule, len(self.op.operands), self.mesh, index.shape[1]
-        assert rule is not None
+    def along_windows(self, rule: OpShardingRule, index: Array) -> _Runs:
+        """The strategies of an op that fetches halos: under the proposal with which a device receives the fewest bytes."""
+        op, machine, size = self.op, self.machine, index.shape[1]
+        count, dtype = len(op.operands), op.results[0].type.dtype
         best, least, most = None, np.zeros(0), np.zeros(0)
-        for axes in proposed_axes(op, rule, self.factors(rule, index), self.lists):
+        for axes in self.proposals(rule, self.factors(rule, index)):
             summed: Array = functools.reduce(np.bitwise_or, (self.lists.mask(axes[f]) for f in rule.reduction), np.zeros(1, np.int64))
             runs = self.with_axes(rule, axes, summed, size)
-            rows = _Rows(runs.numbers[0], runs.numbers[count])
+            rows = Rows(runs.numbers[0], runs.numbers[count])
             reads, makes = self.layouts[0].items, self.layouts[count].items
-            steps = [tuple(borders(op, reads[read], makes[make], mesh)) for read, make in rows.distinct()]
+            steps = [tuple(_halos(op, reads[read], makes[make], self.mesh)) for read, make in rows.distinct()]
             runs.inside = rows.deal([self.inside.number(one) for one in steps])
-            received = np.array([received_elements(one, mesh) for one in self.inside.items])[runs.inside]
+            received = np.array([machine.collectives(one, dtype).received for one in self.inside.items])[runs.inside]
             for i, type_ in enumerate(op.types):
                 ends = (index[i], runs.numbers[i]) if i < count else (runs.numbers[i], index[i])
-                rows, own, run = _Rows(*ends, runs.summed * (i >= count)), self.domains[i], self.layouts[i].items
+                rows, own, run = Rows(*ends, runs.summed * (i >= count)), self.domains[i], self.layouts[i].items
                 source, target = (own, run) if i < count else (run, own)
-                received = received + rows.deal(
-                    [
-                        received_elements(settled(type_.shape, source[a], target[b], self.lists.exact.axes(mask), mesh), mesh)
-                        for a, b, mask in rows.distinct()
-                    ]
-                )
+                costs = [machine.settle(type_, source[a], target[b], self.lists.axes(mask)) for a, b, mask in rows.distinct()]
+                received = received + rows.deal([cost.received for cost in costs])
+            # Of the strategies that move the least, the one with the least to compute; then the layouts of the results.
             devices = functools.reduce(np.multiply, map(self.lists.size, axes), np.ones(size, np.int64))
             if best is None:
                 best, least, most = runs, received, devices
@@ -365,9 +212,27 @@ class _Decider:
         assert best is not None
         return best
 
-    def factors(self, rule: OpShardingRule, index: Array) -> list[Factors[Array]]:
+    def proposals(self, rule: OpShardingRule, tensors: Sequence[Factors]) -> Iterator[list[Array]]:
+        """Axes for every factor: those of one tensor, completed by free ones of the others; with sums over devices and without."""
+        count, lists = len(self.op.operands), self.lists
+        ordered = [*tensors[count:], *tensors[:count]]
+        for first in ordered:
+            axes: list[Array] = [0] * rule.num_factors
+            used: Array = 0
+            for source in (first, *ordered):
+                for factor, cut in source.items():
+                    if rule.factor_types[factor] is not FactorType.NEED_REPLICATION:
+                        mask = lists.mask(cut)
+                        fits = (lists.mask(axes[factor]) == 0) & ((used & mask) == 0)
+                        axes[factor] = np.where(fits, cut, axes[factor])
+                        used = used | mask * fits
+            yield axes
+            if any(np.any(lists.mask(axes[factor]) != 0) for factor in rule.reduction):
+                yield [0 if factor in rule.reduction else cut for factor, cut in enumerate(axes)]
+
+    def factors(self, rule: OpShardingRule, index: Array) -> list[Factors]:
         """Per operand and result, numbers of the axes of its factors."""
-        tensors: list[Factors[Array]] = []
+        tensors: list[Factors] = []
         for mapping, domain, own in zip(rule.mappings, self.domains, index):
             dealt = [to_factors(mapping, layout, rule.factor_sizes, self.mesh) for layout in domain]
             tensors.append({factor: np.array([self.lists.number(axes[factor]) for axes in dealt])[own] for factor in dealt[0]})
@@ -377,7 +242,7 @@ class _Decider:
         """Strategies in which factors have some axes."""
         numbers: Array = np.zeros((len(rule.mappings), count), np.int64)
         for i, (mapping, layouts) in enumerate(zip(rule.mappings, self.layouts)):
-            rows = _Rows(*(np.broadcast_to(self.joined(rule, dim, axes), (count,)) for dim in mapping), numbers[i])
+            rows = Rows(*(np.broadcast_to(self.joined(rule, dim, axes), (count,)) for dim in mapping), numbers[i])
             dims = self.lists.lists.items
             numbers[i] = rows.deal([layouts.number(tuple(dims[number] for number in row[:-1])) for row in rows.distinct()])
         return _Runs(numbers, summed + np.zeros(count, np.int64), np.zeros(count, np.int64))
@@ -391,12 +256,11 @@ class _Decider:
 
     def cut(self, runs: _Runs) -> Callable[[int, int], Array]:
         """The number of parts of a contracted dimension, for `run_shapes`."""
-        exact = self.lists.exact
         layouts, numbers = [each.items for each in self.layouts], runs.numbers
-        used = np.array([exact.mask(tuple(axis for dim in layout for axis in dim)) for layout in layouts[2]], np.int64)[numbers[2]]
+        used = np.array([self.lists.set_of(axis for dim in layout for axis in dim) for layout in layouts[2]], np.int64)[numbers[2]]
 
         def common(lhs: Axes, rhs: Axes, mask: int) -> Axes:
-            return common_axes(lhs, rhs, {axis.name for axis in exact.axes(mask)})
+            return common_axes(lhs, rhs, {axis.name for axis in self.lists.axes(mask)})
 
         def cut(i: int, j: int) -> Array:
             sides = [np.array([self.lists.number(layout[d]) for layout in layouts[t]], np.int64)[numbers[t]] for t, d in ((0, i), (1, j))]
@@ -408,3 +272,46 @@ class _Decider:
 def _pieces(shape: Sequence[int], domain: Sequence[Layout], own: Array, mesh: Mesh) -> tuple[Array, ...]:
     """The shape of the largest piece of a value."""
     return tuple(np.array([local_shape(shape, layout, mesh) for layout in domain], float).reshape(len(domain), len(shape))[own].T)
+
+
+SHIFTS = frozenset(("stablehlo.slice", "stablehlo.concatenate"))
+"""Ops that fetch a part of their piece from neighbours where the dimension that they cut or extend is sharded."""
+
+
+def _shifts(
+    shapes: Sequence[tuple[int, ...]], result: tuple[int, ...], reads: Sequence[Layout], makes: Layout, mesh: Mesh
+) -> tuple[Move, ...]:
+    """The collectives of an op of `SHIFTS`: at most an operand's piece, and at most the result's, comes from a neighbour."""
+    piece = local_shape(result, makes, mesh)
+    pieces = (local_shape(shape, read, mesh) for shape, read in zip(shapes, reads) if shape)
+    return tuple(Move("collective_permute", (), min(own, piece, key=math.prod)) for own in pieces)
+
+
+WINDOWS: Mapping[str, Callable[[OpSpec], Sequence[Window]]] = {
+    "stablehlo.convolution": windows_of_convolution,
+    "stablehlo.pad": windows_of_padding,
+    "stablehlo.reduce_window": windows_of_reduction,
+}
+"""Op -> its windows along dimensions."""
+
+
+def _halos(op: OpSpec, operand: Layout, result: Layout, mesh: Mesh) -> Iterator[Move]:
+    """The collectives that fetch halos of windows from the neighbours of the first operand's pieces."""
+    shape = local_shape(op.operands[0].type.shape, operand, mesh)
+    if not math.prod(shape):
+        return
+    for window in WINDOWS[op.name](op):
+        d = window.dim
+        pieces = num_shards(operand[d], mesh)
+        if pieces == 1 or operand[d] != result[window.to]:
+            continue
+        rest = [*shape]
+        if op.name == "stablehlo.reduce_window" and is_cumulative(op):
+            rest[d] = 1  # the total of each piece
+            yield Move("all_gather", operand[d], tuple(rest))
+            continue
+        around = halo(window, shape[d], local_shape(op.results[0].type.shape, result, mesh)[window.to], pieces)
+        for reach in (around.left, around.right):
+            for hop in range(max(0, -(-reach // shape[d]))):
+                rest[d] = min(shape[d], reach - hop * shape[d])
+                yield Move("collective_permute", (), tuple(rest))

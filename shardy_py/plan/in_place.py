@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 
 from shardy_py.ir import Op, Value
-from shardy_py.partition.policies import FORWARDING
+from shardy_py.partition.op import FORWARDING
 from shardy_py.passes.dataflow import CASE, COMPUTATIONS, EDGE, WHILE
 from shardy_py.rules.traits import is_elementwise
 

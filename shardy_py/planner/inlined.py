@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.ir.types import moves_elements
-from shardy_py.partition.policies import FORWARDING
+from shardy_py.partition.op import FORWARDING
 from shardy_py.passes.clone import block_like, function_like, op_like, program_like
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, NAMED_COMPUTATION, WHILE

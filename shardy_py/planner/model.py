@@ -16,8 +16,7 @@ from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.ir import Block, Op, Value
 from shardy_py.ir.types import Type
 from shardy_py.partition.layouts import Layout, layout_of, local_shape
-from shardy_py.partition.op import CHEAP
-from shardy_py.partition.policies import FORWARDING
+from shardy_py.partition.op import CHEAP, FORWARDING
 from shardy_py.partition.price import piece_bytes
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
 from shardy_py.plan.cost_analysis import EXPOSED

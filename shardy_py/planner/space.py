@@ -20,8 +20,7 @@ from shardy_py.errors import UserError
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.ir.op_forms import UNCONSTRAINED
 from shardy_py.partition.layouts import Layout, layout_of, parts
-from shardy_py.partition.op import CHEAP
-from shardy_py.partition.strategy import WHOLE
+from shardy_py.partition.op import CHEAP, WHOLE
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
 from shardy_py.plan.values import location_of
 from shardy_py.planner.alike import representatives

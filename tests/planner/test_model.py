@@ -18,10 +18,9 @@ import shardy_py as sp
 from shardy_py.api.partitioning import RegionBuilder
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.links import Fabric
-from shardy_py.ir import Op, Program, TensorType, Value
+from shardy_py.ir import Op, Program, Value
 from shardy_py.partition.layouts import layout_of
 from shardy_py.partition.op import spec_of
-from shardy_py.partition.policies import strategy_of
 from shardy_py.partition.price import Machine
 from shardy_py.plan.memory.analysis import lifetimes
 from shardy_py.plan.search import CHOSEN
@@ -31,7 +30,7 @@ from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge, reduced_shares
 from shardy_py.planner.problem import entries, weight
 from shardy_py.planner.space import Annotations, assign, shardings_of, space_of
-from tests.partition.test_price import summed
+from tests.partition.test_price import price, summed
 
 MESHES = {"one axis": {"x": 4}, "two axes": {"x": 2, "y": 4}, "three axes": {"x": 2, "y": 2, "z": 2}}
 ASSIGNMENTS = 6
@@ -230,9 +229,7 @@ def test_collectives_are_those_of_the_ops_one_by_one(name: str) -> None:
 def reduction_seconds(op: Op, machine: Machine) -> float:
     """What bringing the partial sums of an op to the layout of its result takes longer than for one element."""
     layouts = [layout_of(v.sharding, v.type.rank, machine.mesh) for v in (*op.operands, *op.results)]
-    run = strategy_of(spec_of(op), layouts, machine.mesh)
-    single = machine.settle(TensorType((), op.result.type.dtype), (), (), run.summed).seconds
-    return max(machine.settle(op.result.type, run.makes[0], layouts[-1], run.summed).seconds - single, 0.0) if run.summed else 0.0
+    return float(price(spec_of(op), layouts, machine, ()).reduction_seconds[0])
 
 
 def switched(at: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -344,11 +341,13 @@ def test_results_of_one_reduction_are_cut_alike() -> None:
 def test_an_axis_cuts_one_summed_dimension() -> None:
     """Operands of a scatter or reduction that lie along one axis in different dimensions are not both read so."""
     made, choose = case("indexing", "one axis"), random.Random(0)
+    machine = Machine(made.plan.mesh, hardware("h100"))
     ops = [op for op in made.program.walk() if op.results and not op.regions]
     for _ in range(ASSIGNMENTS):
         assignment = made.model.assignment(drawn(made.model, choose))
         for op in ops:
             layouts = [made.model.space.layout(value, assignment) for value in (*op.operands, *op.results)]
-            for layout in strategy_of(spec_of(op), layouts, made.plan.mesh).reads:
+            one = price(spec_of(op), layouts, machine, ())
+            for layout in (layouts[read] for layouts, (read,) in zip(one.read_layouts, one.reads)):
                 axes = [axis for dim in layout for axis in dim]
                 assert len(axes) == len(set(axes))

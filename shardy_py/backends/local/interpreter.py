@@ -23,12 +23,11 @@ from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.projection import project
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.locations import locate
-from shardy_py.partition.factor_axes import INDEXED
+from shardy_py.partition.factor_axes import INDEXED, axes_of_factors
 from shardy_py.partition.region.layouts import Layout, dim_axes, local_shape, names, replicated
 from shardy_py.partition.region.reshard_steps import reshard_steps
 from shardy_py.partition.region.runnable import layouts_under, runnable
 from shardy_py.partition.region.strategies import ANY_LAYOUT, EquationSpec, Strategy, TensorLayouts, strategies, strategy_along
-from shardy_py.partition.strategy import axes_of_factors
 from shardy_py.plan.checks.wording import graded
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.findings import Finding, Severity
@@ -506,6 +505,5 @@ class PlannedOp(NamedTuple):
     results: tuple[Layout, ...]
 
     def axes(self, rule: OpShardingRule, shapes: Sequence[tuple[int, ...]], mesh: Mesh) -> list[Axes]:
-        """The axes of every factor, as `partition/strategy` decides between the planned layouts."""
-        operands, results = list(map(dim_axes, self.operands)), list(map(dim_axes, self.results))
-        return axes_of_factors(self.name, rule, shapes, operands, results, mesh)[0]
+        """The axes of every factor, as `factor_axes` decides between the planned layouts."""
+        return axes_of_factors(self.name, rule, shapes, list(map(dim_axes, (*self.operands, *self.results))), mesh)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 import pytest
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes
-from shardy_py.partition.layouts import Layout, parts
-from shardy_py.partition.strategy import strategy
+from shardy_py.partition.factor_axes import axis_lists, factor_axes
+from shardy_py.partition.layouts import Layout, from_factors, parts, to_factors
 from shardy_py.rules.builder import Signature
 from shardy_py.rules.contraction import dot_general
 
@@ -27,6 +31,27 @@ PRODUCT = dot_general(
 )
 
 
+class Run(NamedTuple):
+    """The layouts in which an op reads and makes values, and the axes over which results are added up."""
+
+    reads: tuple[Layout, ...]
+    makes: tuple[Layout, ...]
+    summed: Axes
+
+
+def strategy(name: str, rule: OpShardingRule, shapes: Sequence[Sequence[int]], layouts: Sequence[Layout], mesh: Mesh) -> Run:
+    lists, count = axis_lists(mesh), len(rule.operand_mappings)
+    dealt = [to_factors(mapping, layout, rule.factor_sizes, mesh) for mapping, layout in zip(rule.mappings, layouts)]
+    tensors = [{factor: lists.number(axes) for factor, axes in each.items()} for each in dealt]
+    numbers, summed = factor_axes(name, rule, shapes[:count], tensors[:count], tensors[count:], lists)
+    axes = [lists.lists.items[np.asarray(number).item()] for number in numbers]
+    reads, makes = (
+        tuple(from_factors(mapping, axes, rule.factor_sizes, mesh) for mapping in mappings)
+        for mappings in (rule.operand_mappings, rule.result_mappings)
+    )
+    return Run(reads, makes, lists.axes(np.asarray(summed).item()))
+
+
 @pytest.mark.parametrize(
     ("mesh", "lhs", "rhs", "wanted", "made"),
     [
@@ -39,7 +64,7 @@ PRODUCT = dot_general(
 )
 def test_axes_that_are_summed_over(mesh: Mesh, lhs: Layout, rhs: Layout, wanted: Layout, made: Layout) -> None:
     shape = (96, 96)
-    run = strategy("stablehlo.dot_general", PRODUCT, (shape,) * 3, (lhs, rhs, wanted), 2, mesh)
+    run = strategy("stablehlo.dot_general", PRODUCT, (shape,) * 3, (lhs, rhs, wanted), mesh)
     assert run.makes == (made,)
     assert run.summed
 
@@ -67,7 +92,7 @@ def test_as_many_pieces_along_other_axes(lhs: Layout, rhs: Layout, wanted: Layou
             },
         )
     )
-    run = strategy("stablehlo.dot_general", rule, (*shapes, (384, 96)), (lhs, rhs, wanted), 2, SQUARE)
+    run = strategy("stablehlo.dot_general", rule, (*shapes, (384, 96)), (lhs, rhs, wanted), SQUARE)
     assert run.reads == reads
     assert run.summed == summed
 
@@ -91,7 +116,7 @@ def test_indices_are_cut_by_axes_that_the_table_leaves(indices: Axes, table: Axe
     table_at, indices_at, moved_to = split(mesh, table, ()), split(mesh, indices, ()), split(mesh, cut, ())
     factors = "{i=16, j=32, k=64, l=1}"
     rule = OpShardingRule.parse(f"#sdy.op_sharding_rule<([k, j], [i, l])->([i, j]) {factors} reduction={{k}} need_replication={{l}}>")
-    run = strategy("stablehlo.gather", rule, (rows, at, values), (table_at, indices_at, indices_at), 2, mesh)
+    run = strategy("stablehlo.gather", rule, (rows, at, values), (table_at, indices_at, indices_at), mesh)
     assert run.reads == (table_at, moved_to)
     assert run.makes == (moved_to,)
     assert run.summed == table_at[0]
@@ -99,7 +124,7 @@ def test_indices_are_cut_by_axes_that_the_table_leaves(indices: Axes, table: Axe
     rule = OpShardingRule.parse(
         f"#sdy.op_sharding_rule<([k, j], [i, l], [i, j])->([k, j]) {factors} reduction={{i}} need_replication={{l}}>"
     )
-    run = strategy("stablehlo.scatter", rule, (rows, at, values, rows), (table_at, indices_at, indices_at, table_at), 3, mesh)
+    run = strategy("stablehlo.scatter", rule, (rows, at, values, rows), (table_at, indices_at, indices_at, table_at), mesh)
     assert run.reads == (table_at, moved_to, moved_to)
     assert run.makes == (table_at,)
     assert run.summed == moved_to[0]
