@@ -172,7 +172,17 @@ class RegionBuilder:
             with plan.timings.step("partition"):
                 platform, (_, used) = self.platform, self.needed
                 self._partitioned = partitioned(
-                    self.closed, self.imported, view.auto_mesh, ins, outs, platform, view.user_mesh, self.context, used, self.by_planner
+                    self.closed,
+                    self.imported,
+                    view.auto_mesh,
+                    ins,
+                    outs,
+                    platform,
+                    view.user_mesh,
+                    self.context,
+                    used,
+                    self.by_planner,
+                    by_xla=request.settings.lowering == "jit",
                 )
         return self._partitioned
 

@@ -172,7 +172,7 @@ class _CallPlanning:
         settings = self.traced.request.settings
         if search is not None and settings.planner is not None:
             return self.search_result(self.region(search, enough), search)
-        partitioning = RegionBuilder(self.imported, self.traced, by_planner=settings.lowering == "jit")  # as XLA, along planned axes
+        partitioning = RegionBuilder(self.imported, self.traced)
         return Planned(self.plan(search, partitioning), self.imported, self.traced, partitioning)
 
     def search_result(self, region: PlanRecord, search: Search) -> Planned:

@@ -123,8 +123,9 @@ def partitioned(
     context: AbstractMesh | None = None,
     used: Sequence[bool] | None = None,
     by_planner: bool = False,
+    by_xla: bool = False,
 ) -> Partitioned:
-    """The traced jaxpr as one region over all axes of the mesh."""
+    """The traced jaxpr as one region over all axes of the mesh; `by_xla` where it stands for a program that XLA partitions."""
     manual = () if context is None else context.manual_axes
     layouts = Layouts(auto_mesh, [*inputs, *outputs, *(value.sharding for value in _values(planned.scope))], manual)
     sharding_handler = inspect_sharding(NamedShardings(auto_mesh if mesh is None else mesh))
@@ -134,7 +135,7 @@ def partitioned(
 
     def chosen(scope: Scope) -> tuple[LocalRun, RunChoice]:
         run = LocalRun(scope, layouts, inputs, outputs, used)
-        return run, _cheapest_choice(layouts, platform, analysis, run, walks, by_planner)
+        return run, _cheapest_choice(layouts, platform, analysis, run, walks, by_planner, by_xla)
 
     with types_enabled({value.type.dtype for value in _values(planned.scope)}):
         in_frames = framed(planned.scope, layouts.cuts)
@@ -269,16 +270,20 @@ IMPROVEMENT_BUDGET = 100
 """Equations to be looked at for improving a choice afterwards: with 100 small programs send up to two thirds less than with none. 300 would
 spare 0.01 % more of what a set of small programs sends, and cost 1 % of the time to compile one."""
 
+WORK_TOLERANCE = 1.01
+"""Work of a choice by bytes, relative to that along planned axes: gathering an operand in place of summing multiplies it."""
+
 FEEDBACK_ROUNDS = 3
 """Number of times that layouts are chosen, each with the layouts that the last choice wanted of each value."""
 
 
 def _cheapest_choice(
-    layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: LocalRun, walks: list[Interpreter], by_planner: bool
+    layouts: Layouts, platform: str, analysis: JaxprAnalysis, run: LocalRun, walks: list[Interpreter], by_planner: bool, by_xla: bool
 ) -> RunChoice:
     """The cheapest of several dry runs, as the walk to repeat: its predecessor and its initial hint.
 
-    By a planner's choices there is one walk.
+    By a planner's choices there is one walk. XLA partitions along planned axes, which are also taken in its place unless fewer bytes can be
+    had for the same work.
 
     An equation cannot see how its results will be used. So all is chosen several times, each time with what the choice before asked of
     every value in place of what was planned for it; and from several starts, for a choice settles near its start. A walk that would know
@@ -293,8 +298,9 @@ def _cheapest_choice(
 
     best: RunChoice | None = None
     after: dict[Any, Interpreter] = {}
-    if by_planner:
-        return RunChoice(None, LayoutHint.PLANNER, {}, walk(None, LayoutHint.PLANNER, {}))
+    planned = RunChoice(None, LayoutHint.PLANNER, {}, walk(None, LayoutHint.PLANNER, {})) if by_planner or by_xla else None
+    if by_planner and planned is not None:
+        return planned
     for start in (LayoutHint.PLAN, LayoutHint.FORWARD):
         before: Interpreter | None = None
         for _ in range(FEEDBACK_ROUNDS):
@@ -310,7 +316,8 @@ def _cheapest_choice(
         if best is not None and not best.last.region.spent:
             break
     assert best is not None
-    return _improved_choice(best, walk, IMPROVEMENT_BUDGET // max(sum(map(len, best.last.values.values())), 1))
+    best = _improved_choice(best, walk, IMPROVEMENT_BUDGET // max(sum(map(len, best.last.values.values())), 1))
+    return best if planned is None or best.last.region.work <= WORK_TOLERANCE * planned.last.region.work else planned
 
 
 def _improved_choice(
