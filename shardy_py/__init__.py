@@ -5,10 +5,10 @@ Names are imported when they are first used, so that importing a core package su
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardy_py.backends.host_threads import provide as _provide_threads
+from shardy_py.lazy import names_of as _names_of
 
 if TYPE_CHECKING:
     from shardy_py import opt as opt
@@ -61,69 +61,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "AutoSharded": "api",
-    "Check": "view.check",
-    "AxisRef": "dialect",
-    "Collective": "plan",
-    "CompileError": "api",
-    "DifferenceError": "api",
-    "Donated": "plan",
-    "DimensionSharding": "dialect",
-    "Fabric": "cost.links",
-    "Finding": "plan",
-    "Hardware": "cost.hardware",
-    "Links": "cost.links",
-    "Mesh": "dialect",
-    "MeshError": "errors",
-    "OpShardingRule": "dialect",
-    "Options": "api",
-    "PeerMissingError": "errors",
-    "Plan": "facade",
-    "PlanError": "plan",
-    "PlanMismatchError": "errors",
-    "PlanWarning": "errors",
-    "Planner": "planner.options",
-    "PlannerBudgetError": "planner.errors",
-    "PlannerInfeasible": "planner.errors",
-    "RuleTable": "rules.rule_table",
-    "ShardyError": "errors",
-    "SpecError": "errors",
-    "TensorSharding": "dialect",
-    "Traced": "api",
-    "Verification": "api",
-    "auto_shard": "api",
-    "check": "api",
-    "clear_caches": "api",
-    "manual_computation": "api",
-    "named_computation": "api",
-    "pipeline": "pipelines.pipelining",
-    "plan_of": "api",
-    "propagation_barrier": "api",
-    "sharding_group": "api",
-    "sharding_rule": "api",
-    "stage": "pipelines.markers",
-    "with_sharding_constraint": "api",
-}
-
-_MODULES = frozenset({"opt", "pipedream", "pipelines", "testing"})
 
 _FORMER = frozenset({"stages"})
 """Modules by a name that they had before; they go on working, and nothing else names them."""
 
 _provide_threads()
 
-__all__ = ["__version__", *_HOMES, *_MODULES]  # noqa: PLE0604
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is not None:
-        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-        return value
-    if name in _MODULES | _FORMER:
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_names, __getattr__ = _names_of(__name__)
+__all__ = ["__version__", *(name for name in _names if name not in _FORMER)]  # noqa: PLE0604
 
 
 def __dir__() -> list[str]:

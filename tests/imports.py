@@ -14,6 +14,7 @@ PACKAGE = ROOT / "shardy_py"
 ORDER = (
     "errors",
     "files",
+    "lazy",
     "dialect",
     "ir",
     "rules",

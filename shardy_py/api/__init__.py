@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from jax.extend.source_info_util import register_exclusion
 
@@ -46,48 +46,32 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@overload
-def auto_shard(
-    fun: Callable[P, R],
-    /,
-    *,
-    mesh: AnyMesh | int | None = ...,
-    in_shardings: Any = ...,
-    out_shardings: Any = ...,
-    rules: NameRules | None = ...,
-    logical_axis_rules: LogicalAxisRules | None = ...,
-    options: Options | None = ...,
-    planner: Planner | None = ...,
-    lowering: str = ...,
-    static_argnums: int | Sequence[int] | None = ...,
-    static_argnames: str | Iterable[str] | None = ...,
-    donate_argnums: int | Sequence[int] | None = ...,
-    donate_argnames: str | Iterable[str] | None = ...,
-    keep_unused: bool = ...,
-    inline: bool = ...,
-    compiler_options: Mapping[str, Any] | None = ...,
-) -> AutoSharded[P, R]: ...
+class AutoShardOptions(TypedDict, total=False):
+    """The keyword arguments of `auto_shard`."""
+
+    mesh: AnyMesh | int | None
+    in_shardings: Any
+    out_shardings: Any
+    rules: NameRules | None
+    logical_axis_rules: LogicalAxisRules | None
+    options: Options | None
+    planner: Planner | None
+    lowering: str
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    keep_unused: bool
+    inline: bool
+    compiler_options: Mapping[str, Any] | None
 
 
 @overload
-def auto_shard(
-    *,
-    mesh: AnyMesh | int | None = ...,
-    in_shardings: Any = ...,
-    out_shardings: Any = ...,
-    rules: NameRules | None = ...,
-    logical_axis_rules: LogicalAxisRules | None = ...,
-    options: Options | None = ...,
-    planner: Planner | None = ...,
-    lowering: str = ...,
-    static_argnums: int | Sequence[int] | None = ...,
-    static_argnames: str | Iterable[str] | None = ...,
-    donate_argnums: int | Sequence[int] | None = ...,
-    donate_argnames: str | Iterable[str] | None = ...,
-    keep_unused: bool = ...,
-    inline: bool = ...,
-    compiler_options: Mapping[str, Any] | None = ...,
-) -> Callable[[Callable[P, R]], AutoSharded[P, R]]: ...
+def auto_shard(fun: Callable[P, R], /, **options: Unpack[AutoShardOptions]) -> AutoSharded[P, R]: ...
+
+
+@overload
+def auto_shard(**options: Unpack[AutoShardOptions]) -> Callable[[Callable[P, R]], AutoSharded[P, R]]: ...
 
 
 @api_boundary

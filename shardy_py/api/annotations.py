@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, Required, TypedDict, TypeVar, Unpack, overload
 
 import jax
 from jax.core import Tracer
@@ -290,28 +290,22 @@ def _is_array(leaf: object) -> bool:
     return True
 
 
-@overload
-def manual_computation(
-    fn: Callable[P, R],
-    *,
-    in_specs: Any,
-    out_specs: Any,
-    manual_axes: str | Sequence[str] | None = ...,
-    mesh: Mesh | AbstractMesh | Mapping[str, int] | None = ...,
-    check_vma: bool = ...,
-) -> Callable[P, R]: ...
+class ManualOptions(TypedDict, total=False):
+    """The keyword arguments of `manual_computation`."""
+
+    in_specs: Required[Any]
+    out_specs: Required[Any]
+    manual_axes: str | Sequence[str] | None
+    mesh: Mesh | AbstractMesh | Mapping[str, int] | None
+    check_vma: bool
 
 
 @overload
-def manual_computation(
-    fn: None = None,
-    *,
-    in_specs: Any,
-    out_specs: Any,
-    manual_axes: str | Sequence[str] | None = ...,
-    mesh: Mesh | AbstractMesh | Mapping[str, int] | None = ...,
-    check_vma: bool = ...,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def manual_computation(fn: Callable[P, R], **options: Unpack[ManualOptions]) -> Callable[P, R]: ...
+
+
+@overload
+def manual_computation(**options: Unpack[ManualOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
 def manual_computation(

@@ -33,18 +33,21 @@ def present(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Split:
-    """Arguments with the state of each object in its place."""
+class OpenedModules:
+    """A call of a function on modules as one on their states, which stand in the place of each."""
 
+    fun: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     objects: tuple[Any, ...]
-    graph: Any
-    tree: Any
-    places: tuple[int, ...]
+
+    def write_back(self, states: Any) -> None:
+        """Puts new states into the modules."""
+        cast(Any, sys.modules["flax.nnx"]).update(self.objects, states)
 
 
-def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Split:
+def opened(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenedModules:
+    """The call of a function on modules as one on their states."""
     nnx: Any = sys.modules["flax.nnx"]
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
     places = tuple(i for i, leaf in enumerate(leaves) if _is_object(leaf))
@@ -54,7 +57,7 @@ def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Split:
     for number, i in enumerate(places):
         leaves[i] = states.get(number, nnx.State({}))
     pure_args, pure_kwargs = jax.tree.unflatten(tree, leaves)
-    return _Split(pure_args, pure_kwargs, objects, graph, tree, places)
+    return OpenedModules(_pure(fun, graph, tree, places), pure_args, pure_kwargs, objects)
 
 
 @functools.lru_cache(maxsize=256)
@@ -85,43 +88,20 @@ def _pure(fun: Any, graph: Any, tree: Any, places: tuple[int, ...]) -> Any:
 
 def as_pure(settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Settings, tuple[Any, ...], dict[str, Any]]:
     """Settings and arguments of the pure function; unchanged where there are no modules."""
-    if "flax.nnx" not in sys.modules or not present(args, kwargs):
+    if not present(args, kwargs):
         return settings, args, kwargs
-    split = _split(args, kwargs)
-    return _pure_settings(settings, split), split.args, split.kwargs
+    call = opened(settings.fun, args, kwargs)
+    return _pure_settings(settings, call), call.args, call.kwargs
 
 
-def _pure_settings(settings: Settings, split: _Split) -> Settings:
+def _pure_settings(settings: Settings, call: OpenedModules) -> Settings:
     out = settings.out_shardings
-    return dataclasses.replace(
-        settings, fun=_pure(settings.fun, split.graph, split.tree, split.places), out_shardings=None if out is None else (out, None)
-    )
+    return dataclasses.replace(settings, fun=call.fun, out_shardings=None if out is None else (out, None))
 
 
 def call(settings: Settings, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a function on modules and writes back their new states."""
-    split = _split(args, kwargs)
-    result, state = run(_pure_settings(settings, split), split.args, split.kwargs, None)
-    cast(Any, sys.modules["flax.nnx"]).update(split.objects, state)
+    call = opened(settings.fun, args, kwargs)
+    result, state = run(_pure_settings(settings, call), call.args, call.kwargs, None)
+    call.write_back(state)
     return result
-
-
-@dataclasses.dataclass(frozen=True)
-class OpenedModules:
-    """A call on modules as a call on their states."""
-
-    fun: Any
-    args: tuple[Any, ...]
-    holding: tuple[int, ...]
-    objects: tuple[Any, ...]
-
-    def write_back(self, states: Any) -> None:
-        """Puts new states into the modules."""
-        cast(Any, sys.modules["flax.nnx"]).update(self.objects, states)
-
-
-def opened(fun: Any, args: tuple[Any, ...]) -> OpenedModules:
-    """The call of a function on modules, positional arguments only, as one on their states."""
-    split = _split(args, {})
-    holding = tuple(i for i, arg in enumerate(args) if present((arg,), {}))
-    return OpenedModules(_pure(fun, split.graph, split.tree, split.places), split.args, holding, split.objects)

@@ -36,52 +36,6 @@ class ArgumentTree:
     build: Callable[[Sequence[Any]], Any]
 
 
-def abstract_state(
-    plan: PlanRecord,
-    positional: Sequence[ArgumentTree],
-    keywords: Sequence[ArgumentTree],
-    own: JaxMesh,
-    argument: str | int | None,
-    mesh: AnyMesh | None,
-    like: Any,
-) -> Any:
-    """See `Plan.abstract_state`. Raises ShardyError if there is not a such argument, or what was given does not fit."""
-    named = NamedShardings(own if mesh is None else fitting_mesh(plan, mesh, "abstract_state"))
-    structs = [jax.ShapeDtypeStruct(v.shape, _dtype(v), sharding=named(v.sharding, len(v.shape), v.memory_kind)) for v in plan.inputs]
-    arguments = [*positional, *keywords]
-    if argument is None:
-        if like is not None:
-            return _like(structs, like, "the arguments", plan)
-        return all_arguments(positional, keywords, structs)
-    names = [part.name for part in arguments]
-    count = len(positional)
-    number = argument % count if isinstance(argument, int) and -count <= argument < count else None
-    if isinstance(argument, str) and argument in names:
-        number = names.index(argument)
-    if number is None:
-        raise ShardyError(
-            f"the function has no argument {argument!r}",
-            where=f"plan of {plan.name}",
-            why=f"its arguments are {', '.join(names) or 'none'}",
-            fix=did_you_mean(str(argument), names),
-        )
-    structs_of_argument = _split(structs, arguments)[number]
-    return arguments[number].build(structs_of_argument) if like is None else _like(structs_of_argument, like, arguments[number].name, plan)
-
-
-def all_arguments(positional: Sequence[ArgumentTree], keywords: Sequence[ArgumentTree], leaves: Sequence[Any]) -> Any:
-    """The tuple of positional arguments; `(args, kwargs)` where there are keyword arguments."""
-    arguments = [*positional, *keywords]
-    trees = [argument.build(part) for argument, part in zip(arguments, _split(leaves, arguments))]
-    args, kwargs = tuple(trees[: len(positional)]), dict(zip((argument.name for argument in keywords), trees[len(positional) :]))
-    return (args, kwargs) if kwargs else args
-
-
-def _split(leaves: Sequence[Any], arguments: Sequence[ArgumentTree]) -> list[list[Any]]:
-    leaf_iterator = iter(leaves)
-    return [list(itertools.islice(leaf_iterator, part.leaves)) for part in arguments]
-
-
 def fitting_mesh(plan: PlanRecord, mesh: AnyMesh, user: str) -> JaxMesh:
     """A mesh with the axes of a plan; of a mapping, over the first devices there are. Raises MeshError if it has other axes."""
     view = view_of(mesh, user)
@@ -234,15 +188,42 @@ class PlanTrees:
 
     def inputs(self, plan: PlanRecord) -> Any:
         """The input shardings: like the tuple of arguments, `(args, kwargs)` where there are keyword arguments."""
-        return all_arguments(self.positional, self.keywords, self._named(plan.inputs))
+        return self._all(self._named(plan.inputs))
 
     def outputs(self, plan: PlanRecord) -> Any:
         """The output shardings, like the result."""
         return self.result(self._named(plan.outputs))
 
-    def abstract(self, plan: PlanRecord, argument: str | int | None, mesh: Any, like: Any) -> Any:
-        """The arguments as `jax.ShapeDtypeStruct`s, see `Plan.abstract_state`."""
-        return abstract_state(plan, self.positional, self.keywords, self.mesh(), argument, mesh, like)
+    def abstract(self, plan: PlanRecord, argument: str | int | None, mesh: AnyMesh | None, like: Any) -> Any:
+        """See `Plan.abstract_state`. Raises ShardyError if there is not a such argument, or what was given does not fit."""
+        named = NamedShardings(self.mesh() if mesh is None else fitting_mesh(plan, mesh, "abstract_state"))
+        structs = [jax.ShapeDtypeStruct(v.shape, _dtype(v), sharding=named(v.sharding, len(v.shape), v.memory_kind)) for v in plan.inputs]
+        if argument is None:
+            return self._all(structs) if like is None else _like(structs, like, "the arguments", plan)
+        arguments, count = (*self.positional, *self.keywords), len(self.positional)
+        names = [part.name for part in arguments]
+        number = argument % count if isinstance(argument, int) and -count <= argument < count else None
+        if isinstance(argument, str) and argument in names:
+            number = names.index(argument)
+        if number is None:
+            raise ShardyError(
+                f"the function has no argument {argument!r}",
+                where=f"plan of {plan.name}",
+                why=f"its arguments are {', '.join(names) or 'none'}",
+                fix=did_you_mean(str(argument), names),
+            )
+        own = self._split(structs)[number]
+        return arguments[number].build(own) if like is None else _like(own, like, names[number], plan)
+
+    def _all(self, leaves: Sequence[Any]) -> Any:
+        """The tuple of positional arguments; `(args, kwargs)` where there are keyword arguments."""
+        trees = [argument.build(part) for argument, part in zip((*self.positional, *self.keywords), self._split(leaves))]
+        args, kwargs = tuple(trees[: len(self.positional)]), {k.name: tree for k, tree in zip(self.keywords, trees[len(self.positional) :])}
+        return (args, kwargs) if kwargs else args
+
+    def _split(self, leaves: Sequence[Any]) -> list[list[Any]]:
+        rest = iter(leaves)
+        return [list(itertools.islice(rest, part.leaves)) for part in (*self.positional, *self.keywords)]
 
     def _named(self, values: Sequence[PlannedValue]) -> list[Any]:
         named = NamedShardings(self.mesh())

@@ -5,8 +5,9 @@ Names are imported when they are first used: reading a profile and partitioning 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shardy_py.lazy import names_of
 
 if TYPE_CHECKING:
     from shardy_py.pipedream.conversion.converting import Package as Package
@@ -31,40 +32,7 @@ if TYPE_CHECKING:
     from shardy_py.pipedream.profiles.graph import write_graph as write_graph
     from shardy_py.pipedream.profiles.profile import profile as profile
 
-# Name -> module that holds it. A function must not have the name of a module here: importing that module would hide it.
-_HOMES = {
-    "ConversionError": "conversion.descriptions",
-    "Package": "conversion.converting",
-    "Partition": "partitions.result",
-    "ProfileGraph": "profiles.graph",
-    "ProfileNode": "profiles.graph",
-    "antichains": "partitions.cuts",
-    "compress_branches": "profiles.branches",
-    "convert": "conversion.converting",
-    "convert_jaxpr": "conversion.jaxprs",
-    "divide": "partitions.division",
-    "fuse_weights": "conversion.whole_model",
-    "is_series_parallel": "profiles.branches",
-    "marked": "partitions.division",
-    "merge_weights": "conversion.whole_model",
-    "partition": "partitions.partition",
-    "profile": "profiles.profile",
-    "read_graph": "profiles.graph",
-    "register_layer": "conversion.kinds",
-    "split_weights": "conversion.whole_model",
-    "whole_model": "conversion.whole_model",
-    "write_graph": "profiles.graph",
-}
-
-__all__ = [*_HOMES]  # noqa: PLE0604
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    return value
+__all__, __getattr__ = names_of(__name__)
 
 
 def __dir__() -> list[str]:

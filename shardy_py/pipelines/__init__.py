@@ -6,8 +6,9 @@ Names are imported when they are first used: schedules need no JAX. The name is 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shardy_py.lazy import names_of
 
 if TYPE_CHECKING:
     from shardy_py.pipelines.errors import PipelineError as PipelineError
@@ -19,27 +20,7 @@ if TYPE_CHECKING:
     from shardy_py.pipelines.simulation import simulate as simulate
     from shardy_py.pipelines.simulation import verify as verify
 
-# Name -> module that holds it. A function must not have the name of a module here: importing that module would hide it.
-_HOMES = {
-    "PipelineError": "errors",
-    "Pipelined": "pipelining",
-    "Schedule": "orders",
-    "Simulation": "simulation",
-    "Task": "orders",
-    "schedule": "scheduling",
-    "simulate": "simulation",
-    "verify": "simulation",
-}
-
-__all__ = [*_HOMES]  # noqa: PLE0604
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    return value
+__all__, __getattr__ = names_of(__name__)
 
 
 def __dir__() -> list[str]:

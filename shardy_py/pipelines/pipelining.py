@@ -296,12 +296,12 @@ class Pipelined(Generic[P]):
         """The pipeline of the function on states, where there are NNX modules among the arguments, else this one."""
         if not nnx_modules.present(args, {}):
             return self, args, None
-        call = nnx_modules.opened(self._options.fun, args)
+        call = nnx_modules.opened(self._options.fun, args, {})
         inner = self._inner.get(call.fun)
         if inner is None:
             numbers = self._options.batch_argnums
             if numbers is None:
-                numbers = tuple(i for i in range(len(args)) if i not in call.holding)
+                numbers = tuple(i for i, arg in enumerate(args) if not nnx_modules.present((arg,), {}))
             inner = self._inner[call.fun] = Pipelined(replace(self._options, fun=call.fun, batch_argnums=numbers))
         return inner, call.args, call
 
