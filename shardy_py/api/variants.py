@@ -30,7 +30,7 @@ from shardy_py.plan.checks.specs import extended, spec_text
 from shardy_py.plan.checks.wording import NOTABLE
 from shardy_py.plan.code import Code, Style
 from shardy_py.plan.compiled import CompiledProgram
-from shardy_py.plan.donation import donatable
+from shardy_py.plan.donation import undonated
 from shardy_py.plan.feeding import Feeding
 from shardy_py.plan.record import PlanRecord, Variant
 from shardy_py.planner.propagated import Variable
@@ -118,8 +118,8 @@ class TracedVariants:
         request = self.traced.request
         layout, slot_of = request.layout, request.leaf_slots
         saved = dict.fromkeys(layout.dynamic, 0)
-        for leaf, size in donatable(plan.program, plan.inputs, plan.outputs, plan.donation).items():
-            saved[slot_of[leaf]] += size
+        for leaf, _ in undonated(plan.program, plan.inputs, plan.outputs, plan.donation):
+            saved[slot_of[leaf.index]] += leaf.bytes
         slots = [slot for slot, size in saved.items() if size > SHARE * sum(saved.values())]
         if slots:
             names = ", ".join(layout.labels[slot] for slot in slots)

@@ -80,56 +80,37 @@ def donations(
     off: str = "",
 ) -> tuple[Donated, ...]:
     """Pairs donated inputs with the outputs that reuse their memory."""
-    main = program.main
-    results = main.body.terminator.operands
-    arguments = {value: number for number, value in enumerate(main.arguments)}
-    ins = _buffers(inputs, program)
-    outs = _buffers(outputs, program)
+    ins, outs = _buffers(inputs, program), _buffers(outputs, program)
     usable = [b for b in ins if donated[b.index] and used[b.index] and not off]
-    paired = {pair.input: pair for pair in pairs(usable, outs, lambda output: origins(results[output], arguments))}
-    takers = {pair.output: inputs[pair.input].path for pair in paired.values()}
+    paired = {one.index: (other.index, ground) for one, other, ground in pairs(usable, outs, _origins(program))}
+    takers = {output: inputs[number].path for number, (output, _) in paired.items()}
     entries = []
     for buffer, value, is_donated in zip(ins, inputs, donated):
         if not is_donated:
             continue
         kind: Kind
-        if (pair := paired.get(buffer.index)) is not None:
-            kind, reason, fix = "aliased", pair.reason, ""
+        output = None
+        if buffer.index in paired:
+            kind, fix = "aliased", ""
+            output, reason = paired[buffer.index]
         elif not used[buffer.index]:
             kind, reason, fix = "unused", "the function does not use it", f"do not donate {value.path}, or drop the argument"
         elif off:
             kind, reason, fix = "off", off, "turn the setting off"
         else:
             kind, reason, fix = _refusal(buffer, value, outs, outputs, takers)
+        aliased = None if output is None else outputs[output].path
         entries.append(
-            Donated(
-                path=value.path,
-                type=value.type,
-                sharding=value.sharding,
-                aliased=None if pair is None else outputs[pair.output].path,
-                reason=reason,
-                bytes_per_device=buffer.bytes,
-                kind=kind,
-                fix=fix,
-                input=buffer.index,
-                output=None if pair is None else pair.output,
-            )
+            Donated(value.path, value.type, value.sharding, aliased, reason, buffer.bytes, kind, fix, input=buffer.index, output=output)
         )
     return tuple(entries)
-
-
-def donatable(
-    program: Program, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], donated: Sequence[Donated]
-) -> dict[int, int]:
-    """Inputs that are not donated and whose memory a result could take, with the bytes that this saves."""
-    return {one.index: one.bytes for one, _ in _undonated(program, inputs, outputs, donated)}
 
 
 def handed_on(
     program: Program, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], donated: Sequence[Donated]
 ) -> tuple[tuple[int, int], ...]:
     """Undonated inputs, each with the result of its type and name, which replaces it in the next call."""
-    named = ((one.index, other.index, same_end(one.names[1:], other.names)) for one, other in _undonated(program, inputs, outputs, donated))
+    named = ((one.index, other.index, same_end(one.names[1:], other.names)) for one, other in undonated(program, inputs, outputs, donated))
     return tuple(
         (input, output)
         for input, output, end in named
@@ -137,18 +118,20 @@ def handed_on(
     )
 
 
-def _undonated(
+def undonated(
     program: Program, inputs: Sequence[PlannedValue], outputs: Sequence[PlannedValue], donated: Sequence[Donated]
 ) -> list[tuple[DonatedBuffer, DonatedBuffer]]:
     """Undonated inputs, each with a result that could reuse its memory."""
-    main = program.main
-    results = main.body.terminator.operands
-    arguments = {value: number for number, value in enumerate(main.arguments)}
     excluded, reusing = {d.input for d in donated}, {d.output for d in donated}
-    ins = {b.index: b for b in _buffers(inputs, program) if b.index not in excluded and main.arguments[b.index].uses}
-    outs = {b.index: b for b in _buffers(outputs, program) if b.index not in reusing}
-    fitting = pairs(list(ins.values()), list(outs.values()), lambda output: origins(results[output], arguments))
-    return [(ins[pair.input], outs[pair.output]) for pair in fitting]
+    ins = [b for b in _buffers(inputs, program) if b.index not in excluded and program.main.arguments[b.index].uses]
+    outs = [b for b in _buffers(outputs, program) if b.index not in reusing]
+    return [(one, other) for one, other, _ in pairs(ins, outs, _origins(program))]
+
+
+def _origins(program: Program) -> Callable[[int], dict[int, int]]:
+    """The arguments that a result depends on position by position, by their numbers, with the ops between."""
+    results, arguments = program.main.body.terminator.operands, {value: number for number, value in enumerate(program.main.arguments)}
+    return lambda output: origins(results[output], arguments)
 
 
 def _buffers(values: Sequence[PlannedValue], program: Program) -> list[DonatedBuffer]:
@@ -165,8 +148,8 @@ def _refusal(
 ) -> tuple[Kind, str, str]:
     """Kind, reason, and advice for an input that no output takes."""
     drop = f"do not donate {value.path}"
-    fitting = [out for out in outs if fits(buffer, out)]
-    alike = [out for out in outs if outputs[out.index].shape == value.shape and not fits(buffer, out) and out.index not in takers]
+    fitting = [out for out in outs if out.room == buffer.room]
+    alike = [out for out in outs if outputs[out.index].shape == value.shape and out not in fitting and out.index not in takers]
     if fitting and not alike:
         shown = ", ".join(f"{outputs[out.index].path} takes {takers[out.index]}" for out in fitting[:2])
         more = f", and {len(fitting) - 2} more are taken" if len(fitting) > 2 else ""
@@ -241,18 +224,18 @@ class DonatedBuffer:
     memory_kind: str = ""
 
     @property
-    def elements(self) -> int:
-        """Elements of a device's piece."""
-        return math.prod(self.shape)
+    def room(self) -> Hashable:
+        """What two have in common of which one could reuse the memory of the other."""
+        return math.prod(self.shape), self.bytes, self.memory_kind
+
+    @property
+    def piece(self) -> Hashable:
+        """What two have in common whose pieces are equal."""
+        return self.shape, self.dtype, self.memory_kind
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A donated input and the output that reuses its memory."""
-
-    input: int
-    output: int
-    reason: str
+Pair = tuple[DonatedBuffer, DonatedBuffer, str]
+"""A donated input, the output that reuses its memory, and the ground."""
 
 
 IS_RETURNED, UPDATED, SAME_NAME, SAME_PLACE, SAME_SIZE = (
@@ -266,34 +249,19 @@ IS_RETURNED, UPDATED, SAME_NAME, SAME_PLACE, SAME_SIZE = (
 
 
 def pairs(inputs: Sequence[DonatedBuffer], outputs: Sequence[DonatedBuffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:
-    """Pairs as many inputs and outputs as sizes allow, in order of inputs.
+    """As many inputs and outputs as sizes allow, in order of inputs.
 
     Pieces of the same shape and element type are paired first, then those of as many elements and bytes. Among candidates an input
     that is returned goes to that output, then to one that is computed from it position by position, then to one with the same end of
     its path, and so on; ties go by order.
     """
     paired: list[Pair] = []
-    for key in (_exact, _roughly):
-        paired_in, paired_out = {pair.input for pair in paired}, {pair.output for pair in paired}
-        left_in = grouped((b for b in inputs if b.index not in paired_in), key)
-        left_out = grouped((b for b in outputs if b.index not in paired_out), key)
+    for key in (lambda b: b.piece, lambda b: b.room):
+        taken = {id(buffer) for pair in paired for buffer in pair[:2]}
+        left_in, left_out = (grouped((b for b in buffers if id(b) not in taken), key) for buffers in (inputs, outputs))
         for group, candidates in left_in.items():
-            if group in left_out:
-                paired += _matched(candidates, left_out[group], origins)
-    return sorted(paired, key=lambda pair: pair.input)
-
-
-def _exact(buffer: DonatedBuffer) -> Hashable:
-    return (buffer.shape, buffer.dtype, buffer.memory_kind)
-
-
-def _roughly(buffer: DonatedBuffer) -> Hashable:
-    return (buffer.elements, buffer.bytes, buffer.memory_kind)
-
-
-def fits(a: DonatedBuffer, b: DonatedBuffer) -> bool:
-    """Whether one buffer could reuse the memory of the other."""
-    return _roughly(a) == _roughly(b)
+            paired += _matched(candidates, left_out.get(group, ()), origins)
+    return sorted(paired, key=lambda pair: pair[0].index)
 
 
 def _matched(inputs: Sequence[DonatedBuffer], outputs: Sequence[DonatedBuffer], origins: Callable[[int], dict[int, int]]) -> list[Pair]:
@@ -303,8 +271,7 @@ def _matched(inputs: Sequence[DonatedBuffer], outputs: Sequence[DonatedBuffer], 
 
     def take(input: int, output: int, reason: str) -> None:
         if input in free and output in free_outputs:
-            del free[input], free_outputs[output]
-            paired.append(Pair(input, output, reason))
+            paired.append((free.pop(input), free_outputs.pop(output), reason))
 
     candidates: list[tuple[tuple[int, ...], int, int]] = []
     for output in outputs:

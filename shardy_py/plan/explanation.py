@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from shardy_py.dialect import OpShardingRule
 from shardy_py.dialect.format import printable, short_location
 from shardy_py.dialect.grouping import grouped
 from shardy_py.dialect.rule import factor_symbol
-from shardy_py.errors import ShardyError
 from shardy_py.plan.report import Report
 
 FORMAT = "shardy_py.explanation"
@@ -166,81 +164,28 @@ class Explanation(Report):
     location: str = ""
     choice: str = ""
 
-    def as_text(self, *, full: bool = False, width: int = 116) -> str:
+    def as_text(self, *, width: int = 116) -> str:
         """The explanation for a terminal: one row per step, from the value back to the annotation.
 
         Args:
-            full: Every step, also of long runs through elementwise ops, with rules as SDY writes them and numbers of steps.
             width: Columns at which lines are broken.
         """
         room = max(width, _NARROWEST) - 2
         below: list[str] = []
         for chain in self.chains:
-            below += [*([""] if len(self.chains) > 1 else []), *_chain_lines(chain, full, room)]
+            below += [*([""] if len(self.chains) > 1 else []), *_chain_lines(chain, room)]
         if not self.chains and not self.missing and not self.choice:
             below.append("it has no dimensions that an axis could be on")
         elif not self.chains and self.axis is None:
             below.append(self.choice or "it is replicated: no axis reached it")
-        below += _missing_lines(self.missing, full, room)
+        below += _missing_lines(self.missing, room)
         below += _listed("also from", self.also, room)
-        if full:
-            below += _listed("related to", self.connected, room)
-            below += [f"also made there: {each}" for each in self.nearby]
-        else:
-            below += _listed("also made there", self.nearby, room)
+        below += _listed("also made there", self.nearby, room)
         return printable("\n".join([*_wrapped(_head(self), room + 2), *_indented(below)]))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: dicts, lists, texts and numbers, with a version."""
         return {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Explanation:
-        """The inverse of `to_dict`; also takes what JSON made of it.
-
-        Args:
-            data: The data.
-
-        Raises:
-            ShardyError: It is of another version or no explanation.
-        """
-        if not isinstance(data, Mapping) or data.get("version") != VERSION:
-            raise ShardyError(
-                "this is no explanation",
-                where="Explanation.from_dict",
-                why=f"it has no member version={VERSION}",
-                fix="pass what Explanation.to_dict gave, of the same version of shardy_py",
-            )
-        try:
-            return _read(cls, {name: value for name, value in data.items() if name not in ("format", "version")})
-        except (AttributeError, TypeError) as error:
-            raise ShardyError("this is no explanation", where="Explanation.from_dict", why=str(error)) from error
-
-    @classmethod
-    def from_json(cls, text: str) -> Explanation:
-        """The inverse of `to_json`.
-
-        Args:
-            text: JSON.
-
-        Raises:
-            ShardyError: It is no explanation.
-        """
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise ShardyError("this is no JSON", where="Explanation.from_json", why=str(error)) from error
-        return cls.from_dict(data)
-
-
-def _read(annotation: Any, data: Any) -> Any:
-    """Plain data as the class, or the tuple of values of a class, that an annotation names."""
-    if get_origin(annotation) is tuple:
-        return tuple(_read(get_args(annotation)[0], item) for item in data)
-    if dataclasses.is_dataclass(annotation):
-        hints = get_type_hints(annotation)
-        return annotation(**{name: _read(hints.get(name), item) for name, item in data.items()})  # pyright: ignore[reportCallIssue]
-    return data
 
 
 _RUN = 4
@@ -257,7 +202,7 @@ def _head(explanation: Explanation) -> str:
     return f"{question}{explanation.target}{f' ({origin})' if origin else ''}: {explanation.sharding}"
 
 
-def _chain_lines(chain: Sequence[Reason], full: bool, width: int) -> list[str]:
+def _chain_lines(chain: Sequence[Reason], width: int) -> list[str]:
     """Renders a chain as lines: the annotations where it ends, then a table of its steps."""
     first = chain[0]
     ends = dict.fromkeys(_end(reason) for reason in chain if not reason.needs)
@@ -268,16 +213,16 @@ def _chain_lines(chain: Sequence[Reason], full: bool, width: int) -> list[str]:
     rows: list[tuple[str, ...]] = []
     position = 0
     while position < len(chain):
-        length = 0 if full else _plain_run(chain, position)
+        length = _plain_run(chain, position)
         if length >= _RUN:
-            rows.append(_row(chain, position, full))
+            rows.append(_row(chain, position))
             ops = Counter(reason.through for reason in chain[position + 1 : position + length - 1])
             names = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in ops.items())
             rows.append(("...", f"{length - 2} more: {names}"))
-            rows.append(_row(chain, position + length - 1, full))
+            rows.append(_row(chain, position + length - 1))
             position += length
             continue
-        rows.append(_row(chain, position, full))
+        rows.append(_row(chain, position))
         position += 1
     lines += _indented(_table(rows, width - 2))
     if branches:
@@ -304,23 +249,20 @@ def _is_plain(rule: str) -> bool:
     return len(mappings) == 1
 
 
-def _row(chain: Sequence[Reason], position: int, full: bool) -> tuple[str, ...]:
+def _row(chain: Sequence[Reason], position: int) -> tuple[str, ...]:
     reason = chain[position]
-    step = f"step {reason.step}" if full and reason.step >= 0 else ""
     other = "" if reason.axis == chain[0].axis else f" @{reason.axis}"
-    return (reason.value, f"dim {reason.dim}{other}", *_how(reason, full), step)
+    return (reason.value, f"dim {reason.dim}{other}", *_how(reason))
 
 
-def _how(reason: Reason, full: bool = False) -> tuple[str, str, str]:
+def _how(reason: Reason) -> tuple[str, str, str]:
     """The cause of a reason, its location, and rule and priorities."""
     ranks = [f"user priority {reason.user_priority}"] if reason.user_priority else []
     where = short_location(reason.location)
     if not reason.needs:
         return reason.annotation or "annotation", where, ", ".join(ranks)
-    if full and reason.op_priority >= 0:
-        ranks.append(f"op priority {reason.op_priority}")
     if reason.cause == "propagated":
-        rule = reason.rule.removeprefix("#sdy.op_sharding_rule") if full else _short_rule(reason.rule)
+        rule = _short_rule(reason.rule)
         along = f"{rule} along {reason.factor}" if rule else ""
         return reason.through, where, "  ".join(part for part in (along, ", ".join(ranks)) if part)
     words = {
@@ -378,7 +320,7 @@ def _wrapped(sentence: str, width: int) -> list[str]:
     return textwrap.wrap(sentence, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def _missing_lines(all_missing: Sequence[Missing], full: bool, width: int) -> list[str]:
+def _missing_lines(all_missing: Sequence[Missing], width: int) -> list[str]:
     """Renders missing axes as lines; reasons and chains that dimensions share occur once."""
     alike = grouped(all_missing, lambda missing: (missing.axis, missing.kind, missing.message, missing.fix))
     lines: list[str] = []
@@ -388,11 +330,9 @@ def _missing_lines(all_missing: Sequence[Missing], full: bool, width: int) -> li
         dims = f"dimension{'s' if len(same) > 1 else ''} {', '.join(str(each.dim) for each in same)}"
         sentence = f"{dims} lack{'s' if len(same) == 1 else ''} {missing.axis!r}, {missing.kind}: {missing.message}"
         lines += _wrapped(sentence, width)
-        if missing.rule and full:
-            lines.append(f"  its rule is {missing.rule}" + (f", factor {missing.factor}" if missing.factor else ""))
         if missing.winner and missing.winner not in shown:
             shown.add(missing.winner)
-            lines += _indented(_chain_lines(missing.winner, full, width - 2))
+            lines += _indented(_chain_lines(missing.winner, width - 2))
         if missing.fix:
             lines += _indented(_wrapped(f"fix: {missing.fix}", width - 2))
     return lines

@@ -195,7 +195,7 @@ def test_pairs_are_as_many_as_fit():
     ins = [buffer(i, "s", str(i)) for i in range(5)]
     outs = [buffer(i, "r", str(i + 1)) for i in range(3)]
     found = pairs(ins, outs, lambda output: {})
-    assert [(p.input, p.output) for p in found] == [(1, 0), (2, 1), (3, 2)]
+    assert [(one.index, other.index) for one, other, _ in found] == [(1, 0), (2, 1), (3, 2)]
 
 
 @pytest.mark.parametrize(
@@ -214,5 +214,5 @@ def test_thousands_of_leaves_are_paired_quickly():
     ins = [buffer(i, "state", group, f"w{n}") for i, (group, n) in enumerate((g, n) for g in ("p", "mu", "nu") for n in range(1000))]
     outs = [buffer(i, "result", group, f"w{n}") for i, (group, n) in enumerate((g, n) for g in ("nu", "p", "mu") for n in range(1000))]
     found = pairs(ins, outs, lambda output: {})
-    assert all(ins[p.input].names[1:] == outs[p.output].names[1:] for p in found)
+    assert all(one.names[1:] == other.names[1:] for one, other, _ in found)
     assert len(found) == 3000

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
-from shardy_py.plan import Explanation, PlanError, Reason
+from shardy_py.plan import PlanError, Reason
 from shardy_py.plan.explainer import explainer_of
 from tests.plan.explained_replay import Replay, holds
 
@@ -226,8 +226,7 @@ def test_text() -> None:
             "    x       dim 0  in_shardings",
         ]
     )
-    assert len(plan.explain("result").as_text(full=True).splitlines()) == 16
-    assert "step " in plan.explain("result").as_text(full=True)
+    assert len(plan.explain("result").chains[0]) == 14
     assert repr(plan.explain("result")) == str(plan.explain("result"))
     assert str(plan.explain("%0").chains[0][0]).startswith("%0 has 'data' on dimension 0: through sin at ")
 
@@ -242,14 +241,9 @@ def test_json() -> None:
     plan = planned(lambda x, y: (x + y, y.sum()), f32(8, 4), f32(8, 4), in_shardings=(P("data"), P("model")))
     for target, axis in (("result[0]", "model"), ("x", None), ("x", "model"), ("result[0]", None)):
         why = plan.explain(target, axis)
-        assert Explanation.from_json(why.to_json()) == why
-        chosen = dataclasses.replace(why, choice="the planner leaves it whole")
-        assert Explanation.from_json(chosen.to_json()) == chosen
-        assert Explanation.from_dict(json.loads(why.to_json(indent=1))) == why
-        assert (why.to_dict()["format"], why.to_dict()["version"]) == ("shardy_py.explanation", 1)
-    for wrong in ("{", "[]", '{"version": 0}', '{"version": 1}', '{"version": 1, "target": ""}'):
-        with pytest.raises(ShardyError):
-            Explanation.from_json(wrong)
+        data = json.loads(why.to_json(indent=1))
+        assert data == json.loads(json.dumps(why.to_dict()))
+        assert (data["format"], data["version"], data["target"]) == ("shardy_py.explanation", 1, target)
 
 
 def test_a_stored_plan_explains_as_the_plan_itself() -> None:
@@ -315,8 +309,7 @@ def test_lines_fit_the_terminal(width: int) -> None:
     plan = planned(forward, weights, f32(8, 64), in_shardings=({"transformer_layers": P(None, "model")}, P("data")))
     path = "params['transformer_layers'][1]['feed_forward']['up_projection']"
     for why in (plan.explain("result"), plan.explain(path), plan.explain(path, "data"), plan.explain("batch", "model")):
-        for full in (False, True):
-            text = why.as_text(width=width, full=full)
-            assert full or all(len(line) <= width or " " not in line.strip() or path in line for line in text.splitlines())
-            assert text.split() == why.as_text(width=1000, full=full).split()
+        text = why.as_text(width=width)
+        assert all(len(line) <= width or " " not in line.strip() or path in line for line in text.splitlines())
+        assert text.split() == why.as_text(width=1000).split()
     assert str(plan.explain("result")) == plan.explain("result").as_text(width=116)

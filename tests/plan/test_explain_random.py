@@ -38,7 +38,7 @@ def chains(plan: Plan) -> Iterator[tuple[PlannedValue, tuple[Reason, ...]]]:
 def check_replay(plan: Plan, what: str) -> int:
     count, replay = 0, Replay(plan)
     for value, chain in chains(plan):
-        assert holds(replay, chain, holder_of(plan, value)), f"{what}: {value.path}\n{plan.explain(value).as_text(full=True)}"
+        assert holds(replay, chain, holder_of(plan, value)), f"{what}: {value.path}\n{plan.explain(value).chains}"
         count += 1
     return count
 
@@ -107,7 +107,7 @@ def check_removal(seed: int, most: int) -> Counter[str]:
     for value, dim, axis in spots[:most]:
         why = plan.explain(value, axis=axis, dim=dim)
         named, everything = ends(why), ends(why, also=True, connected=True)
-        what = f"program_of_seed({seed}): {value.path} {why.as_text(full=True)}"
+        what = f"program_of_seed({seed}): {value.path} {why.chains}"
         try:
             for without in dict.fromkeys((named, everything)):
                 if without not in plans:

@@ -17,7 +17,7 @@ from shardy_py.ir.pieces import local_shape
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.checks.wording import GRAVE
 from shardy_py.plan.collectives import format_bytes
-from shardy_py.plan.donation import donatable
+from shardy_py.plan.donation import undonated
 from shardy_py.plan.executed import explicit_of
 from shardy_py.plan.findings import Finding, Findings
 from shardy_py.plan.memory.lifetimes import Lifetimes, LiveBuffer, label_of
@@ -202,7 +202,7 @@ class MemoryAnalysis(Report):
         plan = self.plan
         if plan is None:
             return None
-        donation = sum(donatable(plan.program, plan.inputs, plan.outputs, plan.donation).values())
+        donation = sum(one.bytes for one, _ in undonated(plan.program, plan.inputs, plan.outputs, plan.donation))
         return Relief(_residual_bytes(plan, self), donation)
 
     def as_text(self, limit: int = LISTED) -> str:
