@@ -16,7 +16,7 @@ from shardy_py.opt.canonicalization.rewriting import erase
 from shardy_py.opt.canonicalize import COLLECTIVES, Canonicalize
 from shardy_py.opt.insert_explicit_reshards import InsertExplicitReshards
 from shardy_py.opt.reshard_to_collectives import RESHARD, ReshardToCollectives
-from shardy_py.passes.clone import clone_program, dissolve
+from shardy_py.passes.clone import clone_program
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import COMPUTATIONS, WHILE, get_sharding
 from shardy_py.plan.collectives import KINDS, Collective
@@ -63,14 +63,6 @@ class _Movement:
     ops: list[Op]
     depth: int
     trips: int | None
-
-
-@no_collection()
-def find_reshards(program: Program, names: Mapping[Value, str], results: tuple[str, ...]) -> tuple[Reshard, ...]:
-    """The data movements of a program with final shardings, in program order; see `explicit_program`."""
-    explicit = explicit_program(program, names, results)
-    dissolve(explicit.program)
-    return explicit.reshards
 
 
 @no_collection()

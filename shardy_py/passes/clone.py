@@ -91,24 +91,6 @@ def clone_program(program: Program) -> tuple[Program, dict[Value, Value]]:
     return program_like(program, [clone_function(function, mapping) for function in program.functions]), mapping
 
 
-def dissolve(program: Program) -> None:
-    """Takes a program apart that nobody reads any more.
-
-    Ops and values refer to each other, so Python would keep them until a full collection, which looks at every object there is.
-    """
-    blocks = [function.body for function in program.functions]
-    for op in list(program.walk()):
-        op.operands.clear()
-        op.results.clear()
-        op.block = None
-        blocks += op.regions
-    for block in blocks:
-        block.arguments.clear()
-        block.ops.clear()
-        block.parent = None
-    program.functions.clear()
-
-
 class FunctionCloner:
     """Adds copies of functions to a program, each with copies of all that it calls."""
 

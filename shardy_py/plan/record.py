@@ -265,9 +265,9 @@ class PlanRecord:
 
         Computed when first read. The program that runs may move data otherwise; see `Plan.reshards`.
         """
-        from shardy_py.opt.reshards import find_reshards
+        from shardy_py.plan.executed import explicit_of
 
-        return find_reshards(self.program, self.names, tuple(output.path for output in self.outputs))
+        return explicit_of(self).reshards
 
     @functools.cached_property
     def names(self) -> dict[Value, str]:

@@ -140,16 +140,6 @@ class _Loop:
 
 
 @dataclass(slots=True, eq=False)
-class _Copy:
-    """Scratch memory."""
-
-    scratch: Scratch
-    op: Op
-    start: int
-    end: int
-
-
-@dataclass(slots=True, eq=False)
 class _Walk:
     """Walks a program in the order in which it runs.
 
@@ -170,7 +160,7 @@ class _Walk:
     captured: list[list[Value]] = field(default_factory=list[list[Value]])
     loops: list[_Loop] = field(default_factory=list[_Loop])
     branches: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
-    copies: list[_Copy] = field(default_factory=list[_Copy])
+    copies: list[Buffer] = field(default_factory=list[Buffer])
     writers: dict[Value, Op] = field(default_factory=dict[Value, Op])
 
     def define(self, value: Value, time: int, maker: Op | None) -> None:
@@ -197,7 +187,7 @@ class _Walk:
     def region(self, block: Block) -> None:
         """Runs the ops of a block."""
         around, self.begins = self.begins, len(self.steps)
-        copies: dict[object, _Copy] = {}
+        copies: dict[object, Buffer] = {}
         ops = [*self.values.steps(block)]
         for op in self._as_ready(ops) if self.values.on_cpu else ops:
             if op.name == WHILE:
@@ -212,19 +202,19 @@ class _Walk:
                     self.define(value, time, op)
         self.begins = around
 
-    def _copy(self, scratch: Scratch, op: Op, time: int, copies: dict[object, _Copy]) -> None:
+    def _copy(self, scratch: Scratch, op: Op, time: int, copies: dict[object, Buffer]) -> None:
         """Scratch memory of a step; on CPUs, copies are made as soon as what they are made of is there."""
         source = scratch.source
         if source is None or not self.values.on_cpu:
             if scratch.key != "written":
-                self.copies.append(_Copy(scratch, op, time, time))
+                self.copies.append(Buffer(scratch.bytes, time, time, op))
             return
         key = (source, scratch.key)
         if scratch.key is not None and key in copies:
             copies[key].end = time
             return
         ready = max([self.begins, *(self.start.get(leaf, 0) for leaf in self.values.leaves(source))])
-        copy = _Copy(scratch, op, ready, time - (scratch.key == "written"))
+        copy = Buffer(scratch.bytes, ready, time - (scratch.key == "written"), op)
         if copy.start <= copy.end:
             self.copies.append(copy)
         if scratch.key not in (None, "written"):
@@ -335,8 +325,7 @@ class _Walk:
         for time, op in enumerate(self.steps):
             if op.name not in CONTROL:
                 self._write_over(op, time, places)
-        found = places.buffers(set(main.arguments), outputs, self.writers)
-        return found + [Buffer(c.scratch.bytes, c.start, c.end, c.op) for c in self.copies]
+        return places.buffers(set(main.arguments), outputs, self.writers) + self.copies
 
     def _write_over(self, op: Op, time: int, places: _Places) -> None:
         """Writes the results of an op over what it reads for the last time."""

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shardy_py.cost.sizes import LocalSizes
 from shardy_py.dialect import Mesh, TensorSharding
-from shardy_py.ir import Op, Type, Value
-from shardy_py.ir.pieces import local_bytes
+from shardy_py.ir import Op, Value
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
 from shardy_py.plan.checks.fixes import Proposal, key_of
 from shardy_py.plan.findings import Finding
@@ -26,7 +26,7 @@ class CheckContext:
     def __post_init__(self) -> None:
         self.meshes = self.plan.program.meshes
         self.proposals: dict[object, Proposal] = {}
-        self._bytes: dict[tuple[Type, TensorSharding | None], int] = {}
+        self.local = LocalSizes(self.meshes).bytes_of
 
     def propose(self, finding: Finding, proposal: Proposal) -> None:
         """Adds fixes of a finding, which are tried when all findings are known."""
@@ -36,14 +36,6 @@ class CheckContext:
     def mesh(self) -> Mesh:
         """The mesh that is planned for."""
         return self.plan.mesh
-
-    def local(self, type_: Type, sharding: TensorSharding | None) -> int:
-        """Bytes of a device's piece, by type and sharding."""
-        key = (type_, sharding)
-        size = self._bytes.get(key)
-        if size is None:
-            size = self._bytes[key] = local_bytes(type_, sharding, self.meshes)
-        return size
 
     def bytes_of(self, value: PlannedValue) -> int:
         """Bytes of a device's piece of a value of the plan."""

@@ -273,8 +273,7 @@ ADDRESS = 8
 def analyse(plan: PlanRecord, which: str | Hardware | int | None = None) -> MemoryAnalysis:
     """The memory that a call of a plan takes; see `Plan.memory_analysis`. A plan remembers it."""
     name, room = capacity_of(which)
-    on_cpu = _is_on_cpu(plan, name)
-    memory = _usage(plan, on_cpu)[0]
+    memory = _usage(plan, _is_on_cpu(plan, name))[0]
     room_of = name or (None if room is None else "the given memory")
     return replace(memory, hardware=room_of, hardware_bytes=room, plan=plan)
 
@@ -286,19 +285,6 @@ def lifetimes(plan: PlanRecord, which: str | Hardware | int | None = None) -> Li
 
 def _is_on_cpu(plan: PlanRecord, hardware: str) -> bool:
     return not hardware and plan.platform == "cpu"
-
-
-@Analysis
-def _by_platform(plan: PlanRecord) -> dict[bool, tuple[MemoryAnalysis, Lifetimes]]:
-    """Whether on CPUs -> the analysis there and the buffers behind it, filled on request."""
-    return {}
-
-
-def _usage(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes]:
-    by_platform = _by_platform(plan)
-    if on_cpu not in by_platform:
-        by_platform[on_cpu] = _analysed(plan, on_cpu)
-    return by_platform[on_cpu]
 
 
 def _peak_buffers(plan: PlanRecord, memory: MemoryAnalysis) -> tuple[PeakBuffer, ...]:
@@ -355,6 +341,14 @@ def _analysed(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes
         program=plan.program,
         running=running,
     )
+
+
+_ON = {on_cpu: Analysis(functools.partial(_analysed, on_cpu=on_cpu)) for on_cpu in (False, True)}
+
+
+def _usage(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes]:
+    """The analysis on CPUs or on accelerators, and the buffers behind it."""
+    return _ON[on_cpu](plan)
 
 
 def capacity_of(which: str | Hardware | int | None) -> tuple[str, int | None]:
