@@ -20,7 +20,7 @@ from shardy_py.plan.collectives import Collective, CollectivesByModule, by_modul
 from shardy_py.plan.compiled import CompiledProgram
 from shardy_py.plan.cost_analysis import CostAnalysis
 from shardy_py.plan.diff import PlanDiff, diff_plans
-from shardy_py.plan.executed import collectives_of, reshards_of
+from shardy_py.plan.executed import collectives_of, explicit_of, reshards_of
 from shardy_py.plan.explain import explain
 from shardy_py.plan.explanation import Explanation
 from shardy_py.plan.findings import Findings
@@ -123,6 +123,14 @@ class Plan(PlanRecord):
         that Shardy makes explicit for the plan's shardings, whatever runs.
         """
         return reshards_of(self)
+
+    @property
+    def shardy_reshards(self) -> tuple[Reshard, ...]:
+        """The reshards that Shardy makes explicit for the plan's shardings, in program order: values that change their sharding, and sums.
+
+        Computed when first read. The program that runs may move data otherwise; see `Plan.reshards`.
+        """
+        return explicit_of(self).reshards
 
     @property
     def findings(self) -> Findings:

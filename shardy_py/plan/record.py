@@ -19,7 +19,6 @@ from shardy_py.plan.donation import Donated
 from shardy_py.plan.feeding import Feeding, feeding_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.progress import Timings
-from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.search import Search
 from shardy_py.plan.values import PlannedValue
 from shardy_py.plan.values import intermediates as planned_intermediates
@@ -258,16 +257,6 @@ class PlanRecord:
     def values(self) -> tuple[PlannedValue, ...]:
         """Every value: inputs, intermediates in program order, outputs."""
         return (*self.inputs, *(planned for _, planned in self.intermediates), *self.outputs)
-
-    @functools.cached_property
-    def shardy_reshards(self) -> tuple[Reshard, ...]:
-        """The reshards that Shardy makes explicit for the plan's shardings, in program order: values that change their sharding, and sums.
-
-        Computed when first read. The program that runs may move data otherwise; see `Plan.reshards`.
-        """
-        from shardy_py.plan.executed import explicit_of
-
-        return explicit_of(self).reshards
 
     @functools.cached_property
     def names(self) -> dict[Value, str]:

@@ -6,9 +6,9 @@ Prices are those of `partition/tables`, of which a plan's `cost_analysis` is the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATIO
 from shardy_py.plan.cost_analysis import EXPOSED
 from shardy_py.plan.feeding import NOTHING, Feeding
 from shardy_py.plan.progress import report
-from shardy_py.plan.trips import Trips, trip_count
+from shardy_py.plan.trips import trip_count
 from shardy_py.planner.op_tables import Joint, OpTables, Reads, TooLarge, costly, reduced_shares
 from shardy_py.planner.problem import Limit, Problem, Table, cost, dearer, entries, weight
 from shardy_py.planner.space import HANDING_ON, Space
@@ -43,12 +43,40 @@ DIMENSION_TIE = 0.2
 """The part of `TIE` for each dimension in front of one of an argument that is cut."""
 
 
-class CountedScope(Trips):
-    """A scope of `plan/trips` in a program that has not been partitioned, with the executions that work is counted with."""
+class CountedScope:
+    """A block, or the body of a call, in the block around it, with its executions, and those that work is counted with.
 
-    def __init__(self, trips: int | None, runs: float, changing: set[Value] | None, around: Self | None = None) -> None:
-        super().__init__(trips, changing, around)
+    `changing` are the values that each trip of a loop changes; None of a branch.
+    """
+
+    def __init__(self, trips: int | None, runs: float, changing: set[Value] | None, around: CountedScope | None = None) -> None:
+        self.trips = trips
         self.runs = runs
+        self.changing = changing
+        self.around = around
+
+    def outward(self) -> Iterator[CountedScope]:
+        """This scope and those around it, the innermost first."""
+        scope: CountedScope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.around
+
+    def hoisted(self, value: Value) -> CountedScope:
+        """The outermost scope that code can be moved to, out of loops and not out of branches, in which a value does not change."""
+        return next(s for s in self.outward() if s.changing is None or value in s.changing)
+
+    def within(self, home: CountedScope) -> CountedScope:
+        """The outermost scope that code can be moved to, up to one."""
+        return next(s for s in self.outward() if s is home or s.changing is None)
+
+    def spread(self, op: Op, origin: Mapping[Value, Value]) -> None:
+        """Marks the results of an op as changing where its operands change."""
+        for scope in self.outward():
+            inner = op.walk() if op.regions else (op,)
+            if scope.changing and any(origin.get(v, v) in scope.changing for each in inner for v in each.operands):
+                scope.changing.update(op.results)
+                return
 
 
 def wholeness(layout: Layout, mesh: Mesh) -> float:
@@ -259,7 +287,7 @@ class _Builder:
             return
         priced = self.op_tables.priced(op, lambda value: self.origin.get(value, value), joint)
         price = priced.table
-        once = scope.hoist_scope(op.results[0]) if op.results else scope
+        once = scope.hoisted(op.results[0]) if op.results else scope
         sent = price.communication_seconds
         deferred = (1 - self.reduced_shares.get(op, 1.0)) * price.reduction_seconds
         costs = (sent - deferred) * (once.trips or 1)
@@ -273,9 +301,9 @@ class _Builder:
     def move(self, op: Op, key: tuple[tuple[int, ...], int], draft: _Draft, value: Value, scope: CountedScope, reads: Reads) -> None:
         """A column of moves of an operand."""
         origin = self.origin.get(value, value)
-        once = (scope.hoist_scope(origin).trips or 1) * 1.0
+        once = (scope.hoisted(origin).trips or 1) * 1.0
         home = self.home[origin]
-        place = scope.place(lambda outer: outer is home)
+        place = scope.within(home)
         if op.name == "stablehlo.dynamic_slice":
             place = scope  # loops of a region slice what they scan, and each loop gathers its slices
         numbers = np.full((len(reads.domain), len(reads.targets)), -1)
