@@ -26,7 +26,7 @@ from shardy_py.api.agreement import Agreement, agreement_of, covering
 from shardy_py.api.errors import DonationWarning, NotAvailableError, OrderedEffectError
 from shardy_py.api.executable import Executable, Stage
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.partitioning import DerivedRegions, Planned, calling, decided, import_and_propagate
+from shardy_py.api.partitioning import DerivedRegions, Planned, calling, decided
 from shardy_py.api.placing import Placing
 from shardy_py.api.static_leaves import has_static_leaves, user_tree
 from shardy_py.backends.callback_errors import CallbackErrors
@@ -39,7 +39,6 @@ from shardy_py.dialect.grouping import grouped
 from shardy_py.errors import PlanWarning
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import is_staged, is_tracing
-from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.transforms import hoisted, used_part, with_inputs
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.checks.table import has_grave
@@ -292,17 +291,12 @@ def program_of(planned: Planned, mesh: Mesh | None) -> tuple[ClosedJaxpr | None,
 def _by_xla(planned: Planned, mesh: Mesh | None) -> tuple[ClosedJaxpr, Callable[..., Sequence[Any]]]:
     """The traced jaxpr with constraints, and a function that runs it."""
     plan, request, view = planned.plan, planned.traced.request, planned.traced.request.view
-    sides = _closed(plan.inputs), _closed(plan.outputs)
     closed = ClosedJaxpr(planned.imported.scope.jaxpr, planned.traced.jaxpr.consts)
-
-    def import_copy(copy: ClosedJaxpr) -> Imported:
-        return import_and_propagate(copy, view, request.settings.options, *sides, plan.timings)
 
     with plan.timings.step("pin"), no_collection():
         platform = request.settings.options.platform_of(view.user_mesh)
         partition = DerivedRegions(view, request.settings.options, None)
-        propagate = import_copy if plan.is_assigned else None
-        program = constrained(closed, planned.imported, view.auto_mesh, platform, partition, propagate)
+        program = constrained(closed, planned.imported, view.auto_mesh, platform, partition, plan.is_assigned)
     whole = hoisted(closed)
     needed = used_part(whole, (True,) * len(whole.out_avals))
     return program, calling(planned.traced, plan, closed.consts, needed, lambda: with_inputs(program, needed[1]), mesh)
