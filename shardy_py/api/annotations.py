@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from shardy_py.api.errors import MeshError, SpecError
 from shardy_py.api.meshes import MeshView, check_planned_devices, context_mesh, view_of
 from shardy_py.api.specs import broadcast_specs, host_kind, to_tensor_sharding
+from shardy_py.api.static_leaves import of_trees, static_tree
 from shardy_py.api.trees import Leaf, location_of
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import DimensionSharding, PropagationDirection, TensorSharding
@@ -259,35 +260,15 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
         return fn(*args, **kwargs)
 
     named.__name__ = named.__qualname__ = name or getattr(fn, "__name__", "named_computation")
-    jitted = jax.jit(named)
+    jitted = jax.jit(of_trees(named))
 
     @api_boundary
     @functools.wraps(named)
     def call(*args: Any, **kwargs: Any) -> Any:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        arrays = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
-        if len(arrays) == len(leaves):
-            return jitted(*args, **kwargs)
-
-        @functools.wraps(named)
-        def of_arrays(*values: Any) -> Any:
-            full = list(leaves)
-            for i, value in zip(arrays, values):
-                full[i] = value
-            positional, keywords = jax.tree.unflatten(tree, full)
-            return fn(*positional, **keywords)
-
-        return jax.jit(of_arrays)(*(leaves[i] for i in arrays))
+        args, kwargs = static_tree((args, kwargs))
+        return jitted(*args, **kwargs)
 
     return call
-
-
-def _is_array(leaf: object) -> bool:
-    try:
-        jax.typeof(leaf)
-    except TypeError:
-        return False
-    return True
 
 
 class ManualOptions(TypedDict, total=False):

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 from jax.extend.core import ClosedJaxpr
@@ -35,7 +35,7 @@ from shardy_py.api.specs import mesh_of
 from shardy_py.api.static_leaves import of_trees, static_tree, user_tree
 from shardy_py.api.tracing import TracedCall, trace
 from shardy_py.api.trees import location_of
-from shardy_py.api.verifying import Request, Verification, verify
+from shardy_py.api.verifying import Verification, verify
 from shardy_py.backends import host_threads
 from shardy_py.backends.shard_map import fits_inside
 from shardy_py.cost.hardware import platform_named
@@ -97,11 +97,7 @@ def _searched(candidates: Sequence[tuple[int, ...]], call: UserCall, runs: bool)
     return ShapeSearch(steps)
 
 
-class _Cached(Protocol):
-    def clear_cache(self) -> None: ...
-
-
-FUNCTIONS: weakref.WeakSet[_Cached] = weakref.WeakSet()
+FUNCTIONS: weakref.WeakSet[AutoSharded[..., Any]] = weakref.WeakSet()
 """All decorated functions."""
 
 
@@ -392,7 +388,7 @@ class AutoSharded(Generic[P, R]):
         call, view = self._call(*nnx_modules.as_pure(self._settings, args, kwargs), runs=True)
         with report_failures(view, location_of(call.settings.fun)):
             planned = make_plan(trace(request(call, view, runs=True)), runs=True)
-            return verify(planned, call.slots, Request(rtol, atol, every_op, plain_xla))
+            return verify(planned, call.slots, rtol, atol, every_op, plain_xla)
 
     @property
     def options(self) -> Options:
@@ -555,20 +551,12 @@ def _check(fun: object, options: object, planner: object, lowering: object) -> N
             fix=f"pass the {name} as an argument if it is a pytree, auto_shard(lambda f, x: f(x), ...)(f, x), so that its arrays are "
             "sharded; or close over it, auto_shard(lambda x: f(x), ...), which replicates them as constants",
         ) from error
-    if options is not None and not isinstance(options, Options):
-        raise ArgumentTypeError(
-            f"options is a {type(options).__name__}",
-            where="auto_shard(options=...)",
-            why="options are an Options",
-            fix="pass sp.Options(...)",
-        )
-    if planner is not None and not isinstance(planner, Planner):
-        raise ArgumentTypeError(
-            f"planner is a {type(planner).__name__}",
-            where="auto_shard(planner=...)",
-            why="a planner is a Planner, which names the hardware",
-            fix='pass sp.Planner(hardware="h100")',
-        )
+    for name, value, kind, why, fix in (
+        ("options", options, Options, "options are an Options", "pass sp.Options(...)"),
+        ("planner", planner, Planner, "a planner is a Planner, which names the hardware", 'pass sp.Planner(hardware="h100")'),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise ArgumentTypeError(f"{name} is a {type(value).__name__}", where=f"auto_shard({name}=...)", why=why, fix=fix)
     if lowering not in LOWERINGS:
         raise SpecError(
             f"lowering is {lowering!r}",

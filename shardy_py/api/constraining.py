@@ -235,24 +235,17 @@ def without_constraints(traced: TracedCall) -> TracedCall:
 def constrained_values(written: Scope, dropped: Scope) -> Iterator[tuple[Value, TensorSharding]]:
     """The values that the user constrains, in a program without the constraints, and their shardings."""
     values: dict[Var, list[Value]] = {}
-    for scope in _all_scopes(dropped):
+    for scope in dropped.walk():
         for variable, value in scope.env.items():
             values.setdefault(variable, []).append(value)
     sources: dict[Var, Var] = {}
-    for scope in _all_scopes(written):
+    for scope in written.walk():
         for eqn in scope.jaxpr.eqns:
             if _is_constraint(eqn) and isinstance(eqn.invars[0], Var):
                 source = sources[eqn.outvars[0]] = sources.get(eqn.invars[0], eqn.invars[0])
                 sharding = scope.env[eqn.outvars[0]].sharding if eqn.outvars[0] in scope.env else None
                 if sharding is not None:
                     yield from ((value, sharding) for value in values.get(source, ()))
-
-
-def _all_scopes(scope: Scope) -> Iterator[Scope]:
-    yield scope
-    for children in scope.children.values():
-        for child in children:
-            yield from _all_scopes(child)
 
 
 def as_plan_constrains(traced: TracedCall, plan: PlanRecord) -> TracedCall:

@@ -190,7 +190,7 @@ class CompiledCall:
         if plan.donation:
             _warn_of_refused(plan.donation, request.location)
         devices = None if abstract or not isinstance(mesh, Mesh) else mesh
-        self._jaxpr, replay = program_of(planned, mesh if isinstance(mesh, Mesh) else None)
+        replay = program_of(planned, mesh if isinstance(mesh, Mesh) else None)
         named = NamedShardings(mesh)
         self.agreement = None if devices is None else agreement_of(plan, traced, devices)
         ins = tuple(named(v.sharding, len(v.shape), v.memory_kind) for v in plan.inputs)
@@ -208,14 +208,6 @@ class CompiledCall:
     def plan(self) -> Plan:
         """The plan."""
         return self.planned.plan
-
-    @property
-    def jaxpr(self) -> ClosedJaxpr:
-        """The program that runs."""
-        if self._jaxpr is not None:
-            return self._jaxpr
-        assert self.planned.region is not None
-        return self.planned.region.partitioned(self.plan).jaxpr
 
     def __call__(self, slots: Sequence[Any]) -> Any:
         """Runs a call; raises SignatureChanged if it does not have the signature that was planned for."""
@@ -248,8 +240,7 @@ class CompiledCall:
     @functools.cached_property
     def _donated(self) -> list[bool]:
         """Whether each leaf belongs to a donated argument."""
-        outlines = self.planned.traced.request.outlines
-        return [i in self.layout.donated for i, outline in zip(self.layout.dynamic, outlines) for _ in outline.paths]
+        return [slot in self.layout.donated for slot in self.planned.traced.request.leaf_slots]
 
     @functools.cached_property
     def _paths(self) -> list[str]:
@@ -283,13 +274,10 @@ def _run(jitted: Executable, mesh: Mesh, agreement: Agreement | None, callback_e
     return jitted.run
 
 
-def program_of(planned: Planned, mesh: Mesh | None) -> tuple[ClosedJaxpr | None, Callable[..., Sequence[Any]]]:
-    """What runs a plan, from leaves to leaves: a region, or the traced jaxpr with constraints, which comes too."""
-    return _by_xla(planned, mesh) if planned.region is None else (None, planned.region.calling(planned.plan, mesh))
-
-
-def _by_xla(planned: Planned, mesh: Mesh | None) -> tuple[ClosedJaxpr, Callable[..., Sequence[Any]]]:
-    """The traced jaxpr with constraints, and a function that runs it."""
+def program_of(planned: Planned, mesh: Mesh | None) -> Callable[..., Sequence[Any]]:
+    """What runs a plan, from leaves to leaves: a region, or the traced jaxpr with constraints."""
+    if planned.region is not None:
+        return planned.region.calling(planned.plan, mesh)
     plan, request, view = planned.plan, planned.traced.request, planned.traced.request.view
     closed = ClosedJaxpr(planned.imported.scope.jaxpr, planned.traced.jaxpr.consts)
 
@@ -299,7 +287,7 @@ def _by_xla(planned: Planned, mesh: Mesh | None) -> tuple[ClosedJaxpr, Callable[
         program = constrained(closed, planned.imported, view.auto_mesh, platform, partition, plan.is_assigned)
     whole = hoisted(closed)
     needed = used_part(whole, (True,) * len(whole.out_avals))
-    return program, calling(planned.traced, plan, closed.consts, needed, lambda: with_inputs(program, needed[1]), mesh)
+    return calling(planned.traced, plan, closed.consts, needed, lambda: with_inputs(program, needed[1]), mesh)
 
 
 def _closed(values: Sequence[PlannedValue]) -> list[TensorSharding]:

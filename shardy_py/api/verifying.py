@@ -177,18 +177,10 @@ EXPLAINS = 10.0
 """A difference is rounding where the arguments' last digits change the result by at least a tenth of it, and every op is right."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """Comparisons to make, and their tolerances."""
-
-    rtol: float | None = None
-    atol: float | None = None
-    every_op: bool | None = None
-    plain_xla: bool = True
-
-
-def verify(planned: Planned, slots: Sequence[Any], options: Request) -> Verification:
-    """Compares a planned call with the unsharded one."""
+def verify(
+    planned: Planned, slots: Sequence[Any], rtol: float | None, atol: float | None, every_op: bool | None, plain_xla: bool
+) -> Verification:
+    """Compares a planned call with the unsharded one; see `AutoSharded.verify`."""
     planned = _keeping(planned)
     traced = planned.traced
     request = traced.request
@@ -202,33 +194,24 @@ def verify(planned: Planned, slots: Sequence[Any], options: Request) -> Verifica
     inputs = _inputs(planned, slots)
     results = [fetched_or_error(x) for x in jax.tree.leaves(static_tree(CompiledCall(planned)(slots)))]
     with covering():  # the processes of the mesh have agreed on the whole
-        run, beside = _runs(planned, inputs, results, mesh, options)
+        reference = Reference(mesh := mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names)))
+        unsharded, flat = reference.of(planned.traced.jaxpr), _flat(planned)
+        expected = [fetch(x) for x in unsharded(inputs)]
+        comparer = _Comparer(planned, reference, unsharded, inputs, expected, flat, rtol, atol, every_op)
+        run = comparer.compare(results, planned_run(planned, mesh), flat)
+        beside = _by_xla_alone(comparer, mesh, run, results) if plain_xla else None
     return Verification(request.name, request.location, request.view.describe(), run, beside)
 
 
-def _runs(
-    planned: Planned, inputs: list[Any], results: Sequence[Any], mesh: JaxMesh, options: Request
-) -> tuple[RunComparison, RunComparison | None]:
-    """The planned run beside the unsharded one, and on request the run by XLA alone."""
-    traced = planned.traced
-    mesh = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
-    reference = Reference(mesh)
-    unsharded = reference.of(traced.jaxpr)
-    expected = [fetch(x) for x in unsharded(inputs)]
-    flat = _flat(planned)
-    comparer = _Comparer(planned, reference, unsharded, inputs, expected, flat, options)
-    run = comparer.compare(results, planned_run(planned, mesh), flat)
-    beside = None
-    if options.plain_xla:
-        annotated = _annotated(planned, flat)
-        alone = plain_run(mesh)
-        try:
-            other = [fetched_or_error(x) for x in alone(replace(annotated, closed=traced.jaxpr), ())(inputs)]
-            # What is equal to the last bit comes from the same program, but for ops that the outputs do not depend on.
-            beside = run if _identical(results, other) else comparer.compare(other, alone, annotated, described=False)
-        except Exception as error:  # whatever XLA raises where it finds no program
-            beside = RunComparison((), problem=first_line(error))
-    return run, beside
+def _by_xla_alone(comparer: _Comparer, mesh: JaxMesh, run: RunComparison, results: Sequence[Any]) -> RunComparison:
+    """The run by XLA alone beside the unsharded one."""
+    planned, annotated, alone = comparer.planned, _annotated(comparer.planned, comparer.flat), plain_run(mesh)
+    try:
+        other = [fetched_or_error(x) for x in alone(replace(annotated, closed=planned.traced.jaxpr), ())(comparer.inputs)]
+        # What is equal to the last bit comes from the same program, but for ops that the outputs do not depend on.
+        return run if _identical(results, other) else comparer.compare(other, alone, annotated, described=False)
+    except Exception as error:  # whatever XLA raises where it finds no program
+        return RunComparison((), problem=first_line(error))
 
 
 def _idle(mesh: JaxMesh) -> str | None:
@@ -247,7 +230,9 @@ class _Comparer:
     inputs: list[Any]
     expected: list[Any]
     flat: FlatProgram
-    options: Request
+    rtol: float | None
+    atol: float | None
+    every_op: bool | None
 
     def compare(self, results: Sequence[Any], run: Run, flat: FlatProgram, *, described: bool = True) -> RunComparison:
         """Compares outputs, then ops where outputs differ or the options request ops.
@@ -256,20 +241,19 @@ class _Comparer:
             described: Whether to look for the op at which rounding grew, too.
         """
         paths = [value.path for value in self.planned.plan.outputs]
-        options = self.options
         comparisons = [
-            compare(path, want, has, rtol=_tolerance(options.rtol, wide, want), atol=options.atol)
+            compare(path, want, has, rtol=_tolerance(self.rtol, wide, want), atol=self.atol)
             for path, want, has, wide in zip(paths, self.expected, results, tolerances(self.flat))
         ]
         agree = all(c.agrees for c in comparisons)
         total = observed_bytes(flat)
-        if options.every_op is False and agree:
+        if self.every_op is False and agree:
             return RunComparison(tuple(comparisons))
-        if options.every_op is None and agree and total > PORTION:
+        if self.every_op is None and agree and total > PORTION:
             note = f"ops were not compared one by one: their results are {format_bytes(total)}; every_op=True compares them"
             return RunComparison(tuple(comparisons), notes=(note,))
         try:
-            return self._by_op(comparisons, OpSearch(self.reference, run, options.rtol), flat, described)
+            return self._by_op(comparisons, OpSearch(self.reference, run, self.rtol), flat, described)
         except Exception as error:  # such as XLA finding no program where intermediates are outputs
             return RunComparison(tuple(comparisons), notes=(f"ops could not be compared one by one: {first_line(error)}",))
 
@@ -297,8 +281,8 @@ class _Comparer:
         return explained
 
 
-def _tolerance(options: float | None, wide: float, expected: Any) -> float | None:
-    return options if options is not None or not tolerance_of(expected.dtype) else wide
+def _tolerance(rtol: float | None, wide: float, expected: Any) -> float | None:
+    return rtol if rtol is not None or not tolerance_of(expected.dtype) else wide
 
 
 def _identical(some: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -368,7 +352,7 @@ def planned_run(planned: Planned, mesh: JaxMesh) -> Run:
         region = None if plan.lowering == "jit" else RegionBuilder(imported, call, by_planner=by_planner)
         part = Planned(replace(plan, inputs=tuple(inputs), outputs=tuple(outputs), partitioner=region), imported, call, region)
         ins, outs = ([named(v.sharding, len(v.shape)) for v in values] for values in (inputs, outputs))
-        return _jitted(program_of(part, mesh)[1], ins, [None if 0 in v.shape else out for v, out in zip(outputs, outs)])
+        return _jitted(program_of(part, mesh), ins, [None if 0 in v.shape else out for v, out in zip(outputs, outs)])
 
     return run
 

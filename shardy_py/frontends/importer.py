@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,12 @@ class Scope:
     jaxpr: Jaxpr
     env: dict[Var, Value]
     children: dict[int, list[Scope]] = dataclasses.field(default_factory=dict)
+
+    def walk(self) -> Iterator[Scope]:
+        """Itself and those inside, outermost first."""
+        yield self
+        for child in itertools.chain.from_iterable(self.children.values()):
+            yield from child.walk()
 
 
 class Importer(abc.ABC):

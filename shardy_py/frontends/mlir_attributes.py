@@ -111,21 +111,7 @@ def common_body(op: ir.OpView) -> str:
 
 def _named(*names: str) -> Reader:
     def read(op: ir.OpView) -> Attributes:
-        return {name: plain(op.attributes[name]) for name in names}
-
-    return read
-
-
-def _optional(*names: str) -> Reader:
-    def read(op: ir.OpView) -> Attributes:
         return {name: plain(op.attributes[name]) for name in names if name in op.attributes}
-
-    return read
-
-
-def _both(*readers: Reader) -> Reader:
-    def read(op: ir.OpView) -> Attributes:
-        return {name: value for reader in readers for name, value in reader(op).items()}
 
     return read
 
@@ -229,13 +215,11 @@ def _sort(op: ir.OpView) -> Attributes:
 
 
 def _computation(op: ir.OpView) -> Attributes:
-    attributes: Attributes = {}
+    attributes = _named("in_shardings", "out_shardings", "name", "manual_axes")(op)
     for name in ("in_shardings", "out_shardings"):
-        attributes[name] = plain(op.attributes[name]).shardings if name in op.attributes else None
-    if "name" in op.attributes:
-        attributes["name"] = plain(op.attributes["name"])
-    if "manual_axes" in op.attributes:
-        attributes["manual_axes"] = plain(op.attributes["manual_axes"]).axes
+        attributes[name] = attributes[name].shardings if name in attributes else None
+    if "manual_axes" in attributes:
+        attributes["manual_axes"] = attributes["manual_axes"].axes
     return attributes
 
 
@@ -259,12 +243,12 @@ READERS: Mapping[str, Reader] = {
     "stablehlo.all_to_all": _named("split_dimension", "concat_dimension"),
     "stablehlo.batch_norm_inference": _named("feature_index"),
     "stablehlo.broadcast_in_dim": _named("broadcast_dimensions"),
-    "stablehlo.cholesky": _optional("lower"),
+    "stablehlo.cholesky": _named("lower"),
     "stablehlo.composite": _named("name", "decomposition"),
     "stablehlo.concatenate": _named("dimension"),
     "stablehlo.constant": _constant,
     "stablehlo.convolution": _convolution,
-    "stablehlo.custom_call": _both(_named("call_target_name"), _optional("has_side_effect")),
+    "stablehlo.custom_call": _named("call_target_name", "has_side_effect"),
     "stablehlo.dot_general": _dot_general,
     "stablehlo.dynamic_slice": _named("slice_sizes"),
     "stablehlo.fft": _named("fft_type", "fft_length"),

@@ -47,7 +47,7 @@ def assert_collectives(plan: Plan, expected: Mapping[str, int | str], *, others:
     problems: list[str] = []
     named: set[int] = set()
     for key, limit in limits.items():
-        matches = [(i, c) for i, c in enumerate(plan.collectives) if key in (c.kind, _with_axes(c))]
+        matches = [(i, c) for i, c in enumerate(plan.collectives) if key in (c.kind, c.title)]
         named |= {i for i, _ in matches}
         actual = limit.measure([c for _, c in matches])
         if not limit.holds(actual):
@@ -56,7 +56,7 @@ def assert_collectives(plan: Plan, expected: Mapping[str, int | str], *, others:
         counts: dict[str, int] = {}
         for i, c in enumerate(plan.collectives):
             if i not in named:
-                counts[_with_axes(c)] = counts.get(_with_axes(c), 0) + 1
+                counts[c.title] = counts.get(c.title, 0) + 1
         problems += (f"{n} {key}, expected none" for key, n in counts.items())
     if problems:
         listed = [f"  {line}" for line in lines(plan.collectives)] if plan.collectives else ["  none"]
@@ -87,10 +87,6 @@ def assert_fits(plan: Plan, topology: str | None = None, *, hardware: str | Hard
     compiled = plan.compile_for(topology, hardware=hardware)
     if not compiled.fits:
         raise AssertionError(compiled.as_text())
-
-
-def _with_axes(collective: Collective) -> str:
-    return collective.title
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardy_py.facade import Plan
 from shardy_py.files import write_file
-from shardy_py.plan.collectives import Collective, format_bytes
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.store.codec import StoreError
 from shardy_py.plan.values import typed
@@ -103,14 +103,10 @@ def _described(reshard: Reshard, inputs: set[str]) -> str:
 def _collectives(plan: Plan) -> dict[str, Any]:
     entries: dict[str, dict[str, int]] = {}
     for c in plan.collectives:
-        entry = entries.setdefault(_name(c), {"count": 0, "bytes": 0})
+        entry = entries.setdefault(c.title, {"count": 0, "bytes": 0})
         entry["count"] += 1
         entry["bytes"] += c.call_bytes
     return dict(sorted(entries.items()))
-
-
-def _name(collective: Collective) -> str:
-    return collective.title
 
 
 def pinned_text(data: Mapping[str, Any]) -> str:
@@ -162,8 +158,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def _change(old: Any, new: Any) -> str:
-    shown = [_shown(data) for data in (old, new) if data is not None]
-    return " -> ".join(shown)
+    return " -> ".join(_shown(data) for data in (old, new) if data is not None)
 
 
 def _shown(data: Any) -> str:

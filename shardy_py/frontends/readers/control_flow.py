@@ -121,17 +121,9 @@ def scan(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Blo
             op.drop_uses()
             op.operands, op.rule, op.rule_decided = [], None, True
     body = eqn.params["jaxpr"].jaxpr
-    bodies = [s for s in _scopes(loop) if s.jaxpr is body]
+    bodies = [s for s in loop.walk() if s.jaxpr is body]
     scope.children[index] = bodies or [loop] if eqn.params["length"] else []  # a body that never runs is not there
     bind(eqn, scope, results)
-
-
-def _scopes(scope: Scope) -> list[Scope]:
-    scopes = [scope]
-    for children in scope.children.values():
-        for child in children:
-            scopes.extend(_scopes(child))
-    return scopes
 
 
 READERS: ReaderTable = {

@@ -11,7 +11,6 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.api.running import CompiledCall
 from tests.backends.local.running import sent
 
 RNG = np.random.default_rng(0)
@@ -71,4 +70,5 @@ def test_program(name):
     kwargs = {} if outputs is None else {"out_shardings": outputs}
     step = sp.auto_shard(f, mesh=mesh, in_shardings=inputs, lowering="shard_map", **kwargs)
     np.testing.assert_array_equal(step(*args), jax.jit(f)(*args))
-    assert sent(CompiledCall(step.trace(*args)._planned).jaxpr) == expected
+    planned = step.trace(*args)._planned
+    assert sent(planned.region.partitioned(planned.plan).jaxpr) == expected
