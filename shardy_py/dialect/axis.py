@@ -22,40 +22,6 @@ _UNBOUNDED = 1 << 62
 
 
 @final
-class SubAxis(Interned):
-    """`(pre_size)size`: the part of an axis that follows parts of total size `pre_size`."""
-
-    mnemonic = "sub_axis_info"
-    __slots__ = _fields = ("pre_size", "size")
-
-    pre_size: int
-    size: int
-
-    def __new__(cls, pre_size: int, size: int) -> SubAxis:  # noqa: D102
-        interned = cls._table.get((pre_size, size))
-        if interned is not None:
-            return interned
-        pre_size, size = integer(pre_size), integer(size)
-        return cls._interned((pre_size, size), pre_size=pre_size, size=size)
-
-    @property
-    def next_pre_size(self) -> int:
-        """The `pre_size` of the part that would follow."""
-        return self.pre_size * self.size
-
-    @classmethod
-    def read(cls, scanner: Scanner) -> SubAxis:
-        """Reads `(1)2` at the cursor."""
-        scanner.expect("(")
-        pre_size = scanner.integer()
-        scanner.expect(")")
-        return SubAxis(pre_size, scanner.integer())
-
-    def __str__(self) -> str:
-        return f"({self.pre_size}){self.size}"
-
-
-@final
 class AxisRef(Interned):
     """A mesh axis `"x"`, or a part of one `"x":(1)2`.
 
@@ -68,7 +34,7 @@ class AxisRef(Interned):
 
     Attributes:
         is_full: Whether it is the full axis.
-        sub_axis: The part, or None for the full axis.
+        sub_axis: The text of the part, `(1)2`; "" for the full axis.
         next_pre_size: `pre_size * size`; None for the full axis, whose size only the mesh knows.
 
     Example:
@@ -85,7 +51,7 @@ class AxisRef(Interned):
     pre_size: int | None
     size: int | None
     is_full: bool
-    sub_axis: SubAxis | None
+    sub_axis: str
     next_pre_size: int | None
     _within: tuple[int, int]
     _text: str
@@ -104,7 +70,7 @@ class AxisRef(Interned):
                 pre_size=None,
                 size=None,
                 is_full=True,
-                sub_axis=None,
+                sub_axis="",
                 next_pre_size=None,
                 _within=(1, _UNBOUNDED),
                 _text=quoted(name),
@@ -118,7 +84,7 @@ class AxisRef(Interned):
             pre_size=pre_size,
             size=size,
             is_full=False,
-            sub_axis=SubAxis(pre_size, size),
+            sub_axis=f"({pre_size}){size}",
             next_pre_size=pre_size * size,
             _within=(pre_size, size),
             _text=f"{quoted(name)}:({pre_size}){size}",
@@ -142,8 +108,10 @@ class AxisRef(Interned):
         name = scanner.string()
         if not scanner.accept(":"):
             return AxisRef(name)
-        part = SubAxis.read(scanner)
-        return AxisRef(name, part.pre_size, part.size)
+        scanner.expect("(")
+        pre_size = scanner.integer()
+        scanner.expect(")")
+        return AxisRef(name, pre_size, scanner.integer())
 
     def __str__(self) -> str:
         return self._text

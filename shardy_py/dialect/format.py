@@ -40,7 +40,7 @@ def format_dim(size: int | str, dim: DimensionSharding) -> str:
 def format_axis(axis: AxisRef) -> str:
     """`x`, `x:(1)2`, or `"odd name"`."""
     name = axis.name if axis.name.isidentifier() else quoted(axis.name)
-    return name if axis.sub_axis is None else f"{name}:{axis.sub_axis}"
+    return f"{name}:{axis.sub_axis}" if axis.sub_axis else name
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:

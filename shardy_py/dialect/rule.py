@@ -36,6 +36,18 @@ class FactorType(IntEnum):
     """A collective-permute."""
 
 
+class PropagationDirection(IntEnum):
+    """Where a sharding may move through an op: nowhere, from operands to results, from results to operands, or both ways."""
+
+    NONE = 0
+    FORWARD = 1
+    BACKWARD = 2
+    BOTH = 3
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @final
 class OpShardingRule(Interned):
     """Factors of an op, and for each operand and result which factors make up each dimension.
@@ -86,7 +98,6 @@ class OpShardingRule(Interned):
         "non_scalar_tensors",
         "num_factors",
         "tensor_sizes",
-        "_blocked",
     )
 
     factor_sizes: tuple[int, ...]
@@ -104,7 +115,6 @@ class OpShardingRule(Interned):
     batching_factors: tuple[int, ...]
     tensor_sizes: tuple[int, ...]
     has_compound_dims: bool
-    _blocked: frozenset[int]
 
     def __new__(  # noqa: D102
         cls,
@@ -143,35 +153,7 @@ class OpShardingRule(Interned):
         interned = cls._table.get(key)
         if interned is not None:
             return interned
-        return cls._interned(key, **dict(zip(cls._fields, key, strict=True)), **_derived(*key[:7]))
-
-    def factor_type(self, factor: int) -> FactorType:
-        """Reduction, need-replication, permutation or pass-through, the first that applies."""
-        return self.factor_types[factor]
-
-    def is_pass_through(self, factor: int) -> bool:
-        """Whether the op needs no collective when the factor is sharded."""
-        return self.factor_types[factor] is FactorType.PASS_THROUGH
-
-    def is_reduction(self, factor: int) -> bool:
-        """Whether the factor is reduced over."""
-        return factor in self.reduction
-
-    def is_need_replication(self, factor: int) -> bool:
-        """Whether the factor must not be sharded."""
-        return factor in self.need_replication
-
-    def is_permutation(self, factor: int) -> bool:
-        """Whether the factor needs a collective-permute when sharded."""
-        return factor in self.permutation
-
-    def is_blocked(self, factor: int) -> bool:
-        """Whether shardings do not propagate along the factor."""
-        return factor in self._blocked
-
-    def is_batching_factor(self, factor: int) -> bool:
-        """Whether the factor is pass-through and in every tensor that has dimensions."""
-        return factor in self.batching_factors
+        return cls._interned(key, **dict(zip(cls._fields, key, strict=True)), **_derived(*key[:6]))
 
     def is_in_all_non_scalar_tensors(self, factor: int) -> bool:
         """Whether every tensor that has dimensions has the factor."""
@@ -287,7 +269,6 @@ def _derived(
     reduction: tuple[int, ...],
     need_replication: tuple[int, ...],
     permutation: tuple[int, ...],
-    blocked: tuple[int, ...],
 ) -> dict[str, object]:
     types = [FactorType.PASS_THROUGH] * len(sizes)
     for factors, kind in (
@@ -310,5 +291,4 @@ def _derived(
         "batching_factors": batching,
         "tensor_sizes": tuple(math.prod(sizes[f] for dim in mapping for f in dim if 0 <= f < len(sizes)) for mapping in mappings),
         "has_compound_dims": any(len(dim) > 1 for mapping in mappings for dim in mapping),
-        "_blocked": frozenset(blocked),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import final
 
 from shardy_py.dialect._intern import Interned, integer
@@ -63,11 +63,6 @@ class DimensionSharding(Interned):
         """Whether no axis cuts the dimension."""
         return not self.axes
 
-    @property
-    def priority_or_default(self) -> int:
-        """The priority, 0 where none is given."""
-        return self.priority or 0
-
     def shards(self, mesh: Mesh) -> int:
         """Into how many parts the dimension is cut."""
         return num_shards(self.axes, mesh)
@@ -83,10 +78,6 @@ class DimensionSharding(Interned):
     def closed(self) -> DimensionSharding:
         """The same, closed."""
         return self if self.is_closed else DimensionSharding(self.axes, True, self.priority)
-
-    def opened(self) -> DimensionSharding:
-        """The same, open."""
-        return DimensionSharding(self.axes, False, self.priority) if self.is_closed else self
 
     def without_priority(self) -> DimensionSharding:
         """The same, without a priority."""
@@ -228,29 +219,19 @@ class TensorSharding(Interned):
         """The axes that cut a dimension, in order."""
         return tuple(axis for dim in self.dims for axis in dim.axes)
 
-    def any_axis(self, predicate: Callable[[AxisRef], bool]) -> bool:
-        """Whether the predicate holds for any axis mentioned."""
-        return any(map(predicate, self.all_axes()))
-
     def are_dim_axes_equal(self, other: TensorSharding) -> bool:
         """Whether each dimension is cut by the same axes in both."""
         if self.dims is other.dims:
             return True
         return self.rank == other.rank and all(a.axes == b.axes for a, b in zip(self.dims, other.dims, strict=True))
 
-    def is_equivalent(self, other: TensorSharding | None, *, compare_unreduced: bool = False) -> bool:
+    def is_equivalent(self, other: TensorSharding | None) -> bool:
         """Whether both lay a tensor out in the same way; None counts as replicated.
 
         Open or closed, priorities and replicated axes do not matter. Meshes are compared by name, as Shardy does.
-
-        Args:
-            other: The sharding to compare with.
-            compare_unreduced: Whether unreduced axes must be the same too, as in later versions of Shardy.
         """
         if self is other:
             return True
-        if compare_unreduced and self.unreduced != (() if other is None else other.unreduced):
-            return False
         if self.is_fully_replicated and (other is None or other.is_fully_replicated):
             return True
         return other is not None and self.mesh == other.mesh and self.are_dim_axes_equal(other)
@@ -259,31 +240,13 @@ class TensorSharding(Interned):
         """With other dimensions."""
         return TensorSharding(self.mesh, tuple(dims), self.replicated, self.unreduced)
 
-    def with_dim(self, i: int, dim: DimensionSharding) -> TensorSharding:
-        """With dimension `i` replaced."""
-        return self.with_dims((*self.dims[:i], dim, *self.dims[i + 1 :]))
-
     def sharded(self, i: int, axis: AxisRef | str) -> TensorSharding:
         """With one more axis on dimension `i`, the most minor."""
-        return self.with_dim(i, self.dims[i].sharded(axis))
-
-    def with_closed_dims(self, indices: Iterable[int]) -> TensorSharding:
-        """With some dimensions closed."""
-        chosen = frozenset(indices)
-        return self.with_dims(dim.closed() if i in chosen else dim for i, dim in enumerate(self.dims))
-
-    def with_opened_dims(self, indices: Iterable[int]) -> TensorSharding:
-        """With some dimensions open."""
-        chosen = frozenset(indices)
-        return self.with_dims(dim.opened() if i in chosen else dim for i, dim in enumerate(self.dims))
+        return self.with_dims(dim.sharded(axis) if d == i else dim for d, dim in enumerate(self.dims))
 
     def closed_like(self) -> TensorSharding:
         """Every dimension closed, replicated axes left out; priorities and unreduced axes stay."""
         return TensorSharding(self.mesh, tuple(dim.closed() for dim in self.dims), (), self.unreduced)
-
-    def open_like(self) -> TensorSharding:
-        """Every dimension open; the rest stays."""
-        return self.with_dims(dim.opened() for dim in self.dims)
 
     def without_priorities(self) -> TensorSharding:
         """No dimension has a priority."""
@@ -303,7 +266,9 @@ class TensorSharding(Interned):
 
     def shards(self, mesh: Mesh | None = None) -> tuple[int, ...]:
         """Into how many parts each dimension is cut; `mesh` may be left out where the sharding has its own."""
-        over = self._mesh_or(mesh)
+        over = self.mesh if type(self.mesh) is Mesh else mesh
+        if over is None:
+            raise DialectError(f"the mesh of {self} is not known here", fix="pass mesh=")
         return tuple(dim.shards(over) for dim in self.dims)
 
     def local_shape(self, shape: Iterable[int], mesh: Mesh | None = None, *, allow_uneven: bool = True) -> tuple[int, ...]:
@@ -371,13 +336,6 @@ class TensorSharding(Interned):
 
     def __str__(self) -> str:
         return self.text()
-
-    def _mesh_or(self, mesh: Mesh | None) -> Mesh:
-        if type(self.mesh) is Mesh:
-            return self.mesh
-        if mesh is None:
-            raise DialectError(f"the mesh of {self} is not known here", fix="pass mesh=")
-        return mesh
 
 
 @final

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from shardy_py.dialect._intern import Interned, mnemonic_of
 from shardy_py.dialect._scan import Scanner
-from shardy_py.dialect.axis import AxisRef, SubAxis
+from shardy_py.dialect.axis import AxisRef
 from shardy_py.dialect.collectives import AllToAllParam, AllToAllParamList, AxisRefList, ListOfAxisRefLists, ManualAxes
 from shardy_py.dialect.mesh import Mesh, MeshAxis
 from shardy_py.dialect.rule import OpShardingRule
@@ -27,7 +27,6 @@ _KINDS: tuple[type[Interned], ...] = (
     Mesh,
     MeshAxis,
     AxisRef,
-    SubAxis,
     DimensionSharding,
     TensorSharding,
     TensorShardingPerValue,

@@ -195,13 +195,13 @@ class Block:
             op.block = self
         self.ops = ops
 
-    def walk(self) -> Iterator[Op]:
-        """All ops, nested ones included, an op before its regions."""
+    def walk(self, skip: frozenset[str] = frozenset()) -> Iterator[Op]:
+        """All ops, nested ones included, an op before its regions; regions of ops named in `skip` are left out."""
         waiting = [iter(self.ops)]  # a list instead of a generator per level, which every op would have to pass through
         while waiting:
             for op in waiting[-1]:
                 yield op
-                if op.regions:
+                if op.regions and op.name not in skip:
                     waiting += [iter(region.ops) for region in reversed(op.regions)]
                     break
             else:
@@ -262,13 +262,16 @@ class Program:
         self.calls: Callable[[object], tuple[str, ...]] = _no_calls
 
     @property
+    def entry(self) -> Function | None:
+        """The function named `main`, else the only one, else None."""
+        main = next((function for function in self.functions if function.name == "main"), None)
+        return self.functions[0] if main is None and len(self.functions) == 1 else main
+
+    @property
     def main(self) -> Function:
-        """The function named `main`, else the only one; raises VerificationError where neither exists."""
-        for function in self.functions:
-            if function.name == "main":
-                return function
-        if len(self.functions) == 1:
-            return self.functions[0]
+        """As `entry`; raises VerificationError where there is none."""
+        if (entry := self.entry) is not None:
+            return entry
         count = f"{len(self.functions)} functions and none is named 'main'" if self.functions else "no function"
         raise VerificationError(f"the module has {count}", fix="name the function that calls the others 'main'")
 

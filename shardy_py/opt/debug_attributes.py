@@ -20,7 +20,7 @@ from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult, Log, LogStep
 from shardy_py.passes.propagation.rounds import PropagationPass
 from shardy_py.passes.propagation.step import common_mesh
-from shardy_py.passes.walk import ops_in, ops_of_post
+from shardy_py.passes.walk import ops_of_post
 from shardy_py.rules import identity_rule
 
 
@@ -98,11 +98,11 @@ def write_edges(program: Program, log: list[LogStep]) -> None:
     attributes: dict[Op | None, EdgesOfOp] = {}
     last = -1
     for function in program.functions:
-        for op in ops_in(function.body):
+        for op in function.body.walk():
             if EDGES in op.attributes:
                 attributes[op] = EdgesOfOp(op.attributes[EDGES])
                 last = max(last, attributes[op].last_step)
-    main = next((function for function in program.functions if function is program.main), None) if program.functions else None
+    main = program.main if program.functions else None
     if main is not None and main.result_attributes and EDGES in main.result_attributes[0]:
         attributes[_MAIN] = EdgesOfOp(main.result_attributes[0][EDGES])
         last = max(last, attributes[_MAIN].last_step)
@@ -252,7 +252,7 @@ class ShardingOrigins:
             for value, attributes in zip(function.arguments, function.argument_attributes, strict=True):
                 if shown := self._shown(value, self.names[value]):
                     attributes[ORIGINS] = shown
-            for op in ops_in(function.body):
+            for op in function.body.walk():
                 origins = [self._shown(result, self.names.get(result)) for result in op.results]
                 if any(origins):
                     op.attributes = {**op.attributes, ORIGINS: origins[0] if op.name in _ONE else tuple(origins)}

@@ -8,7 +8,6 @@ from shardy_py.ir import Program
 from shardy_py.passes.base import Pass
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.propagation.log import Log
-from shardy_py.passes.walk import entry_function
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +23,7 @@ class PropagateToFuncResults(Pass):
 
         Source: Shardy's propagate_to_func_results.cc.
         """
-        main = entry_function(program)
+        main = program.entry
         for function in program.functions:
             if not function.body.ops or function.body.terminator.name != "func.return":
                 continue

@@ -9,7 +9,7 @@ from shardy_py.ir import Function, Program
 from shardy_py.ir.attribute_text import MLIR_TEXT_KEY
 from shardy_py.passes.base import Pass
 from shardy_py.passes.propagation.log import Log
-from shardy_py.passes.walk import functions_by_name, ops_in
+from shardy_py.passes.walk import functions_by_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class SymbolDce(Pass):
 
 def _mentioned(function: Function, functions: dict[str, Function]) -> list[str]:
     names: list[str] = []
-    for op in ops_in(function.body):
+    for op in function.body.walk():
         attributes = op.attributes
         if not attributes:
             continue

@@ -47,24 +47,17 @@ def functions_in_order(program: Program, *, post: bool) -> list[Function]:
 
 def check_no_cycles(program: Program) -> None:
     """Raises ShardyError if a function calls itself, directly or not."""
-    callees = {function.name: {call.attributes[_CALLEE]: None for call in calls_in(function)} for function in program.functions}
-    visited: set[str] = set()
-    for start in callees:
-        path: dict[str, list[str]] = {start: list(callees[start])}
-        while path:
-            name, pending = next(reversed(path.items()))
-            if not pending or name in visited:
-                visited.add(name)
-                del path[name]
-                continue
-            callee = pending.pop()
-            if callee in path:
-                names = list(path)
-                cycle = " calls ".join(f"@{each}" for each in [*names[names.index(callee) :], callee])
+    order = {function.name: i for i, function in enumerate(functions_in_order(program, post=True))}
+    for function in program.functions:
+        for call in calls_in(function):
+            callee: str = call.attributes[_CALLEE]
+            if order[callee] >= order[function.name]:
+                turn = f", which calls @{function.name} in turn" if callee != function.name else ""
                 raise ShardyError(
-                    "functions that call themselves cannot be copied per call", where=cycle, fix="write the recursion as a loop"
+                    "functions that call themselves cannot be copied per call",
+                    where=f"@{function.name} calls @{callee}{turn}",
+                    fix="write the recursion as a loop",
                 )
-            path[callee] = list(callees.get(callee, ()))
 
 
 def check_copies(program: Program) -> None:

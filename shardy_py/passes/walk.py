@@ -27,11 +27,6 @@ def blocks_of(program: Program) -> list[Block]:
     return [block for function in program.functions for block in blocks_in(function.body)]
 
 
-def ops_in(block: Block, skip: frozenset[str] = frozenset()) -> list[Op]:
-    """All ops of a block, an op before those in its regions; regions of ops named in `skip` are left out."""
-    return list(_in_order(block, skip))
-
-
 def order_uses(ops: list[Op]) -> None:
     """Puts the uses that these ops make into the order of the ops; no other op may use the same values."""
     for op in ops:
@@ -45,35 +40,20 @@ def order_uses(ops: list[Op]) -> None:
 def ops_of(program: Program, names: Iterable[str]) -> list[Op]:
     """The ops with one of these names, function by function, an op before those in its regions."""
     names = frozenset(names)
-    return [op for function in program.functions for op in _in_order(function.body) if op.name in names]
+    return [op for function in program.functions for op in function.body.walk() if op.name in names]
 
 
 def ops_of_post(program: Program, name: str) -> list[Op]:
     """The ops with a name, function by function, those in the regions of an op before it."""
-    matches: list[Op] = []
-    for function in program.functions:
-        waiting = [(iter(function.body.ops), None)]
-        while waiting:
-            ops, parent = waiting[-1]
-            for op in ops:
-                if op.regions:
-                    waiting += [(iter(()), op), *((iter(region.ops), None) for region in reversed(op.regions))]
-                    break
-                if op.name == name:
-                    matches.append(op)
-            else:
-                waiting.pop()
-                if parent is not None and parent.name == name:
-                    matches.append(parent)
-    return matches
 
+    def walk(block: Block) -> Iterator[Op]:
+        for op in block.ops:
+            for region in op.regions:
+                yield from walk(region)
+            if op.name == name:
+                yield op
 
-def entry_function(program: Program) -> Function | None:
-    """The function named main, else the only one, else None."""
-    for function in program.functions:
-        if function.name == "main":
-            return function
-    return program.functions[0] if len(program.functions) == 1 else None
+    return [op for function in program.functions for op in walk(function.body)]
 
 
 def functions_by_name(program: Program) -> dict[str, Function]:
@@ -83,7 +63,7 @@ def functions_by_name(program: Program) -> dict[str, Function]:
 
 def calls_in(function: Function) -> list[Op]:
     """The `func.call` ops of a function, in order."""
-    return [op for op in _in_order(function.body) if op.name == CALL]
+    return [op for op in function.body.walk() if op.name == CALL]
 
 
 def map_shardings(program: Program, change: Callable[[TensorSharding], TensorSharding], visit: Callable[[Op], None] | None = None) -> None:
@@ -93,7 +73,7 @@ def map_shardings(program: Program, change: Callable[[TensorSharding], TensorSha
             if argument.sharding is not None:
                 argument.sharding = change(argument.sharding)
         function.result_shardings = [None if s is None else change(s) for s in function.result_shardings]
-        for op in ops_in(function.body):
+        for op in list(function.body.walk()):
             for result in op.results:
                 if result.sharding is not None:
                     result.sharding = change(result.sharding)
@@ -116,16 +96,3 @@ def place(program: Program, op: Op) -> str:
     """The op for an error: its name and its place in the source, where that is known."""
     location = program.locate(op.location)
     return f"'{op.name}'" if location is None else f"'{op.name}' at {location.place}"
-
-
-def _in_order(block: Block, skip: frozenset[str] = frozenset()) -> Iterator[Op]:
-    """All ops of a block, an op before those in its regions, without a call per level."""
-    waiting = [iter(block.ops)]
-    while waiting:
-        for op in waiting[-1]:
-            yield op
-            if op.regions and op.name not in skip:
-                waiting += [iter(region.ops) for region in reversed(op.regions)]
-                break
-        else:
-            waiting.pop()

@@ -324,7 +324,7 @@ class _ObstacleSearch:
             why = f"{shards} devices along {axis!r} do not divide the factor {symbol} of size {size} of {place}"
             return "indivisible", why, f"make it {nearest(size, shards)}", ()
         if blocker.kind == "blocked":
-            whole = " (it needs it whole)" if neighbours.rule.is_need_replication(passage.factor) else ""
+            whole = " (it needs it whole)" if passage.factor in neighbours.rule.need_replication else ""
             return "blocked", f"nothing propagates along its factor {symbol}{whole}", "constrain the value itself", ()
         words = {
             "barrier": ("the barrier lets no sharding pass in this direction", "change its allowed_direction"),

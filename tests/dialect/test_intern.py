@@ -19,7 +19,6 @@ from shardy_py.dialect import (
     Mesh,
     MeshAxis,
     OpShardingRule,
-    SubAxis,
     TensorSharding,
     TensorShardingPerValue,
 )
@@ -34,7 +33,6 @@ def samples() -> list:
         Mesh([("x", 2)], [1, 0]),
         Mesh.maximal(3),
         Mesh(),
-        SubAxis(2, 4),
         AxisRef("x"),
         AxisRef("x", 2, 4),
         DimensionSharding(),

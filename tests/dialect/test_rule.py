@@ -12,10 +12,7 @@ def test_matrix_product() -> None:
     assert rule.num_factors == 4
     assert rule.mappings == rule.operand_mappings + rule.result_mappings
     assert rule.factor_types == (FactorType.PASS_THROUGH,) * 3 + (FactorType.REDUCTION,)
-    assert [rule.is_pass_through(f) for f in range(4)] == [True, True, True, False]
-    assert rule.is_reduction(3)
     assert rule.batching_factors == (0,)
-    assert [rule.is_batching_factor(f) for f in range(4)] == [True, False, False, False]
     assert rule.tensor_sizes == (96, 48, 64)
     assert not rule.has_compound_dims
     assert not rule.is_custom
@@ -34,18 +31,14 @@ def test_factor_types() -> None:
         "<([i, j, k, l])->([i, k, l]) {i=2, j=3, k=4, l=5} reduction={j} need_replication={k} permutation={l} blocked_propagation={i, l}>"
     )
     assert rule.factor_types == (FactorType.PASS_THROUGH, FactorType.REDUCTION, FactorType.NEED_REPLICATION, FactorType.PERMUTATION)
-    assert [rule.factor_type(f) for f in range(4)] == list(rule.factor_types)
-    assert [rule.is_need_replication(f) for f in range(4)] == [False, False, True, False]
-    assert [rule.is_permutation(f) for f in range(4)] == [False, False, False, True]
-    assert [rule.is_blocked(f) for f in range(4)] == [True, False, False, True]
     assert rule.batching_factors == (0,)
 
 
 def test_the_first_type_that_applies_counts() -> None:
     rule = OpShardingRule([2], [[[0]]], [[[0]]], reduction=[0], need_replication=[0], permutation=[0])
-    assert rule.factor_type(0) is FactorType.REDUCTION
+    assert rule.factor_types[0] is FactorType.REDUCTION
     rule = OpShardingRule([2], [[[0]]], [[[0]]], need_replication=[0], permutation=[0])
-    assert rule.factor_type(0) is FactorType.NEED_REPLICATION
+    assert rule.factor_types[0] is FactorType.NEED_REPLICATION
 
 
 def test_compound_dimensions() -> None:

@@ -8,7 +8,6 @@ from shardy_py.dialect import DimensionSharding, TensorSharding
 from shardy_py.ir import Program
 from shardy_py.passes.base import Pass
 from shardy_py.passes.propagation.log import Log, LogStep
-from shardy_py.passes.walk import entry_function
 
 REASON = "an open dimension of an input or output does not keep parts of axes"
 """The reason in the log."""
@@ -27,18 +26,18 @@ class RemoveSubAxesInInputOutputShardings(Pass):
 
         Source: Shardy's remove_sub_axes_in_input_output_shardings.cc.
         """
-        main = entry_function(program)
+        main = program.entry
         if main is None:
             return
         for argument in main.arguments:
             old = argument.sharding
             argument.sharding = without_sub_axes(old)
             if argument.sharding is not old and log is not None:
-                log.append(LogStep.outside(argument, old, argument.sharding, REASON))
+                log.append(LogStep(argument, old, argument.sharding, REASON))
         for i, old in enumerate(main.result_shardings):
             new = main.result_shardings[i] = without_sub_axes(old)
             if new is not old and log is not None:
-                log.append(LogStep.outside(main.body.ops[-1].operands[i], old, new, REASON, main.body.ops[-1]))
+                log.append(LogStep(main.body.ops[-1].operands[i], old, new, REASON, main.body.ops[-1]))
 
 
 def without_sub_axes(sharding: TensorSharding | None) -> TensorSharding | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shardy_py.ir import Program
 from shardy_py.passes.base import FUNCTION, Pass
 from shardy_py.passes.propagation.log import Log
-from shardy_py.passes.walk import ops_in, ops_of, order_uses
+from shardy_py.passes.walk import ops_of, order_uses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class ShardingConstraintToReshard(Pass):
         constraints = dict.fromkeys(ops_of(program, ("sdy.sharding_constraint",)))
         if self.order_all_uses:
             for function in program.functions:
-                order_uses(ops_in(function.body))
+                order_uses(list(function.body.walk()))
         for op in constraints:
             op.name = "sdy.reshard"
             uses = op.results[0].uses

@@ -57,7 +57,7 @@ class UpdateNonDivisibleInputOutputShardings(Pass):
                 if new is not old:
                     function.result_shardings[i] = new
                     if log is not None:
-                        log.append(LogStep.outside(returned[i], old, new, REASON, function.body.ops[-1]))
+                        log.append(LogStep(returned[i], old, new, REASON, function.body.ops[-1]))
         for op in ops_of(program, (CALL, MANUAL_COMPUTATION)):
             if op.name == CALL:
                 for result in op.results:
@@ -72,7 +72,7 @@ def _set(value: Value, new: TensorSharding | None, log: Log | None, op: Op | Non
         return
     value.sharding = new
     if log is not None:
-        log.append(LogStep.outside(value, old, new, REASON, op))
+        log.append(LogStep(value, old, new, REASON, op))
 
 
 def _update_manual_computation(op: Op, update: Callable[..., Any], log: Log | None) -> None:

@@ -80,7 +80,7 @@ def _apply(x: Value, sharding: TensorSharding, op: Op, moves: _Moves, log: Log |
         if op.name == CONSTRAINT and not op.rule_decided:
             op.rule, op.rule_decided = rule_for(op), True
         if log is not None:
-            log.append(LogStep.outside(x, None, sharding, why, op))
+            log.append(LogStep(x, None, sharding, why, op))
         return
     if op.name != CONSTRAINT:
         op = Op(CONSTRAINT, (x,), (x.type,), location=op.location, sharding=sharding)
@@ -90,7 +90,7 @@ def _apply(x: Value, sharding: TensorSharding, op: Op, moves: _Moves, log: Log |
         unreduced = TensorSharding(sharding.mesh, sharding.fully_open_like().dims, (), sharding.unreduced)
         set_sharding(x, unreduced)
         if log is not None:
-            log.append(LogStep.outside(x, None, unreduced, why, op))
+            log.append(LogStep(x, None, unreduced, why, op))
 
 
 def _follow_chain(head: Op, x: Value, moves: _Moves, yields: bool) -> None:

@@ -13,7 +13,7 @@ from shardy_py.passes.call_graph import MAX_COPIED_OPS, functions_in_order, ops_
 from shardy_py.passes.clone import FunctionCloner, clone_op
 from shardy_py.passes.dataflow import NAMED_COMPUTATION
 from shardy_py.passes.propagation.log import Log
-from shardy_py.passes.walk import CALL, functions_by_name, ops_in, order_uses, place
+from shardy_py.passes.walk import CALL, functions_by_name, order_uses, place
 from shardy_py.rules.traits import ELEMENTWISE
 
 _GROUP = "sdy.sharding_group"
@@ -108,7 +108,7 @@ class _Splitter:
         unshared: list[Op] = []
         grouped = False
         kinds = _KINDS.get
-        ops = ops_in(body, _INNER)
+        ops = list(body.walk(_INNER))
         if not self.in_order or len(ops) > len(body.ops):
             order_uses(ops)
         for op in ops:

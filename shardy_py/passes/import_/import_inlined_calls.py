@@ -9,7 +9,7 @@ from shardy_py.passes.base import Pass
 from shardy_py.passes.dataflow import DATA_FLOW_OPS, EDGE, NAMED_COMPUTATION
 from shardy_py.passes.import_.add_data_flow_edges import add_edges
 from shardy_py.passes.propagation.log import Log
-from shardy_py.passes.walk import blocks_of, ops_in
+from shardy_py.passes.walk import blocks_of
 
 _NAMED = frozenset((NAMED_COMPUTATION,))
 
@@ -41,7 +41,7 @@ class ImportInlinedCalls(Pass):
 
 
 def _calls(body: Block) -> list[Op]:
-    return [op for op in ops_in(body, _NAMED) if op.name == NAMED_COMPUTATION]
+    return [op for op in body.walk(_NAMED) if op.name == NAMED_COMPUTATION]
 
 
 class _Flattened:
@@ -64,7 +64,7 @@ class _Flattened:
     def order_uses(self, body: Block, caller: str | None, copied: bool) -> None:
         """In a copy of a function, uses are in the order of the ops, those of edges too."""
         if copied:
-            for op in ops_in(body, _NAMED):
+            for op in body.walk(_NAMED):
                 if op.name == EDGE:
                     op.results[0].uses = dict.fromkeys(reversed(op.results[0].uses))
         for i, op in enumerate(_calls(body)):

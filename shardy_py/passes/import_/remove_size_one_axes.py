@@ -30,7 +30,7 @@ class RemoveSizeOneAxes(Pass):
 
         def without(sharding: TensorSharding) -> TensorSharding:
             mesh = sharding.mesh_in(meshes)
-            if not sharding.any_axis(lambda axis: axis.size_in(mesh) == 1):
+            if all(axis.size_in(mesh) != 1 for axis in sharding.all_axes()):
                 return sharding
             dims = tuple(_dimension(dim, _larger(dim.axes, mesh)) for dim in sharding.dims)
             unreduced = reduced_like(_larger(sharding.unreduced, mesh), sharding.unreduced)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache, partial
 
 from shardy_py.dialect import OpShardingRule, PropagationDirection, TensorSharding
@@ -75,14 +75,6 @@ def _connects(rule: OpShardingRule) -> bool:
     return any(n > 1 for n in seen.values())
 
 
-def walk_blocks(block: Block) -> Iterator[Op]:
-    """All ops of a block in pre-order, without recursion for flat ones."""
-    for op in block.ops:
-        yield op
-        for region in op.regions:
-            yield from walk_blocks(region)
-
-
 class PropagationGraph:
     """All nodes of a program in pre-order, and whom a change of a value concerns."""
 
@@ -103,7 +95,7 @@ class PropagationGraph:
             for call in ops_of(program, (CALL,)):
                 self._calls.setdefault(call.attributes["callee"], []).append(call)
         for function in program.functions:
-            for op in walk_blocks(function.body):
+            for op in function.body.walk():
                 self._add(op, conservative)
         self.result_nodes = self._result_nodes()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -45,41 +44,14 @@ class LogStep(NamedTuple):
     target: Value | FunctionResult
     old: TensorSharding | None
     new: TensorSharding | None
-    op: Op | None
-    tensors: tuple[Value | FunctionResult, ...]
-    before: tuple[TensorSharding | None, ...]
     reason: str
-    user_priority: int
-    op_priority: int
+    op: Op | None = None
+    tensors: tuple[Value | FunctionResult, ...] = ()
+    before: tuple[TensorSharding | None, ...] = ()
+    user_priority: int = 0
+    op_priority: int = -1
     place: int = -1
-
-    @classmethod
-    def outside(
-        cls,
-        target: Value | FunctionResult,
-        old: TensorSharding | None,
-        new: TensorSharding | None,
-        reason: str,
-        op: Op | None = None,
-        *,
-        tensors: tuple[Value | FunctionResult, ...] = (),
-        before: tuple[TensorSharding | None, ...] = (),
-        user_priority: int = 0,
-        op_priority: int = -1,
-    ) -> LogStep:
-        """A change that no rule of an op made: by a pass before or after the propagation, between its priorities, or by a group."""
-        return cls(target, old, new, op, tensors, before, reason, user_priority, op_priority)
 
 
 Log = list[LogStep]
 """All changes of a run, in order; passes append to it."""
-
-_GROWTH = frozenset({"annotation", "propagate", *CONSTRAINTS.values()})
-
-
-def only_grows(log: Iterable[LogStep]) -> bool:
-    """Whether annotations and rules of ops brought all axes, and nothing took any away or held it back.
-
-    Then the order of the steps decides nothing unless shardings conflict: each step brings axes towards the same fixed point.
-    """
-    return all(step.reason in _GROWTH for step in log)

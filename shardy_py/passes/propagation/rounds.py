@@ -16,7 +16,7 @@ from shardy_py.ir.type_text import type_text
 from shardy_py.passes import dataflow
 from shardy_py.passes.base import CONSERVATIVE, KEEP_SHARDING_RULES, PROPAGATION_EDGES, SHARDING_ORIGINS, UNUSED, Pass, option
 from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
-from shardy_py.passes.propagation.graph import Holder, Node, PropagationGraph, walk_blocks
+from shardy_py.passes.propagation.graph import Holder, Node, PropagationGraph
 from shardy_py.passes.propagation.log import Log, LogStep
 from shardy_py.passes.propagation.schedule import STAGES
 from shardy_py.passes.propagation.step import FactorStrategy, StepTable, Strategy, Update, step_table
@@ -52,7 +52,7 @@ class PropagationPass(Pass):
             propagation = Propagation(program, groups=groups, conservative=self.conservative_propagation, settled=self.settled, log=log)
             holders = list(_holders(propagation))
             if log is not None:
-                log += [LogStep.outside(holder, holder.sharding, holder.sharding, "annotation") for holder in holders]
+                log += [LogStep(holder, holder.sharding, holder.sharding, "annotation") for holder in holders]
             references = _take_priorities(program, holders, log) if self.by_user_priority else {}
             propagation.run(self.propagation_strategy, op_priority=self.run_op_priority_propagation)
             for priority in sorted(references):
@@ -73,7 +73,7 @@ def _holders(propagation: Propagation) -> Iterator[Holder]:
         yield from (v for v in function.arguments if dataflow.shardable_value(v) is v)
         if function is propagation.graph.main:
             yield from propagation.graph.results
-        for op in walk_blocks(function.body):
+        for op in function.body.walk():
             for result in op.results:
                 if result.sharding is not None and dataflow.shardable_value(result) is result:
                     yield result
@@ -100,7 +100,7 @@ def _take_priorities(program: Program, holders: Sequence[Holder], log: Log | Non
         )
         holder.sharding = TensorSharding(original.mesh, dims, replicated, original.unreduced)
         if log is not None and waiting:
-            log.append(LogStep.outside(holder, original, holder.sharding, "priority"))
+            log.append(LogStep(holder, original, holder.sharding, "priority"))
     return references
 
 
@@ -116,7 +116,7 @@ def _restore(holder: Holder, original: TensorSharding, priority: int, log: Log |
     replicated = tuple(axis for axis in now.replicated if axis not in freed)
     holder.sharding = TensorSharding(now.mesh, tuple(dims), replicated, now.unreduced)
     if log is not None:
-        log.append(LogStep.outside(holder, now, holder.sharding, "priority", user_priority=priority))
+        log.append(LogStep(holder, now, holder.sharding, "priority", user_priority=priority))
 
 
 def _mesh(program: Program, sharding: TensorSharding) -> Mesh:
@@ -202,13 +202,13 @@ def sharding_groups(program: Program, log: list[LogStep] | None = None) -> dict[
             warnings.warn(ShardingGroupConflictWarning(message), stacklevel=2)
             group = tuple(_cut(value, binding[0].mesh) for value in group)
         elif log is not None:
-            log += (LogStep.outside(v, s := dataflow.get_sharding(v), s, "member", op_of_member[v], tensors=group) for v in group)
+            log += (LogStep(v, s := dataflow.get_sharding(v), s, "member", op_of_member[v], tensors=group) for v in group)
         if binding and not differ:
             for value in group:
                 holder = dataflow.shardable_value(value)
                 if holder is not None and holder.sharding is not binding[0]:
                     if log is not None:
-                        log.append(LogStep.outside(holder, holder.sharding, binding[0], "group", tensors=group, before=(binding[0],)))
+                        log.append(LogStep(holder, holder.sharding, binding[0], "group", tensors=group, before=(binding[0],)))
                     holder.sharding = binding[0]
         groups.update(dict.fromkeys(group, group))
     return groups
@@ -355,7 +355,7 @@ class Propagation:
             if old is None and isinstance(value, Value):
                 self._open_siblings(value, new)
             if log is not None:
-                log.append(LogStep(value, old, new, node.op, node.tensors, before, "propagate", self.user_priority, stage, i))
+                log.append(LogStep(value, old, new, "propagate", node.op, node.tensors, before, self.user_priority, stage, i))
             if stack is not None:
                 self._push(self.graph.concerned(node.tensors[i]), stack, node)
             if self.groups:
@@ -364,7 +364,7 @@ class Propagation:
                     if holder is not None and holder.sharding is not new_sharding:
                         if log is not None:
                             log.append(
-                                LogStep.outside(
+                                LogStep(
                                     holder,
                                     holder.sharding,
                                     new_sharding,

@@ -535,6 +535,6 @@ def read_log(data: Any, reader: Reader) -> list[LogStep]:
             raise StoreError(f"{len(shardings)} shardings of {len(of_step)} values")
         old, new = (reader.sharding_of(s, value.type.rank) if isinstance(value, Value) else sharding(s) for s in (old, new))
         numbers = integer(user_priority), integer(op_priority, -1), integer(place, -1, max(len(of_step), 1))
-        return LogStep(value, old, new, op, of_step, shardings, text(reason), *numbers)
+        return LogStep(value, old, new, text(reason), op, of_step, shardings, *numbers)
 
     return each("steps", step)

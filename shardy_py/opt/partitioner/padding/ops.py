@@ -147,7 +147,7 @@ def _check(padder: Padder, op: Op, rule: OpShardingRule) -> None:
     sizes: dict[tuple[int, int], int] = {}
     for value, mapping in zip((*op.operands, *op.results), rule.mappings, strict=True):
         for dim, factors in enumerate(mapping):
-            if len(factors) != 1 or rule.is_permutation(factors[0]):
+            if len(factors) != 1 or factors[0] in rule.permutation:
                 continue
             key, size = (factors[0], padder.before(value)[dim]), value.type.shape[dim]
             if sizes.setdefault(key, size) != size:
