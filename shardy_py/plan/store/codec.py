@@ -103,6 +103,18 @@ def members(data: Any, names: Sequence[str] = (), optional: Sequence[str] | None
     return data
 
 
+def read_each(data: Any, read: Callable[[Any], Any], what: str = "row") -> list[Any]:
+    """The entries of a list in a file; errors say which."""
+    rows, entries = items(data), list[Any]()
+    try:
+        for row in rows:
+            entries.append(read(row))
+    except ShardyError:
+        with at(f"{what} {len(entries)}"):
+            raise
+    return entries
+
+
 def entry(table: Sequence[Any], data: Any) -> Any:
     """The entry of a table by its number in the file; raises StoreError if there is none."""
     if type(data) is not int or not 0 <= data < len(table):
@@ -152,9 +164,7 @@ def load_table(tables: Mapping[str, StoredTable], name: str, rows: Any) -> None:
     """Reads a table; the tables that its entries refer to are there already."""
     table = tables[name]
     with at(name):
-        for number, row in enumerate(items(rows)):
-            with at(f"entry {number}"):
-                table.entries.append(table.codec.read(tables, row))
+        table.entries = read_each(rows, functools.partial(table.codec.read, tables), "entry")
 
 
 def read_mesh(data: Any) -> Mesh:
@@ -227,14 +237,10 @@ def _or_none(codec: Codec) -> Codec:
 
 
 def _several(codec: Codec) -> Codec:
-    def read(tables: Any, data: Any) -> tuple[Any, ...]:
-        entries: list[Any] = []
-        for number, item in enumerate(items(data)):
-            with at(f"row {number}"):
-                entries.append(codec.read(tables, item))
-        return tuple(entries)
-
-    return Codec(lambda tables, values: [codec.write(tables, item) for item in values], read)
+    return Codec(
+        lambda tables, values: [codec.write(tables, item) for item in values],
+        lambda tables, data: tuple(read_each(data, functools.partial(codec.read, tables))),
+    )
 
 
 def _object(cls: type[Any]) -> Codec:

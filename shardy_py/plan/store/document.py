@@ -145,8 +145,6 @@ SEARCH = codec_of(Search)
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
-_MARK = "\0entry\0"
-
 
 def write_plan(plan: PlanRecord) -> str:
     """A plan as JSON text, equal for equal plans in every process; it is partitioned if it has not been."""
@@ -163,21 +161,13 @@ def sealed(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "digest": hashlib.sha256(text.encode("ascii")).hexdigest()}
 
 
-def _entries(values: list[Any]) -> list[str]:
-    """The text of each entry. They are encoded as one list, as starting an encoder takes longer than encoding an op."""
-    marked = [_MARK] * (2 * len(values) - 1)
-    marked[::2] = values
-    texts = _encode(marked)[1:-1].split(f",{_encode(_MARK)},")
-    return texts if len(texts) == len(values) else list(map(_encode, values))  # a user's text may be the mark
-
-
 def _lines(data: Any) -> Iterator[str]:
     """Writes an object with one member per line, its lists with one entry per line."""
     yield "{\n"
     for number, (name, value) in enumerate(data.items()):
         yield f"{_encode(name)}:" if number == 0 else f",\n{_encode(name)}:"
         if isinstance(value, list) and value:
-            yield "[\n" + ",\n".join(_entries(value)) + "\n]"
+            yield "[\n" + ",\n".join(map(_encode, value)) + "\n]"
         elif isinstance(value, dict) and (name in ("log", "program", "partitioner") or "rows" in value):
             yield from _lines(value)
         else:

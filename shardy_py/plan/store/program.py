@@ -10,7 +10,6 @@ regions, under the numbers that follow those of the program; then come the resul
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,6 @@ from shardy_py.dialect.verify import verify_sharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
 from shardy_py.ir.verifier import verify
-from shardy_py.partition.mispartitioned import cut_in_any_way, is_mispartitioned
 from shardy_py.passes.propagation.log import FunctionResult, LogStep
 from shardy_py.plan.store.attributes import read_attributes, read_type, stored_constant, write, write_type
 from shardy_py.plan.store.codec import (
@@ -39,6 +37,7 @@ from shardy_py.plan.store.codec import (
     items,
     load_table,
     members,
+    read_each,
     read_mesh,
     row_of,
     text,
@@ -375,7 +374,7 @@ def _check(program: Program) -> None:
 
     What a front end makes has attributes and shapes that fit. A file may say anything, and a view of it should not be what fails.
     """
-    parts, sizes = cut_in_any_way(program.meshes), LocalSizes(program.meshes)
+    sizes = LocalSizes(program.meshes)
     valid: set[tuple[object, ...]] = set()
     where = "the program"
     try:
@@ -386,47 +385,15 @@ def _check(program: Program) -> None:
             key = (op.name, op.primitive, id(op.attributes), len(op.operands), *[(value.type, value.sharding) for value in values])
             if key in valid or op.regions:
                 continue
-            least = _LEAST.get(op.name, int(op.name.startswith("stablehlo.")))
-            if len(op.operands) < least or (op.name in _OPERANDS and len(op.operands) > least):
-                raise StoreError(f"an op of {len(op.operands)} operands")
-            rule = rule_for(op)
-            if rule is not None and op.name not in _WINDOWS:
-                _check_sizes(rule, values)
+            rule_for(op)
             work_of(op, sizes)
-            is_mispartitioned(op, parts)
             valid.add(key)
         str(program)
-    except StoreError as error:
-        error.at(where)
-        raise
     except ShardyError as error:
         raise StoreError(error.what, where=error.where or where, why=error.why, fix=error.fix) from error
     except FAILURES as error:
         what = "attributes, operands or results are not those of the op"
         raise StoreError(what, where=where, why=f"{type(error).__name__}: {error}") from error
-
-
-_WINDOWS = frozenset(f"stablehlo.{name}" for name in ("convolution", "reduce_window", "select_and_scatter"))
-"""Ops whose operands and results have other sizes along their windows."""
-
-_BINARY = "add and atan2 compare complex divide maximum minimum multiply or power remainder shift_left shift_right_arithmetic"
-_WITHOUT = "after_all constant create_token custom_call infeed iota partition_id replica_id return"
-_OPERANDS = {
-    **{f"stablehlo.{name}": 2 for name in (*_BINARY.split(), "shift_right_logical", "subtract", "xor")},
-    "stablehlo.clamp": 3,
-    "stablehlo.select": 3,
-}
-_LEAST = {f"stablehlo.{name}": 0 for name in _WITHOUT.split()} | _OPERANDS
-"""Ops of StableHLO that may have other numbers of operands than one or more -> the least."""
-
-
-def _check_sizes(rule: OpShardingRule, values: Sequence[Value]) -> None:
-    """Raises StoreError unless each dimension has the size of its factors; those of slices, padding and the like can have another."""
-    special = {*rule.need_replication, *rule.permutation, *rule.blocked_propagation}
-    for value, mapping in zip(values, rule.mappings, strict=True):
-        for size, factors in zip(value.type.shape, mapping, strict=True):
-            if math.prod(rule.factor_sizes[factor] for factor in factors) != size and special.isdisjoint(factors):
-                raise StoreError(f"a dimension of {size} does not fit the other operands and results")
 
 
 def write_log(log: Sequence[LogStep], tables: ProgramTables) -> dict[str, Any]:
@@ -498,14 +465,8 @@ def read_log(data: Any, reader: Reader) -> list[LogStep]:
     values, ops = reader.defined, reader.ops
 
     def each(name: str, read: Callable[[list[Any]], Any]) -> list[Any]:
-        entries: list[Any] = []
-        for number, row in enumerate(items(parts[name])):
-            try:
-                entries.append(read(items(row)))
-            except StoreError as error:
-                error.at(f"{name}, row {number}")
-                raise
-        return entries
+        with at(name):
+            return read_each(parts[name], lambda row: read(items(row)))
 
     def sharding(data: Any) -> TensorSharding | None:
         return _SHARDING.read(reader, data)
