@@ -100,9 +100,11 @@ def make(way: str, program: programs.Program) -> Made:
     compiled = lowered.compile()
     end, cpu = time.perf_counter(), time.process_time() - cpu
     compiling, xla = end - start - planning, end - xla
-    sizes = compiled.memory_analysis()
+    sizes, text = compiled.memory_analysis(), compiled.as_text()
+    assert sizes is not None
+    assert text is not None
     memory = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes - sizes.alias_size_in_bytes
-    return Made(compiled, collectives_in(compiled.as_text()), compiling, xla, cpu, planning, memory)
+    return Made(compiled, collectives_in(text), compiling, xla, cpu, planning, memory)
 
 
 def make_all(ways: Sequence[str], program: programs.Program, turn: int) -> dict[str, Made]:
@@ -223,7 +225,7 @@ def list_collectives(way: str, one: Made) -> None:
             operand = f"{dtype}[{','.join(map(str, dims))}]"
             key = (c.kind, f"among {c.group_size}", operand, often, c.location.rpartition("/")[2], c.op_name.rpartition("shard_map/")[2])
             alike[key] += 1
-            received = c.received_bytes * piece // max(c.operand_bytes, 1)
+            received = c.received_bytes * piece // max(sum(c.pieces), 1)
             size[key] = size.get(key, 0) + received * (1 if c.trips is None else c.trips)
     for key in sorted(alike, key=lambda key: -size[key]):
         kind, among, operand, often, place, name = key

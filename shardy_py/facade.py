@@ -185,7 +185,7 @@ class Plan(PlanRecord):
                 operations and bytes only.
             links: Mesh axis -> what it lies on, `"ici"` (or `"nvlink"`), `"dcn"` (or `"network"`), or a `shardy_py.Links`; of
                 axes that are left out the coordinates of the mesh's devices decide where they have some, as TPUs have, else
-                `shardy_py.cost.links.lay_out`.
+                `shardy_py.cost.hardware.lay_out`.
 
         Returns:
             The analysis; as a mapping it has the names of `jax.stages.Compiled.cost_analysis()`.

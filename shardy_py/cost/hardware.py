@@ -1,13 +1,13 @@
-"""Accelerators as the cost of a plan sees them: compute per element type, memory, links; every figure with its source."""
+"""Accelerators as the cost of a plan sees them: compute per element type, memory, links of mesh axes; every figure with its source."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from shardy_py.cost.links import Fabric
+from shardy_py.cost.links import AxisLinks, Fabric, Lattice, Level, LinkError, Links, split
+from shardy_py.dialect.format import sizes_text
 from shardy_py.errors import ShardyError
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -109,7 +109,7 @@ class Hardware:
             >>> hardware("h100").with_figures(hbm_bandwidth=4.8e12).hbm_bandwidth
             4800000000000.0
         """
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        return replace(self, **changes)  # type: ignore[arg-type]
 
 
 _WIDER: dict[str, tuple[str, ...]] = {
@@ -125,3 +125,90 @@ _WIDER: dict[str, tuple[str, ...]] = {
     "complex128": ("float64",),
 }
 """Element type -> the types that its matrix products run as where the hardware does not list it."""
+
+
+FAST = ("ici", "nvlink", "fabric")
+SLOW = ("dcn", "network")
+
+
+def lay_out(axes: Mapping[str, int], hardware: Hardware, user_links: Mapping[str, object] | None = None) -> AxisLinks:
+    """The links that the axes of a mesh lie on.
+
+    Unless `user_links` says otherwise: devices are numbered with the last axis fastest, as in a JAX mesh, and the first `reach` of them
+    share the fast links (a pod of TPUs, a node of GPUs); axes beyond that lie on the network, an axis that exceeds it in part lies
+    on both. On a torus every axis gets a dimension of its own, the largest several where there are more dimensions than axes, and
+    an axis for which no dimension is left lies on a line, without the link that closes it to a ring. So `jax.make_mesh` places
+    the axes where it can.
+
+    Args:
+        axes: Name -> size.
+        user_links: Axis -> `"ici"` (or `"nvlink"`), `"dcn"` (or `"network"`), a `Links`, or a `Lattice`, which counts on a torus.
+
+    Raises:
+        LinkError: `user_links` names an axis or links that do not exist, or links whose dims do not multiply to the size of the axis.
+    """
+    if user_links is not None and not isinstance(user_links, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"links is a {type(user_links).__name__}; it is a mapping from mesh axes, as {{'data': 'dcn'}}")
+    user_links = {} if user_links is None else dict(user_links)
+    for axis in user_links:
+        if axis not in axes:
+            axis_names = sizes_text(axes) or "no axes"
+            raise LinkError(
+                f"unknown mesh axis {axis!r}",
+                where="links",
+                why=f"the mesh has {axis_names}",
+                fix=f"name one of {', '.join(axes)}" if axes else "leave it out",
+            )
+    network = hardware.network
+    fast: dict[str, int] = {}
+    levels: dict[str, list[Level]] = {axis: [] for axis in axes}
+    free = hardware.fabric.reach
+    for axis, size in reversed(list(axes.items())):
+        user_choice = user_links.get(axis)
+        if size == 1:
+            continue
+        if isinstance(user_choice, Links):
+            if user_choice.dims and math.prod(user_choice.dims) != size:
+                raise LinkError(
+                    f"dims {user_choice.dims} have {math.prod(user_choice.dims)} devices, the axis {size}", where=f"links[{axis!r}]"
+                )
+            levels[axis].append(Level(user_choice, size))
+            continue
+        if isinstance(user_choice, Lattice):
+            if hardware.fabric.kind == "torus":
+                levels[axis].append(Level(user_choice.links(hardware.fabric), size))
+                continue
+            user_choice = None
+        if user_choice is not None and user_choice not in (*FAST, *SLOW):
+            raise LinkError(
+                f"unknown links {user_choice!r}",
+                where=f"links[{axis!r}]",
+                why=f"known are {', '.join(map(repr, (*FAST, *SLOW)))}",
+                fix="use one of these, or a shardy_py.Links",
+            )
+        inside = size if user_choice in FAST else 1 if user_choice in SLOW else math.gcd(size, free) if free < size else size
+        free = max(1, free // inside)
+        if inside > 1:
+            fast[axis] = inside
+        if inside < size:
+            levels[axis].append(Level(Links("switch", network.bandwidth, network.latency, name=network.name), size // inside))
+    for axis, links in _on_fabric(fast, hardware.fabric).items():
+        levels[axis].insert(0, Level(links, fast[axis]))
+    return {axis: tuple(of_axis) for axis, of_axis in levels.items()}
+
+
+def _on_fabric(sizes: Mapping[str, int], fabric: Fabric) -> dict[str, Links]:
+    """The links of the axes that lie on a fabric."""
+    plain = Links(fabric.kind, fabric.bandwidth, fabric.latency, name=fabric.name)
+    if fabric.kind == "switch":
+        return dict.fromkeys(sizes, plain)
+    order = sorted(sizes, key=lambda axis: -sizes[axis])
+    dims: dict[str, tuple[int, ...]] = {axis: (sizes[axis],) for axis in order}
+    for _ in range(fabric.dims - len(order)):
+        longest = max(dims, key=lambda axis: max(dims[axis]), default=None)
+        if longest is None or (parts := split(sizes[longest], len(dims[longest]) + 1)) == dims[longest]:
+            break
+        dims[longest] = parts
+    closed = order[: fabric.dims]
+    wrapped = {axis: tuple(axis in closed and n % fabric.wrap == 0 for n in dims[axis]) for axis in order}
+    return {axis: replace(plain, dims=dims[axis], wrapped=wrapped[axis]) for axis in order}

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardy_py.cost.collectives import collective_seconds, received_bytes
-from shardy_py.cost.hardware import Hardware
-from shardy_py.cost.links import Level, lay_out, levels_of
+from shardy_py.cost.hardware import Hardware, lay_out
+from shardy_py.cost.links import Level, levels_of
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.dialect.format import format_axis

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardy_py.cost.collectives import KINDS as KINDS
@@ -214,31 +214,15 @@ class ModuleCollectives:
     backward: tuple[Total, ...]
 
 
-@dataclass(frozen=True)
-class CollectivesByModule(Mapping[str, ModuleCollectives]):
-    """Path of a module -> its collectives, modules behind the one that they stand in; `str` gives a table.
+class CollectivesByModule(dict[str, ModuleCollectives]):
+    """Path of a module that has collectives -> these, the whole function first, modules behind the one that they stand in.
 
-    Attributes:
-        modules: The modules that have collectives, the whole function first.
+    `str` gives a table.
     """
-
-    modules: tuple[ModuleCollectives, ...]
-
-    def __getitem__(self, module: str) -> ModuleCollectives:
-        for each in self.modules:
-            if each.module == module:
-                return each
-        raise KeyError(module)
-
-    def __iter__(self) -> Iterator[str]:
-        return (each.module for each in self.modules)
-
-    def __len__(self) -> int:
-        return len(self.modules)
 
     def __str__(self) -> str:
         rows = [("module", "forward", "backward")]
-        for each in self.modules:
+        for each in self.values():
             parts = each.module.split("/")
             label = "  " * len(parts) + parts[-1] if each.module else "(all)"
             rows.append((label, _text(each.forward), _text(each.backward)))
@@ -256,7 +240,7 @@ def by_module(collectives: Iterable[Collective], depth: int | None = None) -> Co
             passes.setdefault(path[:level], ([], []))[collective.backward].append(collective)
     first = {path: number for number, path in enumerate(passes)}
     ordered = sorted(passes, key=lambda path: [first[path[: level + 1]] for level in range(len(path))])
-    return CollectivesByModule(tuple(ModuleCollectives("/".join(path), *map(summary, passes[path])) for path in ordered))
+    return CollectivesByModule({(name := "/".join(path)): ModuleCollectives(name, *map(summary, passes[path])) for path in ordered})
 
 
 def _text(totals: tuple[Total, ...]) -> str:

@@ -54,11 +54,6 @@ class CompiledCollective:
         return tuple(map(shape_bytes, self.operands))
 
     @property
-    def operand_bytes(self) -> int:
-        """Bytes of all operands on one device."""
-        return sum(self.pieces)
-
-    @property
     def received_bytes(self) -> int:
         """Bytes that a device receives each time it runs."""
         return sum(received_bytes(self.kind, self.group_size, piece) for piece in self.pieces)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 from shardy_py.cost.collectives import collective_seconds
 from shardy_py.cost.compute import Work, roofline_seconds
-from shardy_py.cost.hardware import Hardware, HardwareError
+from shardy_py.cost.hardware import Hardware, HardwareError, lay_out
 from shardy_py.cost.hardware_table import hardware
-from shardy_py.cost.links import AxisLinks, Level, lay_out, levels_of
+from shardy_py.cost.links import AxisLinks, Level, levels_of
 from shardy_py.ir import Op
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective, axes_of

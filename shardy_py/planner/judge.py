@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardy_py.cost.collectives import collective_seconds
-from shardy_py.cost.links import lay_out, levels_of
+from shardy_py.cost.hardware import lay_out
+from shardy_py.cost.links import levels_of
 from shardy_py.plan.collectives import axes_of
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.memory.analysis import analyse as memory_of

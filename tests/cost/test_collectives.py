@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardy_py.cost.collectives import collective_seconds
+from shardy_py.cost.hardware import lay_out
 from shardy_py.cost.hardware_table import hardware
-from shardy_py.cost.links import Level, Links, lay_out
+from shardy_py.cost.links import Level, Links
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collective_permute")
 W = 4.5e10

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardy_py.cost.hardware import lay_out
 from shardy_py.cost.hardware_table import HARDWARE, hardware
-from shardy_py.cost.links import Fabric, LinkError, Links, lattices, lay_out, levels_of, split
+from shardy_py.cost.links import Fabric, LinkError, Links, lattices, levels_of, split
 
 
 def names(axes: dict[str, int], machine: str, **links: object) -> dict[str, list[tuple[str, int]]]:
