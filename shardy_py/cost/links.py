@@ -213,13 +213,10 @@ def _part(links: Links, size: int, inside: int) -> Links:
 
 def _check(links: Fabric | Links) -> None:
     """Checks what all links have."""
-    _positive(links.bandwidth, "bandwidth", links.name)
+    if not (isinstance(links.bandwidth, int | float) and 0 < links.bandwidth < math.inf):  # pyright: ignore[reportUnnecessaryIsInstance]
+        why = "it is a positive number of bytes per second"
+        raise LinkError(f"bandwidth is {links.bandwidth!r}", where=f"links {links.name!r}", why=why)
     if links.kind not in ("ring", "torus", "switch"):
         raise LinkError(f"unknown kind of links {links.kind!r}", why="known are 'ring', 'torus', 'switch'")
     if not 0 <= links.latency < math.inf:
         raise LinkError(f"latency is {links.latency!r}", where=f"links {links.name!r}", why="it is a number of seconds, zero or more")
-
-
-def _positive(figure: float, what: str, name: str) -> None:
-    if not (isinstance(figure, int | float) and 0 < figure < math.inf):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise LinkError(f"{what} is {figure!r}", where=f"links {name!r}", why="it is a positive number of bytes per second")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 
 from shardy_py.cost.collectives import collective_seconds
-from shardy_py.cost.compute import Work, roofline_seconds
+from shardy_py.cost.compute import roofline_seconds
 from shardy_py.cost.hardware import Hardware, HardwareError, lay_out
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.links import AxisLinks, Level, levels_of
@@ -13,8 +14,8 @@ from shardy_py.ir import Op
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective, axes_of
 from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
-from shardy_py.plan.cost_walk import BlockCosts, walk
-from shardy_py.plan.executed import Executed, collectives_of, executed
+from shardy_py.plan.cost_walk import walk
+from shardy_py.plan.executed import collectives_of, executed
 from shardy_py.plan.record import PlanRecord
 
 
@@ -32,12 +33,18 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
 
     program = executed(plan)
     moved = collectives_of(plan)
-    collectives = tuple(_collective_cost(c, None if machine is None else timed(c), layout, sizes) for c in moved)
-    walked = _walk(program, machine, _delays(program, machine, timed))
+    seconds = [None if machine is None else timed(c) for c in moved]
+    collectives = tuple(_collective_cost(c, once, layout, sizes) for c, once in zip(moved, seconds))
+    delays: dict[Op, float] = {}
+    for (_, step), once in zip(program.transfers, seconds):
+        if step is not None and once is not None:
+            delays[step] = delays.get(step, 0.0) + once
+    roofline = None if machine is None else functools.cache(functools.partial(roofline_seconds, hardware=machine))
+    walked = walk(program.block, program.meshes, roofline, delays)
     ops: list[OpCost] = []
     for run in walked.runs:
         value = program.values.get(run.op.results[0]) if run.op.results else None
-        once = None if machine is None else roofline_seconds(run.work, run.bytes, machine)
+        once = None if roofline is None else roofline(run.work, run.bytes)
         ops.append(
             OpCost(
                 "" if value is None else value.path,
@@ -56,29 +63,6 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
     path = None if machine is None else walked.path
     unknown = tuple(walked.unknown)
     return CostAnalysis(plan.name, plan.mesh, machine, layout, tuple(ops), collectives, path, exact, unknown, plan.fed_bytes)
-
-
-def _delays(program: Executed, machine: Hardware | None, timed: Callable[[Collective], float]) -> dict[Op, float]:
-    """The seconds that each op is delayed by its own collectives."""
-    delays: dict[Op, float] = {}
-    for collective, step in program.transfers if machine is not None else ():
-        if step is not None:
-            delays[step] = delays.get(step, 0.0) + timed(collective)
-    return delays
-
-
-def _walk(program: Executed, machine: Hardware | None, delays: Mapping[Op, float]) -> BlockCosts:
-    if machine is None:
-        return walk(program.block, program.meshes)
-    times: dict[tuple[Work, int], float] = {}
-
-    def seconds(work: Work, accessed: int) -> float:
-        key = (work, accessed)
-        if key not in times:
-            times[key] = roofline_seconds(work, accessed, machine)
-        return times[key]
-
-    return walk(program.block, program.meshes, seconds, delays)
 
 
 def _collective_cost(c: Collective, once: float | None, layout: AxisLinks, sizes: Mapping[str, int]) -> CollectiveCost:

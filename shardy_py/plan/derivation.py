@@ -282,7 +282,7 @@ def _propagated(
             if is_prefix(axes, old[f].axes):
                 own_axes = _up_to(dim, f, axes, old, mesh)
                 continue
-            source = _source(f, axes, i, factors_of)
+            source = next((j for j, of in enumerate(factors_of) if j != i and f in of and is_prefix(axes, of[f].axes)), None)
             if source is None:
                 break
             d = next(d for d, dim_factors in enumerate(mappings[source]) if f in dim_factors)
@@ -299,14 +299,6 @@ def _propagated(
             if factors:
                 return list(needs), tuple(factors)
     raise _unfit(number, step)
-
-
-def _source(f: int, axes: Axes, target: int, factors_of: Sequence[Mapping[int, FactorSharding]]) -> int | None:
-    """The first other tensor whose factor begins with some axes, or None."""
-    for j, factors in enumerate(factors_of):
-        if j != target and f in factors and is_prefix(axes, factors[f].axes):
-            return j
-    return None
 
 
 def _dealt(dim: Sequence[int], axes: Axes, sizes: Sequence[int], mesh: Mesh) -> dict[int, Axes]:

@@ -259,19 +259,20 @@ class PlanRecord:
         return (*self.inputs, *(planned for _, planned in self.intermediates), *self.outputs)
 
     @functools.cached_property
+    def described(self) -> dict[Value, PlannedValue]:
+        """The values of the program that the plan lists: intermediates and arguments."""
+        return {**dict(self.intermediates), **dict(zip(self.program.main.arguments, self.inputs))}
+
+    @functools.cached_property
     def names(self) -> dict[Value, str]:
         """The paths of inputs and intermediates."""
-        names = {value: described.path for value, described in self.intermediates}
-        names.update((value, described.path) for value, described in zip(self.program.main.arguments, self.inputs))
-        return names
+        return {value: planned.path for value, planned in self.described.items()}
 
     @functools.cached_property
     def by_path(self) -> dict[str, tuple[Value | int, PlannedValue]]:
         """Path -> the value, for a result of the function its number; inputs come first where a path stands for several."""
-        values: dict[str, tuple[Value | int, PlannedValue]] = {planned.path: (value, planned) for value, planned in self.intermediates}
-        values.update((planned.path, (number, planned)) for number, planned in enumerate(self.outputs))
-        values.update((planned.path, (value, planned)) for value, planned in zip(self.program.main.arguments, self.inputs))
-        return values
+        numbered = (*self.intermediates, *enumerate(self.outputs), *zip(self.program.main.arguments, self.inputs))
+        return {planned.path: (value, planned) for value, planned in numbered}
 
 
 T = TypeVar("T")

@@ -27,6 +27,7 @@ class CheckContext:
         self.meshes = self.plan.program.meshes
         self.proposals: dict[object, Proposal] = {}
         self.local = LocalSizes(self.meshes).bytes_of
+        self.described = self.plan.described
 
     def propose(self, finding: Finding, proposal: Proposal) -> None:
         """Adds fixes of a finding, which are tried when all findings are known."""
@@ -69,13 +70,6 @@ class CheckContext:
                 is_argument = step.op is None and step.target in arguments
                 for value in [arguments[step.target]] if is_argument else results.get(step.target, []):
                     yield value, step.old
-
-    @functools.cached_property
-    def described(self) -> dict[Value, PlannedValue]:
-        """The values of the program that the plan lists."""
-        listed = dict(self.plan.intermediates)
-        listed.update(zip(self.plan.program.main.arguments, self.plan.inputs))
-        return listed
 
 
 def is_replicated(sharding: TensorSharding | None) -> bool:
