@@ -352,7 +352,7 @@ def test_buffers_at_peaks_hold_values_of_the_plan(name: str) -> None:
     memory, sizes = plan.memory_analysis("h100"), LocalSizes(plan.program.meshes)
     kept = lifetimes(plan, "h100")
     peaks = kept.peaks()
-    assert [peak.step for peak in peaks[:1]] == [memory.peak_step] * bool(max(kept.series))
+    assert [peak.step for peak in peaks[:1]] == [memory.peak_step] * bool(max(kept.usage.series))
     assert [peak.bytes for peak in peaks] == sorted((peak.bytes for peak in peaks), reverse=True)
     values = set(plan.names) | {a for op in plan.program.walk() for region in op.regions for a in region.arguments}
     for peak in peaks:

@@ -295,8 +295,7 @@ def _peak_buffers(plan: PlanRecord, memory: MemoryAnalysis) -> tuple[PeakBuffer,
 
 def _described(plan: PlanRecord, usage: Lifetimes, buffer: LiveBuffer) -> PeakBuffer:
     value, op = buffer.value, buffer.reader or buffer.op
-    if buffer.role != "temporary":
-        leaf = _leaf(plan, buffer)
+    if (leaf := buffer.leaf) is not None:
         return PeakBuffer(leaf.path, buffer.role, buffer.bytes, typed(leaf.type, leaf.sharding))
     path = "" if value is None else plan.names.get(value, value.name or "")
     of = "" if value is None else typed(value.type, buffer.sharding)
@@ -313,7 +312,7 @@ def _analysed(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes
     outputs = on_device["output"] + (ADDRESS * len(plan.outputs) if on_cpu and len(plan.outputs) != 1 else 0)
     fixed = on_device["argument"] + outputs - on_device["alias"]
     locate = functools.cache(functools.partial(location_of, running))
-    parts = [*(Contributor(_leaf(plan, b).path, b.role, b.bytes) for b in resident), *_temporaries(usage, running, locate)]
+    parts = [*(Contributor(b.leaf.path, b.role, b.bytes) for b in resident if b.leaf), *_temporaries(usage, running, locate)]
     temporary = max(usage.series, default=0)
     memory = MemoryAnalysis(
         name=plan.name,
@@ -331,16 +330,7 @@ def _analysed(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes
         steps=tuple(Step(fixed + more, label_of(op), locate(op)) for op, more in zip(usage.steps, usage.series)),
         contributors=tuple(sorted(parts, key=_order)),
     )
-    return memory, Lifetimes(
-        resident=resident,
-        resident_bytes=fixed,
-        series=usage.series,
-        buffers=usage.buffers,
-        sizes=LocalSizes(plan.program.meshes),
-        explicit=explicit_of(plan) if plan.active_partitioner is None else None,
-        program=plan.program,
-        running=running,
-    )
+    return memory, Lifetimes(plan, running, usage, resident, fixed)
 
 
 _ON = {on_cpu: Analysis(functools.partial(_analysed, on_cpu=on_cpu)) for on_cpu in (False, True)}
@@ -392,14 +382,8 @@ def _resident(plan: PlanRecord, donated: Mapping[int, int]) -> tuple[dict[str, i
             if role == "argument" and i in donated:
                 (in_host if is_in_host else on_device)["alias"] += size
             if not is_in_host and not (role == "output" and i in taken):
-                buffers.append(LiveBuffer(size, role, "", value, leaf.sharding, number=i))
+                buffers.append(LiveBuffer(size, role, "", value, leaf.sharding, leaf=leaf))
     return on_device, in_host, tuple(buffers)
-
-
-def _leaf(plan: PlanRecord, buffer: LiveBuffer) -> PlannedValue:
-    """The argument or result that a buffer is."""
-    assert buffer.number is not None
-    return (plan.inputs if buffer.role == "argument" else plan.outputs)[buffer.number]
 
 
 def _temporaries(usage: Liveness, running: Program, locate: Callable[[Op], str]) -> Iterable[Contributor]:

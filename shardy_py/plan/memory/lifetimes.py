@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shardy_py.cost.liveness.live import Buffer, Life
-from shardy_py.cost.sizes import LocalSizes
+from shardy_py.cost.liveness.live import Buffer, Life, Liveness
 from shardy_py.cost.traffic import RESHARDING
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
-from shardy_py.plan.reshards import Explicit
+from shardy_py.ir.pieces import local_bytes
+from shardy_py.plan.executed import explicit_of
+from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.values import PlannedValue
 
 Role = Literal["argument", "output", "temporary"]
 
@@ -33,7 +35,7 @@ class LiveBuffer:
     sharding: TensorSharding | None = None
     op: Op | None = None
     reader: Op | None = None
-    number: int | None = None
+    leaf: PlannedValue | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,23 +55,21 @@ class Lifetimes:
         resident_bytes: Their bytes, with tables of addresses; `argument + output - alias` of the analysis.
     """
 
+    plan: PlanRecord
+    running: Program
+    usage: Liveness
     resident: tuple[LiveBuffer, ...]
     resident_bytes: int
-    series: tuple[int, ...]
-    buffers: tuple[Buffer, ...]
-    sizes: LocalSizes
-    explicit: Explicit | None
-    program: Program
-    running: Program
 
     def peaks(self, limit: int = 8) -> tuple[Peak, ...]:
         """The fullest steps among those at which more is alive than before and after, the fullest first."""
-        steps = sorted(local_peaks(self.series), key=lambda step: (-self.series[step], step))[:limit]
-        return tuple(Peak(step, self.resident_bytes + self.series[step], self.alive(step)) for step in steps)
+        series = self.usage.series
+        steps = sorted(local_peaks(series), key=lambda step: (-series[step], step))[:limit]
+        return tuple(Peak(step, self.resident_bytes + series[step], self.alive(step)) for step in steps)
 
     def alive(self, step: int) -> tuple[LiveBuffer, ...]:
         """The temporaries that are alive at a step, the largest first."""
-        live = [self._described(b, step) for b in self.buffers if b.start <= step <= b.end and b.bytes]
+        live = [self._described(b, step) for b in self.usage.buffers if b.start <= step <= b.end and b.bytes]
         return tuple(sorted(live, key=lambda b: -b.bytes))
 
     def _described(self, buffer: Buffer, step: int) -> LiveBuffer:
@@ -81,22 +81,23 @@ class Lifetimes:
             value, sharding = self._planned(life, buffer)
             op = life.value.defining_op or op
         label = "" if op is None else label_of(op)
-        reader = None if op is None or self.explicit is None else self.explicit.causes.get(op)
+        reader = None if op is None or self.plan.active_partitioner is not None else explicit_of(self.plan).causes.get(op)
         return LiveBuffer(buffer.bytes, "temporary", label, value, sharding, op, reader)
 
     def _planned(self, life: Life, buffer: Buffer) -> tuple[Value | None, TensorSharding | None]:
         """The value of the plan's program that a value of a buffer is, if it fills the buffer, and the layout in which it lies there."""
         source = value = life.value
-        if self.explicit is None:
+        if self.plan.active_partitioner is not None:
             return None, None
-        while value not in self.explicit.values:
+        program, explicit = self.plan.program, explicit_of(self.plan)
+        while value not in explicit.values:
             op = value.defining_op
             if op is None or op.name not in RESHARDING:
                 return None, None
             value = op.operands[0]
-        planned = self.explicit.values[value]
-        fills = self.sizes.bytes_of(planned.type, source.sharding) == buffer.bytes
-        return (planned, source.sharding) if fills and _block(planned) is self.program.main.body else (None, None)
+        planned = explicit.values[value]
+        fills = local_bytes(planned.type, source.sharding, program.meshes) == buffer.bytes
+        return (planned, source.sharding) if fills and _block(planned) is program.main.body else (None, None)
 
 
 def label_of(op: Op) -> str:
