@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Scope
-from shardy_py.frontends.jaxprs import bodies, live_positions, open_jaxpr
+from shardy_py.frontends.jaxprs import bodies, inlined, live_positions, open_jaxpr
 from shardy_py.frontends.locations import locate
 from shardy_py.ir.jax_calls import CALLS
 
@@ -58,74 +58,44 @@ def flatten(
     out_shardings: Sequence[TensorSharding | None],
 ) -> FlatProgram:
     """Puts the bodies of calls in their places, under variables of their own."""
-    row = _Row()
-    outs = row.walk(closed.jaxpr, closed.consts, closed.jaxpr.invars, scope, "")
-    jaxpr = with_variables(closed.jaxpr, closed.jaxpr.invars, outs, constvars=row.constvars, eqns=row.eqns)
-    flat = Scope(jaxpr, row.env, row.children)
-    return FlatProgram(ClosedJaxpr(jaxpr, row.consts), flat, tuple(row.locations), tuple(in_shardings), tuple(out_shardings))
+    flat = without_calls(scope, _is_inlined)
+    places = (locate(eqn.source_info) for eqn in flat.jaxpr.eqns)
+    locations = tuple("" if place is None else f"{place.file}:{place.line}" for place in places)
+    return FlatProgram(ClosedJaxpr(flat.jaxpr, closed.consts), flat, locations, tuple(in_shardings), tuple(out_shardings))
 
 
-class _Row:
-    def __init__(self) -> None:
-        self.eqns: list[JaxprEqn] = []
-        self.locations: list[str] = []
-        self.constvars: list[Var] = []
-        self.consts: list[Any] = []
-        self.env: dict[Var, Any] = {}
-        self.children: dict[int, list[Scope]] = {}
-
-    def walk(self, jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Any], scope: Scope, location: str) -> list[Any]:
-        now: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
-        for v, atom in now.items():
-            if v is atom:
-                self._plan(v, v, scope)
-        for v, const in zip(jaxpr.constvars, consts, strict=True):
-            copy = now[v] = Var(v.aval)
-            self.constvars.append(copy)
-            self.consts.append(const)
-            self._plan(copy, v, scope)
-
-        def use(v: Any) -> Any:
-            return v if isinstance(v, Literal) else now[v]
-
-        for index, eqn in enumerate(jaxpr.eqns):
-            place = locate(eqn.source_info)
-            line = location if place is None else f"{place.file}:{place.line}"
-            invars = [use(v) for v in eqn.invars]
-            body = _callee(eqn, scope, index)
-            if body is not None:
-                inner, values, child = body
-                now.update(zip(eqn.outvars, self.walk(inner, values, invars, child, line)))
-                continue
-            outs = [Var(v.aval) for v in eqn.outvars]
-            for v, copy in zip(eqn.outvars, outs):
-                now[v] = copy
-                self._plan(copy, v, scope)
-            if index in scope.children:
-                self.children[len(self.eqns)] = scope.children[index]
-            self.eqns.append(eqn.replace(invars=invars, outvars=outs))
-            self.locations.append(line)
-        return [use(v) for v in jaxpr.outvars]
-
-    def _plan(self, copy: Var, v: Var, scope: Scope) -> None:
-        value = scope.env.get(v)
-        if value is not None:
-            self.env[copy] = value
+def _is_inlined(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a call without shardings of its own."""
+    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    return eqn.primitive.name in CALLS and not any(isinstance(s, jax.sharding.Sharding) for s in shardings)
 
 
-def _callee(eqn: JaxprEqn, scope: Scope, index: int) -> tuple[Jaxpr, Sequence[Any], Scope] | None:
-    """The body of a call with its constants and its planned values; None for what is no call, or has shardings of its own."""
-    if eqn.primitive.name not in CALLS:
-        return None
-    inner_bodies, children = bodies(eqn), scope.children.get(index, ())
-    call_shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    if len(inner_bodies) != 1 or len(children) != 1 or any(isinstance(s, jax.sharding.Sharding) for s in call_shardings):
-        return None
-    body = inner_bodies[0][2]
-    inner = open_jaxpr(body)
-    if children[0].jaxpr is not inner or len(inner.invars) != len(eqn.invars):
-        return None
-    return inner, body.consts if isinstance(body, ClosedJaxpr) else (), children[0]
+def without_calls(
+    scope: Scope, is_inlined: Callable[[JaxprEqn], bool], expanded: Callable[[JaxprEqn], Sequence[JaxprEqn]] = lambda eqn: [eqn]
+) -> Scope:
+    """The scope with the bodies of calls, and what each other equation expands to, in their place."""
+    eqns: list[JaxprEqn] = []
+    env, children, renamed = dict(scope.env), dict[int, list[Scope]](), dict[Any, Any]()
+
+    def use(atoms: Sequence[Any]) -> list[Any]:
+        return [v if isinstance(v, Literal) else renamed.get(v, v) for v in atoms]
+
+    for index, eqn in enumerate(scope.jaxpr.eqns):
+        eqn, inside = eqn.replace(invars=use(eqn.invars)), scope.children.get(index, [])
+        child = inside[0].jaxpr if len(inside) == 1 and is_inlined(eqn) else None
+        if child is None or child.constvars or len(child.invars) != len(eqn.invars):
+            if inside:
+                children[len(eqns)] = inside
+            eqns += expanded(eqn)
+            continue
+        inner, stack = without_calls(inside[0], is_inlined, expanded), eqn.source_info.name_stack
+        copies, results = inlined(inner.jaxpr, eqn.invars, lambda source, s=stack: source.replace(name_stack=s + source.name_stack))
+        for old, new in zip(inner.jaxpr.eqns, copies):
+            env.update((w, inner.env[v]) for v, w in zip(old.outvars, new.outvars) if v in inner.env)
+        children.update((len(eqns) + i, scopes) for i, scopes in inner.children.items())
+        eqns += copies
+        renamed.update(zip(eqn.outvars, results))
+    return Scope(scope.jaxpr.replace(eqns=eqns, outvars=use(scope.jaxpr.outvars)), env, children)
 
 
 def single(eqn: JaxprEqn, like: Jaxpr) -> tuple[Jaxpr, list[Var]]:

@@ -23,7 +23,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from shardy_py.backends.local.calls import only_child
+from shardy_py.backends.flat import without_calls
 from shardy_py.backends.local.elementwise import POINTWISE
 from shardy_py.backends.local.local_rule import identity_fill, is_key
 from shardy_py.backends.local.moves import ANY, FILL, Runs, WindowPlace, exchange, place, whole, windows_p
@@ -60,28 +60,8 @@ def _is_windowed(scope: Scope, cuts: Cuts) -> bool:
 
 def _flat(scope: Scope) -> Scope:
     """The scope with the bodies of calls, and slices for splits, in their place."""
-    eqns: list[JaxprEqn] = []
-    env, children, renamed = dict(scope.env), dict[int, list[Scope]](), dict[Any, Atom]()
-
-    def use(atoms: Iterable[Atom]) -> list[Atom]:
-        return [v if isinstance(v, Literal) else renamed.get(v, v) for v in atoms]
-
-    for index, eqn in enumerate(scope.jaxpr.eqns):
-        eqn = eqn.replace(invars=use(eqn.invars))
-        child = only_child(scope, index) if eqn.primitive.name in _CALLS else None
-        if child is None or child.jaxpr.constvars or len(child.jaxpr.invars) != len(eqn.invars):
-            if index in scope.children:
-                children[len(eqns)] = scope.children[index]
-            eqns += _slices(eqn) if eqn.primitive is lax.split_p else [eqn]
-            continue
-        inner, stack = _flat(child), eqn.source_info.name_stack
-        copies, results = inlined(inner.jaxpr, eqn.invars, lambda source, s=stack: source.replace(name_stack=s + source.name_stack))
-        for old, new in zip(inner.jaxpr.eqns, copies):
-            env.update((w, inner.env[v]) for v, w in zip(old.outvars, new.outvars) if v in inner.env)
-        children.update((len(eqns) + i, scopes) for i, scopes in inner.children.items())
-        eqns += copies
-        renamed.update(zip(eqn.outvars, results))
-    return Scope(scope.jaxpr.replace(eqns=eqns, outvars=use(scope.jaxpr.outvars)), env, children)
+    slices: Callable[[JaxprEqn], Sequence[JaxprEqn]] = lambda eqn: _slices(eqn) if eqn.primitive is lax.split_p else [eqn]  # noqa: E731
+    return without_calls(scope, lambda eqn: eqn.primitive.name in _CALLS, slices)
 
 
 def _slices(eqn: JaxprEqn) -> list[JaxprEqn]:
