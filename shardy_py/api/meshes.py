@@ -11,6 +11,7 @@ import contextvars
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -203,30 +204,26 @@ _WITHOUT_MESH = {
 @functools.lru_cache(maxsize=256)
 def _view(mesh: JaxMesh | AbstractMesh) -> MeshView:
     if not mesh.axis_names:
-        raise MeshError(
-            "the mesh has no axes", where=f"mesh={mesh}", why="there is nothing to shard over",
-            fix="give it at least one axis; a single device is an axis of size 1",
-        )  # fmt: skip
-    sizes = tuple(mesh.shape[name] for name in mesh.axis_names)
-    names = tuple(str(name) for name in mesh.axis_names)
-    _check_axis_names(names)
-    core = Mesh(tuple(zip(names, sizes)))
-    auto_mesh = mesh.update(axis_types=(AxisType.Auto,) * len(names))
-    return MeshView(
-        mesh, core, auto_mesh.abstract_mesh if isinstance(auto_mesh, JaxMesh) else auto_mesh, AxisType.Explicit in mesh.axis_types
-    )
+        raise _no_axes(mesh, "give it at least one axis; a single device is an axis of size 1")
+    sizes = tuple((str(name), mesh.shape[name]) for name in mesh.axis_names)
+    _check_axis_names(dict(sizes))
+    auto_mesh = mesh.update(axis_types=(AxisType.Auto,) * len(sizes))
+    auto_mesh = auto_mesh.abstract_mesh if isinstance(auto_mesh, JaxMesh) else auto_mesh
+    return MeshView(mesh, Mesh(sizes), auto_mesh, AxisType.Explicit in mesh.axis_types)
 
 
 @functools.lru_cache(maxsize=256)
 def _mapping_view(items: tuple[tuple[str, int], ...]) -> MeshView:
     if not items:
-        raise MeshError(
-            "the mesh has no axes", where="mesh={}", why="there is nothing to shard over", fix='write mesh={"data": 4, "model": 2}'
-        )
-    names, sizes = tuple(name for name, _ in items), tuple(size for _, size in items)
-    _check_axis_names(names)
-    auto_mesh = _auto_mesh(names, sizes)
+        raise _no_axes({}, 'write mesh={"data": 4, "model": 2}')
+    _check_axis_names(dict(items))
+    names, sizes = zip(*items)
+    auto_mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
     return MeshView(auto_mesh, Mesh(items), auto_mesh, False, from_mapping=True)
+
+
+def _no_axes(mesh: object, fix: str) -> MeshError:
+    return MeshError("the mesh has no axes", where=f"mesh={mesh}", why="there is nothing to shard over", fix=fix)
 
 
 def _check_axis_names(names: Iterable[str]) -> None:
@@ -237,16 +234,8 @@ def _check_axis_names(names: Iterable[str]) -> None:
                 f"mesh axis {name!r} has a name that XLA cannot take",
                 where="mesh=",
                 why="XLA reads axis names of printable ASCII characters other than the backslash, and ends the process at others",
-                fix=f"rename it, for instance to {_ascii_name(name)!r}",
+                fix=f"rename it, for instance to {re.sub('[^A-Za-z0-9_]', '', name) or 'data'!r}",
             )
-
-
-def _ascii_name(name: str) -> str:
-    return "".join(c for c in name if c.isascii() and (c.isalnum() or c == "_")) or "data"
-
-
-def _auto_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> AbstractMesh:
-    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 _planned: contextvars.ContextVar[MeshView | None] = contextvars.ContextVar("planned", default=None)

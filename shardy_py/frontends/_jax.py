@@ -49,7 +49,6 @@ from jaxlib.mlir.dialects import chlo as chlo
 from jaxlib.mlir.dialects import stablehlo as stablehlo
 
 from shardy_py.frontends.mesh_context import traced_on
-from shardy_py.ir import TensorType
 
 _new_context = getattr(_mlir, "_create_ir_context", mlir.make_ir_context)
 """Later versions of JAX hand out one context several times, so its settings are not ours to change, and they have this function."""
@@ -208,11 +207,6 @@ def physical_aval(aval: Any) -> Any:
     return _core.physical_aval(aval)
 
 
-def tensor_type(array: Any) -> TensorType:
-    """The type of a numpy array."""
-    return TensorType(tuple(array.shape), str(array.dtype))
-
-
 def is_specified(sharding: Any) -> bool:
     """Whether a sharding parameter of `jit` says something."""
     return sharding is not None and not isinstance(sharding, _UnspecifiedValue)
@@ -227,11 +221,6 @@ def has_explicit_axes(aval: Any) -> bool:
 def sharding_of(aval: Any) -> Any:
     """The sharding in a type; None for tokens and references."""
     return getattr(aval, "sharding", None)
-
-
-def has_references(jaxpr: ClosedJaxpr) -> bool:
-    """Whether references are made and used up inside of a jaxpr."""
-    return any(isinstance(effect, _core.InternalMutableArrayEffect) for effect in jaxpr.effects)
 
 
 def physical_sharding(aval: Any, sharding: Any) -> Any:
@@ -321,11 +310,6 @@ def current_settings() -> Settings:
     return _settings(_core.JaxprEqnContext())
 
 
-def axis_sizes(names: Sequence[str]) -> tuple[int, ...]:
-    """As `jax.lax.axis_size` of each."""
-    return tuple([lax.axis_size(name) for name in names])
-
-
 def local_type(aval: Any, shape: Sequence[int]) -> Any:
     """The type of a part of an array, on no mesh."""
     return _array_type(tuple(shape), aval.dtype, aval.weak_type, aval.memory_space)
@@ -373,18 +357,13 @@ def as_lowered(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """As `jax.jit` before it lowers: types of several arrays become those arrays, local references become values."""
     if jaxpr.jaxpr.is_high:
         jaxpr = _partial_eval.lower_jaxpr2(jaxpr)
-    return discharged(jaxpr) if has_references(jaxpr) else jaxpr
-
-
-def discharged(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """As `jax.jit` before it lowers: references that do not leave the jaxpr become values."""
-    return _pxla._discharge_internal_refs(jaxpr)
+    has_references = any(isinstance(effect, _core.InternalMutableArrayEffect) for effect in jaxpr.effects)
+    return _pxla._discharge_internal_refs(jaxpr) if has_references else jaxpr
 
 
 def traced(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
     """The jaxpr of a function, traced as `mlir.lower_fun` does."""
-    closed = _traced("lower_fun", fun, avals, lower=True)
-    return discharged(closed) if has_references(closed) else closed
+    return as_lowered(_traced("lower_fun", fun, avals, lower=True))
 
 
 def traced_locally(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:

@@ -10,7 +10,6 @@ import jax
 
 from shardy_py.frontends import _jax
 from shardy_py.frontends._jax import api_boundary as api_boundary
-from shardy_py.frontends._jax import axis_sizes as axis_sizes
 from shardy_py.frontends._jax import context_devices as context_devices
 from shardy_py.frontends._jax import coordination_client as coordination_client
 from shardy_py.frontends._jax import coordination_number as coordination_number

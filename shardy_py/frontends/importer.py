@@ -93,7 +93,7 @@ class Importer(abc.ABC):
             return self._constant(type, array, block, location)
         dims = tuple(d for d in range(type.rank) if d not in strides)
         part = array[tuple(0 if d in strides else slice(None) for d in range(type.rank))]
-        small = self._constant(_jax.tensor_type(part), part, block, location)
+        small = self._constant(TensorType(part.shape, str(part.dtype)), part, block, location)
         op = Op("stablehlo.broadcast_in_dim", (small,), (type,), {"broadcast_dimensions": dims}, location=location)
         self.append(op, block)
         return op.result

@@ -14,6 +14,7 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_axis, format_type
 from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
+from shardy_py.ir import TensorType
 from shardy_py.plan import PlannedValue
 from shardy_py.plan.values import typed
 
@@ -48,27 +49,21 @@ def assert_sharding(subject: Any, path: str, spec: Any) -> None:
     __tracebackhide__ = True
     if isinstance(subject, Plan):
         value = _value(subject, path)
-        actual = typed(value.type, value.sharding)
-        if isinstance(spec, str):
-            expected, fits = spec, spec.replace(" ", "") == actual
-        else:
-            actual_dims, expected_dims = _dims_of(value.sharding, value.type.rank), _dims_of(spec, value.type.rank, path)
-            expected, fits = _text(value.dtype, value.shape, expected_dims), _fit(actual_dims, expected_dims)
-        if not fits:
-            raise AssertionError(
-                "\n".join((f"{path} is {actual}, expected {expected}", f"  in the plan of {subject.name}", *_why(subject, value)))
-            )
-        return
-    array = _array(subject, path)
-    actual_dims, shape, dtype = _dims_of(array.sharding, len(array.shape), path), tuple(array.shape), str(array.dtype)
-    actual = _text(dtype, shape, actual_dims)
+        sharding, shape, dtype, name = value.sharding, value.shape, value.dtype, path
+    else:
+        array = _array(subject, path)
+        sharding, shape, dtype, name = array.sharding, tuple(array.shape), str(array.dtype), path or "the array"
+    actual_dims = _dims_of(sharding, len(shape), path)
+    actual = typed(TensorType(shape, dtype), sharding) if isinstance(subject, Plan) else _text(dtype, shape, actual_dims)
     if isinstance(spec, str):
         expected, fits = spec, spec.replace(" ", "") == actual
     else:
         expected_dims = _dims_of(spec, len(shape), path)
         expected, fits = _text(dtype, shape, expected_dims), _fit(actual_dims, expected_dims)
     if not fits:
-        raise AssertionError(f"{path or 'the array'} is {actual}, expected {expected}\n  its sharding is {array.sharding}")
+        is_plan = isinstance(subject, Plan)
+        notes = [f"  in the plan of {subject.name}", *_why(subject, path)] if is_plan else [f"  its sharding is {sharding}"]
+        raise AssertionError("\n".join((f"{name} is {actual}, expected {expected}", *notes)))
 
 
 def _value(plan: Plan, path: str) -> PlannedValue:
@@ -125,8 +120,8 @@ def _text(dtype: str, shape: Sequence[int], dims: Dims) -> str:
     return f"{dtype}[{','.join(shown)}]"
 
 
-def _why(plan: Plan, value: PlannedValue) -> list[str]:
+def _why(plan: Plan, path: str) -> list[str]:
     """The explanation of the plan; nothing where it has kept no reasons."""
     if not plan.propagation.recorded:
         return []
-    return [f"  {line}" for line in str(plan.explain(value)).splitlines()]
+    return [f"  {line}" for line in str(plan.explain(_value(plan, path))).splitlines()]

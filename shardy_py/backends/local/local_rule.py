@@ -14,7 +14,7 @@ from jax import numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from shardy_py.dialect import OpShardingRule
-from shardy_py.frontends.context import axis_sizes, is_extended_dtype
+from shardy_py.frontends.context import is_extended_dtype
 
 Array = Any
 Dim = int | Sequence[int]
@@ -224,7 +224,7 @@ def block_index(names: tuple[str, ...]) -> Array:
     if not names:
         return 0
     last = lax.axis_index(names[-1])
-    return lax.add(affine(block_index(names[:-1]), *axis_sizes(names[-1:])), last) if names[:-1] else last
+    return lax.add(affine(block_index(names[:-1]), lax.axis_size(names[-1])), last) if names[:-1] else last
 
 
 def affine(index: Array, step: int, start: int = 0) -> Array:
@@ -261,7 +261,7 @@ def all_gathered(x: Array, names: tuple[str, ...], dim: int, platform: str) -> A
     if not dim or is_key(x.dtype) or platform != "cpu":
         return lax.all_gather(x, names, axis=dim, tiled=True)
     blocks = lax.all_gather(x, names, axis=0, tiled=True)
-    blocks = lax.reshape(blocks, (math.prod(axis_sizes(names)), *x.shape))
+    blocks = lax.reshape(blocks, (math.prod(map(lax.axis_size, names)), *x.shape))
     blocks = lax.transpose(blocks, (*range(1, dim + 1), 0, *range(dim + 1, blocks.ndim)))
     return lax.reshape(blocks, (*x.shape[:dim], blocks.shape[dim] * x.shape[dim], *x.shape[dim + 1 :]))
 

@@ -17,7 +17,7 @@ from shardy_py.dialect import Mesh
 from shardy_py.dialect.axis import Axes
 from shardy_py.dialect.devices import shard_index
 from shardy_py.dialect.grouping import grouped
-from shardy_py.frontends.context import axis_sizes, pmul_p
+from shardy_py.frontends.context import pmul_p
 from shardy_py.ir.types import element_bits
 from shardy_py.partition.region.layouts import Layout, block, local_shape, names, num_shards
 from shardy_py.partition.region.reshard_steps import ReshardStep, reshard_steps
@@ -116,7 +116,7 @@ def _reduce_bools(x: Array, over: tuple[str, ...], combine: str) -> Array:
 
 def _reduce_by_fold(x: Array, over: tuple[str, ...], combine: str, platform: str) -> Array:
     """A reduction without an all-reduce in XLA: each device combines a part and gathers the others, or all of a small operand."""
-    group = math.prod(axis_sizes(over))
+    group = math.prod(map(lax.axis_size, over))
     block = -(-x.size // group)
 
     def fold(parts: Array) -> Array:

@@ -90,37 +90,29 @@ _LONG, _SOME = 0.5, 0.25
 _PROFILE = ("node", "what", "forward", "backward", "output", "parameters")
 
 
-def profile_rows(graph: ProfileGraph, limit: int | None) -> list[tuple[str, ...]]:
-    """A line per node, in file order; of more than `limit` those that take longest."""
+def profile_text(graph: ProfileGraph, limit: int | None) -> str:
+    """A profile as lines, one per node in file order; of more than `limit` those that take longest."""
     nodes = list(graph.nodes)
     if limit is not None and len(nodes) > limit:
         longest = sorted(range(len(nodes)), key=lambda i: (-nodes[i].time_ms, i))[:limit]
         nodes = [nodes[i] for i in sorted(longest)]
-    return [
+    rows = [
         (
             node.id,
             node.description,
-            seconds_text(node.forward_ms / 1e3),
-            seconds_text(node.backward_ms / 1e3),
-            format_bytes(int(node.activation_bytes)),
-            format_bytes(int(node.parameter_bytes)),
+            *(seconds_text(time / 1e3) for time in (node.forward_ms, node.backward_ms)),
+            *(format_bytes(int(size)) for size in (node.activation_bytes, node.parameter_bytes)),
         )
         for node in nodes
     ]
-
-
-def profile_total(graph: ProfileGraph) -> str:
-    """All of a profile in a line."""
+    more = [] if len(rows) == len(graph) else [f"... and {len(graph) - len(rows):,} nodes that take less"]
     forward, backward = (sum(values) / 1e3 for values in zip(*((n.forward_ms, n.backward_ms) for n in graph.nodes)))
     size = format_bytes(int(sum(node.parameter_bytes for node in graph.nodes)))
-    return f"{len(graph):,} nodes, {seconds_text(forward)} forward, {seconds_text(backward)} backward, {size} of parameters"
+    total = f"{len(graph):,} nodes, {seconds_text(forward)} forward, {seconds_text(backward)} backward, {size} of parameters"
+    return "\n".join([*aligned([_PROFILE, *rows], right=range(2, len(_PROFILE))), *more, total])
 
 
-def profile_text(graph: ProfileGraph, limit: int | None) -> str:
-    """A profile as lines."""
-    rows = profile_rows(graph, limit)
-    more = [] if len(rows) == len(graph) else [f"... and {len(graph) - len(rows):,} nodes that take less"]
-    return "\n".join([*aligned([_PROFILE, *rows], right=range(2, len(_PROFILE))), *more, profile_total(graph)])
+_NODE = ("id", "description", "forward_ms", "backward_ms", "activations", "parameter_bytes")
 
 
 def profile_data(graph: ProfileGraph, file: str) -> dict[str, Any]:
@@ -129,17 +121,7 @@ def profile_data(graph: ProfileGraph, file: str) -> dict[str, Any]:
         "format": "shardy_py.stages.profile",
         "version": VERSION,
         "file": file,
-        "nodes": [
-            {
-                "id": node.id,
-                "description": node.description,
-                "forward_ms": node.forward_ms,
-                "backward_ms": node.backward_ms,
-                "activations": list(node.activations),
-                "parameter_bytes": node.parameter_bytes,
-            }
-            for node in graph.nodes
-        ],
+        "nodes": [{name: getattr(node, name) for name in _NODE} for node in graph.nodes],
         "edges": [list(edge) for edge in graph.edges],
     }
 
@@ -147,7 +129,7 @@ def profile_data(graph: ProfileGraph, file: str) -> dict[str, Any]:
 _STAGES = ("stage", "nodes", "forward", "backward", "in", "out", "parameters")
 
 
-def stage_rows(graph: ProfileGraph) -> list[tuple[str, ...]]:
+def stage_text(graph: ProfileGraph) -> str:
     """A line per stage of a graph with stage ids: times, bytes in and out, parameters."""
     members = members_of(graph)
     crossing = [0.0, *crossing_of(graph), 0.0]
@@ -157,12 +139,7 @@ def stage_rows(graph: ProfileGraph) -> list[tuple[str, ...]]:
         sizes = (crossing[stage], crossing[stage + 1], sum(node.parameter_bytes for node in nodes))
         figures = (*(seconds_text(time / 1e3) for time in times), *(format_bytes(int(size)) for size in sizes))
         rows.append((str(stage), str(len(nodes)), *figures))
-    return rows
-
-
-def stage_text(graph: ProfileGraph) -> str:
-    """The stages of a graph as lines."""
-    return "\n".join(aligned([_STAGES, *stage_rows(graph)], right=range(len(_STAGES))))
+    return "\n".join(aligned([_STAGES, *rows], right=range(len(_STAGES))))
 
 
 def paint_bubbles(text: Text) -> None:
@@ -190,20 +167,14 @@ def partition_data(partition: Partition) -> dict[str, Any]:
 _MESHES = ("mesh", "busy ms", "bubble", "in flight", "until W", "memory")
 
 
-def mesh_rows(result: Simulation) -> list[tuple[str, ...]]:
-    """A line per mesh: busy time, idle share, activations that it holds."""
+def simulation_text(result: Simulation, width: int) -> str:
+    """A simulation as lines: the picture, and a line per mesh with its busy time, idle share, and the activations that it holds."""
     rows = []
     for mesh in range(result.schedule.meshes):
         busy = sum(span.end - span.start for span in result.spans if span.mesh == mesh)
         idle = 1 - busy / result.makespan if result.makespan else 0.0
         memory = () if result.memory is None else (format_bytes(int(result.memory[mesh])),)
         rows.append((str(mesh), f"{busy:g}", f"{idle:.1%}", str(result.in_flight[mesh]), str(result.stashed[mesh]), *memory))
-    return rows
-
-
-def simulation_text(result: Simulation, width: int) -> str:
-    """A simulation as lines: the picture, and a line per mesh."""
-    rows = mesh_rows(result)
     return "\n".join([picture(result, width), *aligned([_MESHES[: len(rows[0])], *rows], right=range(len(_MESHES)))])
 
 
