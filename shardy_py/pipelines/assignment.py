@@ -15,7 +15,7 @@ from shardy_py.pipelines.cost import equation_seconds
 from shardy_py.pipelines.errors import PipelineError, place
 from shardy_py.pipelines.flatten import FlatEquation
 from shardy_py.pipelines.jaxprs import bytes_of
-from shardy_py.pipelines.microbatching import BatchKind, SplitStep
+from shardy_py.pipelines.microbatching import SplitStep
 
 SLACK = 1.05
 """Share by which a stage may be longer than the best slowest stage, for the sake of fewer bytes."""
@@ -65,7 +65,11 @@ def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int, *, 
     return cuts[-2:0:-1]
 
 
-HEAVY = frozenset({"dot_general", "conv_general_dilated", "scan", "while", "cond", "sort", "custom_call", "ffi_call", "pallas_call"})
+HEAVY = frozenset(
+    {
+        "conv_general_dilated", "cond", "custom_call", "dot_general", "ffi_call", "pallas_call", "scan", "sort", "threefry2x32", "while",
+    }
+)  # fmt: skip
 """Primitives that are not recomputed on every stage that reads their result."""
 
 
@@ -141,7 +145,7 @@ class _Assigner:
 
     def is_light(self, node: FlatEquation) -> bool:
         """Whether a node of inputs alone is computed wherever it is used: it does not depend on examples, or is cheap."""
-        if all(self.split.kinds[v] is BatchKind.SAME for v in node.eqn.outvars):
+        if not any(v in self.split.examples for v in node.eqn.outvars):
             return True
         return node.eqn.primitive.name not in HEAVY and all(v in self.split.data_only for v in node.eqn.outvars)
 

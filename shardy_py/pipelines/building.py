@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Literal, Var
+from jax.extend.core import Var
 from jax.sharding import PartitionSpec
 
 from shardy_py.api import auto_shard
@@ -39,7 +39,6 @@ from shardy_py.pipelines.programs import (
     update_programs,
 )
 from shardy_py.pipelines.residuals import Layout, handovers, rematerialized
-from shardy_py.pipelines.rows import on_one_example
 from shardy_py.pipelines.scheduling import schedule
 from shardy_py.pipelines.sends import reduce_sends
 from shardy_py.plan.collectives import format_bytes
@@ -150,7 +149,6 @@ class StagedStep:
 
     Attributes:
         parts: Programs that cut stacked parameters for stages that need a part of them, once.
-        keys: Inputs that are PRNG keys: every microbatch gets its own.
     """
 
     options: PipelineOptions
@@ -165,22 +163,15 @@ class StagedStep:
     parts: list[TaskProgram]
     results: tuple[Any, ...]
     out_tree: Any
-    keys: tuple[Var, ...]
     plan: Any
     is_loss: bool
     search: PipelineSearch | None = None
 
-    def split_dim(self, v: Var) -> int:
-        """The dimension of examples of a per-example result."""
-        return self.split.dims[v][0]
-
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step, traced and cut in two parts; `whole` is on the whole batch, or on one microbatch if there is only one."""
+    """A step, traced and cut in two parts."""
 
-    whole: FlatStep
-    micro: FlatStep
     split_step: SplitStep
     out_tree: Any
     is_loss: bool
@@ -210,17 +201,17 @@ def trace_step(options: PipelineOptions, signature: CallSignature, context: Any)
 
     Raises PipelineError if it depends on its batch in a way that microbatches do not reproduce.
     """
-    whole, micro, out_tree, is_loss = _traced(options, signature, context)
-    split_step = split(whole, micro, signature.batch, options.num_microbatches, options.local_statistics)
-    others = tuple(v for v, is_batch in zip(micro.invars, signature.batch) if not is_batch)
-    return TracedStep(micro if options.num_microbatches == 1 else whole, micro, split_step, out_tree, is_loss, others)
+    whole, out_tree, is_loss = _traced(options, signature, context)
+    split_step = split(whole, signature.batch, options.num_microbatches, options.local_statistics)
+    others = tuple(v for v, is_batch in zip(split_step.micro.invars, signature.batch) if not is_batch)
+    return TracedStep(split_step, out_tree, is_loss, others)
 
 
 def staged(
     options: PipelineOptions, signature: CallSignature, traced: TracedStep, assigned: Assignment, places: Places, *, propagate: bool = True
 ) -> StagedStep:
     """The programs of a step whose equations have stages. Raises PipelineError if it cannot be run as asked."""
-    split_step, micro, others = traced.split_step, traced.micro, traced.others
+    split_step, others = traced.split_step, traced.others
     order = _schedule(options, split_step, assigned, places)
     split_stages = {stage for stage, _ in order.split_backwards}
     splits = [s in split_stages for s in range(assigned.stages)]
@@ -232,13 +223,12 @@ def staged(
     programs = stage_programs(split_step, assigned, splits, parts)
     updates, update, results = updating(traced, split_step, programs, parts)
     cut = part_programs(split_step, parts, updates.owner, [v for program in programs.values() for v in program.inputs if v in parts])
-    keys = _keys(split_step, micro, signature)
     recomputed: set[Var] = set()
     for s, handover in enumerate(handovers(split_step, assigned, programs)):
         recomputed |= rematerialized(handover, options.hardware, Layout(places.specs, dict(places.mesh(s).shape)))
     programs = stage_programs(split_step, assigned, splits, parts, recomputed)
     return StagedStep(
-        options, signature, split_step, assigned, updates, order, places, programs, update, cut, results, traced.out_tree, keys, plan,
+        options, signature, split_step, assigned, updates, order, places, programs, update, cut, results, traced.out_tree, plan,
         traced.is_loss,
     )  # fmt: skip
 
@@ -253,7 +243,7 @@ def updating(
         for v in program.inputs:
             used.setdefault(parts.get(v, v), set()).add(s)
     updates = place_updates(split_step.update, located, {v: sorted(s) for v, s in used.items()}, traced.others)
-    results = tuple(w if isinstance(w, Literal) else v for v, w in zip(traced.micro.outvars, traced.whole.outvars))
+    results = split_step.results
     return updates, update_programs(split_step, updates, [v for v in results if isinstance(v, Var)]), results
 
 
@@ -288,38 +278,13 @@ def _schedule(options: PipelineOptions, split_step: SplitStep, assigned: Assignm
     return custom
 
 
-def _resized(signature: CallSignature, rows: int) -> list[jax.ShapeDtypeStruct]:
-    return [
-        jax.ShapeDtypeStruct((rows, *s.shape[1:]), s.dtype) if is_batch else s for s, is_batch in zip(signature.structs, signature.batch)
-    ]
-
-
-def _traced(options: PipelineOptions, signature: CallSignature, context: Any) -> tuple[FlatStep, FlatStep, Any, bool]:
-    rows = signature.structs[signature.batch.index(True)].shape[0]
-    each = rows // options.num_microbatches
+def _traced(options: PipelineOptions, signature: CallSignature, context: Any) -> tuple[FlatStep, Any, bool]:
     fun = forward = _partitioned(options, signature)
-    # A single microbatch is the batch; it is compared with a batch of twice the size, or of two examples.
-    many = rows if options.num_microbatches > 1 else 2 * rows
-    structs = _resized(signature, many)
-    whole, result = _trace(fun, signature, structs, context)
+    whole, result = _trace(fun, signature, context)
     is_loss = _is_loss(whole, result)
     if is_loss:
-        fun = jax.value_and_grad(forward)
-        whole, result = _trace(fun, signature, structs, context)
-    try:
-        if each > 1:
-            micro, _ = _trace(fun, signature, _resized(signature, each), context)
-        else:
-            micro = on_one_example(*(_trace(fun, signature, _resized(signature, n), context)[0] for n in (2, 3)))
-    except PipelineError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise PipelineError(
-            f"the function cannot be traced with {max(each, 2)} examples instead of {rows}", where=location_of(options.fun),
-            why=f"every microbatch goes through it; JAX says: {str(error).splitlines()[0]}",
-            fix="take sizes from the batch, not from constants",
-        ) from error  # fmt: skip
-    return whole, micro, result.outline.tree, is_loss
+        whole, result = _trace(jax.value_and_grad(forward), signature, context)
+    return whole, result.outline.tree, is_loss
 
 
 def _partitioned(options: PipelineOptions, signature: CallSignature) -> Callable[..., Any]:
@@ -330,8 +295,8 @@ def _partitioned(options: PipelineOptions, signature: CallSignature) -> Callable
     return options.partition.marked(options.fun, parameters)
 
 
-def _trace(fun: Callable[..., Any], signature: CallSignature, structs: Sequence[Any], context: Any) -> tuple[FlatStep, Leaves]:
-    run = functools.partial(trace_leaves, lambda *leaves: fun(*signature.tree.unflatten(leaves)), *structs)
+def _trace(fun: Callable[..., Any], signature: CallSignature, context: Any) -> tuple[FlatStep, Leaves]:
+    run = functools.partial(trace_leaves, lambda *leaves: fun(*signature.tree.unflatten(leaves)), *signature.structs)
     is_set = not jax.sharding.get_abstract_mesh().empty
     jaxpr, result = on_a_mesh_or_none(run, functools.partial(traced_on, context), mesh_first=is_set)
     for key, aval in zip(result.outline.keys, jaxpr.out_avals, strict=True):
@@ -345,15 +310,6 @@ def _is_loss(flat: FlatStep, result: Leaves) -> bool:
     if outline.tree != jax.tree.structure(0) or structs[0].shape or not jax.dtypes.issubdtype(structs[0].dtype, np.floating):
         return False
     return not any(node.backward for node in flat.nodes)
-
-
-def _keys(split_step: SplitStep, micro: FlatStep, signature: CallSignature) -> tuple[Var, ...]:
-    """Inputs that seed the random numbers of microbatches: of a key type, or wrapped as one."""
-    wrapped = {
-        v for node in split_step.micro.nodes if node.eqn.primitive.name == "random_wrap" for v in node.eqn.invars if isinstance(v, Var)
-    }
-    candidates = [*(v for v, b in zip(micro.invars, signature.batch) if not b), *split_step.micro.consts]
-    return tuple(v for v in candidates if is_extended_dtype(dtype_of(v)) or v in wrapped)
 
 
 def _shard(options: PipelineOptions, signature: CallSignature, split_step: SplitStep, places: Places) -> Any:

@@ -10,8 +10,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from shardy_py.backends.local.local_rule import Equation, LocalRule
-from shardy_py.backends.local.table import LOCAL_RULES
+from shardy_py.backends.local.jaxpr_rewriting import has_effects
 from shardy_py.frontends.context import is_extended_dtype as is_extended_dtype
 from shardy_py.frontends.jaxprs import live_positions
 
@@ -54,12 +53,6 @@ def reads(eqn: JaxprEqn) -> list[Var]:
     return [v for v in eqn.invars if not isinstance(v, Literal)]
 
 
-def local_rule(eqn: JaxprEqn) -> LocalRule | None:
-    """The rule that cuts an equation over devices: which dimensions pass through, and in which operands it is linear."""
-    build = LOCAL_RULES.get(eqn.primitive.name)
-    return None if build is None else build(Equation(eqn))
-
-
 class _HasEquation(Protocol):
     @property
     def eqn(self) -> JaxprEqn: ...
@@ -70,7 +63,7 @@ N = TypeVar("N", bound=_HasEquation)
 
 def live(nodes: Sequence[N], results: Iterable[Atom]) -> list[N]:
     """The equations that these results need, and those with effects, in order."""
-    return [nodes[i] for i in live_positions([node.eqn for node in nodes], results, keeps=lambda eqn: eqn.effects)]
+    return [nodes[i] for i in live_positions([node.eqn for node in nodes], results, keeps=has_effects)]
 
 
 def closed_jaxpr(eqns: Sequence[JaxprEqn], inputs: Iterable[Var], results: Iterable[Atom]) -> ClosedJaxpr:

@@ -1,59 +1,56 @@
 """Splits a step into the part that runs once per microbatch and the part that runs once per step.
 
-The step is traced twice, on the whole batch and on one microbatch. A dimension that differs is one of examples; a value that depends on
-the batch and does not differ has been summed over examples. Literals that differ, such as the 1/n of a mean, are those of the whole
-batch, so that the sum over microbatches is what the whole batch gives: data parallelism in time instead of over devices.
+Microbatches are the devices of a virtual mesh axis along which the batch is cut. The step is partitioned over that axis by the rules that
+cut equations over devices, forward only: a dimension of examples passes through an equation, or is summed over. So a microbatch runs what
+a device would run, a sum over devices is one over microbatches, and what reads the sum runs once: data parallelism in time instead of over
+devices. Whatever else devices would exchange is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax import lax
+from jax.core import ShapedArray, eval_jaxpr
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.source_info_util import current_name_stack, user_context
 
+from shardy_py.backends.local import loops
+from shardy_py.backends.local.calls import run_body
+from shardy_py.backends.local.hoist import defer_sums
+from shardy_py.backends.local.interpreter import Interpreter, LayoutHint
+from shardy_py.backends.local.jaxpr_analysis import NO_CONTEXT, JaxprAnalysis
+from shardy_py.backends.local.jaxpr_rewriting import retraced, rewrite_by_name
+from shardy_py.backends.local.local_rule import Equation, LocalRule
+from shardy_py.backends.local.loops import settled_layout
+from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
+from shardy_py.backends.local.table import HANDLERS, LOCAL_RULES, RUNS_WHOLE
+from shardy_py.dialect import AxisRef, Mesh
+from shardy_py.dialect.axis import Axes
+from shardy_py.dialect.projection import project
+from shardy_py.frontends.context import local_type
+from shardy_py.frontends.importer import Scope
+from shardy_py.frontends.jaxprs import bodies, inlined, open_jaxpr, with_bodies
 from shardy_py.frontends.loops import scan_counts
+from shardy_py.frontends.mesh_context import no_mesh
+from shardy_py.frontends.transforms import axes_bound, traced_locally
+from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
+from shardy_py.partition.region.layouts import Layout, layout, local_shape, replicated
+from shardy_py.partition.region.runnable import runnable
+from shardy_py.partition.region.strategies import EquationSpec, Strategy, TensorLayouts, strategy_along
 from shardy_py.pipelines.errors import PipelineError, place
-from shardy_py.pipelines.flatten import FlatEquation, FlatStep, flatten
-from shardy_py.pipelines.jaxprs import Atom, dtype_of, is_extended_dtype, live, local_rule, shape_of, short
-from shardy_py.pipelines.rows import CUTTING, ExampleRows, follow
+from shardy_py.pipelines.flatten import FlatEquation, FlatStep
+from shardy_py.pipelines.jaxprs import Atom, closed_jaxpr, dtype_of, is_extended_dtype, live, reads, shape_of, short, struct_of
 
-
-class BatchKind(Enum):
-    """The relation of a value to the batch.
-
-    Attributes:
-        SAME: It does not depend on it.
-        SUM: It is a sum over examples: microbatches add up.
-        WHOLE: It needs the sum over all microbatches.
-        LOCAL: A statistic of one microbatch, where that was allowed.
-    """
-
-    SAME = "same"
-    EXAMPLES = "examples"
-    SUM = "sum"
-    WHOLE = "whole"
-    LOCAL = "local"
-
-
-ONCE = frozenset({BatchKind.SAME, BatchKind.WHOLE, BatchKind.SUM})
-"""Kinds of values that a step has once."""
-
-SUMMING = frozenset({"dot_general", "reduce_sum", "conv_general_dilated"})
-"""Primitives that sum over every dimension that they take away."""
-
-ROW_NUMBERS = frozenset({"lt", "ge", "add", "select_n", "broadcast_in_dim", "reshape", "concatenate", "convert_element_type", "squeeze"})
-"""Primitives that take numbers of rows to indices."""
-
-INDEXING = frozenset({"gather", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
-"""Primitives that may take indices made of numbers of rows: in a microbatch both rows and their numbers are its own."""
-
-ADDING = frozenset({"add", "add_any", "sub", "neg", "reshard", "sharding_constraint"})
-"""Primitives that are linear in all operands, of integers too."""
+AXIS = "pipeline microbatches"
+OVER: Axes = (AxisRef(AXIS),)
+UNSEEN = "a microbatch does not see the examples of the others"
 
 
 @dataclass
@@ -62,488 +59,491 @@ class SplitStep:
 
     Attributes:
         prologue: Values of the whole batch, without parameters, that microbatches need.
-        dims: Variable -> its dimensions of examples, one at most.
+        number: The number of the microbatch, where one asks for the positions of its examples.
+        examples: Variables of a microbatch that depend on its examples.
+        dims: Result per example -> its dimension of examples.
         data_only: Variables that depend on the batch but not on other arguments, single numbers excepted.
+        whole_of: Variable of the microbatch, or of the update -> that of the whole batch.
     """
 
     micro: FlatStep
     update: list[FlatEquation]
-    kinds: dict[Var, BatchKind]
+    results: tuple[Atom, ...]
+    number: Var
+    examples: set[Var]
+    whole: FlatStep
+    whole_of: dict[Var, Var]
     sums: list[Var] = field(default_factory=list)
     stacked: list[Var] = field(default_factory=list)
-    averaged: list[Var] = field(default_factory=list)
     prologue: list[Var] = field(default_factory=list)
-    whole: FlatStep | None = None
     data_only: set[Var] = field(default_factory=set)
-    whole_of: dict[Var, Var] = field(default_factory=dict)
-    dims: dict[Var, tuple[int, ...]] = field(default_factory=dict)
+    dims: dict[Var, int] = field(default_factory=dict)
 
 
-def split(whole: FlatStep, micro: FlatStep, batch: Sequence[bool], count: int, local_statistics: bool) -> SplitStep:
-    """Cuts a step. Raises PipelineError if the step depends on its batch in a way that microbatches do not reproduce.
+def split(whole: FlatStep, batch: Sequence[bool], count: int, local_statistics: bool) -> SplitStep:
+    """Cuts a step. Raises PipelineError if the step depends on its batch in a way that microbatches do not reproduce."""
+    return _StepSplitter(_local(whole, batch, count), whole, batch, count, local_statistics or count == 1).split()
 
-    Args:
-        whole: The step on the whole batch; for a single microbatch on any other number of examples, twice as many.
-    """
-    if count == 1:
-        # Statistics of the one microbatch are those of the batch, and so are its literals.
-        return _StepSplitter(whole, micro, 2, True, own=True).split(batch)
-    return _StepSplitter(whole, micro, count, local_statistics).split(batch)
+
+@dataclass(frozen=True)
+class _LocalStep:
+    """A step on one microbatch, with sums over all; `number` is that of the microbatch."""
+
+    nodes: list[FlatEquation]
+    invars: tuple[Var, ...]
+    consts: dict[Var, Any]
+    results: list[Atom]
+    number: Var
+    dims: dict[Var, int]
+    whole_of: dict[Var, Var]
+    complete: set[Var]
+
+
+_NUMBER = re.compile(r"equation#(\d+)")
+
+
+def _local(whole: FlatStep, batch: Sequence[bool], count: int) -> _LocalStep:
+    """The step of one microbatch, by the rules of a device."""
+    whole = _with_own_rows(whole)
+    variables = list(dict.fromkeys(v for node in whole.nodes for v in node.eqn.outvars))
+    arguments = [*whole.consts, *whole.invars]
+    jaxpr = closed_jaxpr([node.eqn for node in whole.nodes], arguments, variables).jaxpr
+    interpreter = _Partitioner(count, [node.eqn for node in whole.nodes])
+    cut = [*[False] * len(whole.consts), *batch]
+    layouts = [_first(len(shape_of(v))) if each else replicated(len(shape_of(v))) for v, each in zip(arguments, cut)]
+    number = Var(ShapedArray((), np.dtype("int32")))
+    dims: dict[int, int] = {}
+    where: list[tuple[Var, bool]] = []
+    producer = {v: node.eqn for node in whole.nodes for v in node.eqn.outvars}
+
+    def run(*parts: Any) -> list[Any]:
+        values = [
+            interpreter.new_value(x, at, shape_of(v), dtype_of(v), uses=2) for x, at, v in zip(parts, layouts, arguments, strict=True)
+        ]
+        env = dict(zip(arguments, values)) | dict(zip(variables, interpreter.jaxpr(jaxpr, [], values, None)))
+        results = []
+        for position, v in enumerate(whole.outvars):
+            if isinstance(v, Literal):
+                results.append(v.val)
+                continue
+            value = env[v]
+            at = replicated(value.rank) if value.rematerialize is not None else settled_layout(value)
+            with interpreter.at_source(producer[v]) if v in producer else NO_CONTEXT:
+                results.append(value.get(at))
+            if any(dim.axes for dim in at.dims):
+                dims[position] = next(d for d, dim in enumerate(at.dims) if dim.axes)
+        copies = [(v, at, x) for v, value in env.items() for at, x in value.copies.items()]
+        where.extend((v, not _axes(at) and not at.unreduced) for v, at, _ in copies)
+        return [*results, *(x for _, _, x in copies)]
+
+    sizes = {AXIS: count}
+    types = [local_type(v.aval, local_shape(shape_of(v), at, interpreter.mesh)) for v, at in zip(arguments, layouts)]
+    with no_mesh(), axes_bound(sizes):
+        traced = traced_locally(run, types)
+        body = defer_sums(traced.jaxpr, sizes, 1 << 62)
+    nodes = []
+    renamed: dict[Var, Atom] = {}
+    for eqn in body.eqns:
+        if eqn.primitive.name == "axis_index":
+            renamed[eqn.outvars[0]] = number
+            continue
+        numbers = _NUMBER.findall(str(eqn.source_info.name_stack))
+        node = whole.nodes[int(numbers[-1])] if numbers else FlatEquation(eqn, False, None)
+        operands = [renamed.get(v, v) if isinstance(v, Var) else v for v in eqn.invars]
+        nodes.append(FlatEquation(eqn.replace(invars=operands, source_info=node.eqn.source_info), node.backward, node.marker))
+    outvars = [renamed.get(v, v) if isinstance(v, Var) else v for v in body.outvars]
+    consts = dict(zip(body.invars, whole.consts.values())) | dict(zip(body.constvars, traced.consts)) | {number: np.int32(0)}
+    results, copies = outvars[: len(whole.outvars)], outvars[len(whole.outvars) :]
+    return _LocalStep(
+        live(nodes, results), tuple(body.invars[len(whole.consts) :]), consts, results, number,
+        {v: d for position, d in dims.items() if isinstance(v := results[position], Var)},
+        {v: w for v, (w, _) in zip(copies, where) if isinstance(v, Var)},
+        {v for v, (_, is_complete) in zip(copies, where) if is_complete and isinstance(v, Var)},
+    )  # fmt: skip
+
+
+def _with_own_rows(step: FlatStep) -> FlatStep:
+    """The step with `x[arange(n), y]` as an index into each row by itself."""
+    producer = {v: node.eqn for node in step.nodes for v in node.eqn.outvars}
+
+    @functools.cache
+    def fixed(v: Var) -> Any:
+        """The value of a variable that depends on no argument, else None."""
+        eqn = producer.get(v)
+        if v in step.consts or eqn is None:
+            return step.consts.get(v)
+        operands = {w: fixed(w) for w in reads(eqn)}
+        if eqn.effects or any(x is None for x in operands.values()):
+            return None
+        jaxpr = closed_jaxpr([eqn], operands, eqn.outvars).jaxpr
+        return eval_jaxpr(jaxpr, (), *operands.values())[eqn.outvars.index(v)]
+
+    def own_rows(eqn: JaxprEqn) -> tuple[int, int] | None:
+        """The column of indices that numbers the rows of the operand, and their dimension of rows."""
+        if eqn.primitive.name not in _INDEXING or eqn.params["dimension_numbers"].operand_batching_dims:
+            return None
+        indices: Any = eqn.invars[1]
+        joined = producer.get(indices)
+        columns = joined.invars if joined is not None and joined.primitive.name == "concatenate" else [indices]
+        numbers, (index_map, points, _) = eqn.params["dimension_numbers"], _INDEXING[eqn.primitive.name]
+        for column, v in enumerate(columns if len(columns) == shape_of(indices)[-1] else ()):
+            dim = getattr(numbers, index_map)[column]
+            value = fixed(v) if isinstance(v, Var) and dim in getattr(numbers, points) else None
+            for d, n in enumerate(() if value is None else shape_of(v)[:-1]):
+                rows = np.moveaxis(np.asarray(value), d, -1)
+                if n == shape_of(eqn.invars[0])[dim] and np.array_equal(rows, np.broadcast_to(np.arange(n), rows.shape)):
+                    return column, d
+        return None
+
+    nodes: list[FlatEquation] = []
+    for node in step.nodes:
+        eqn = node.eqn
+        rows = own_rows(eqn)
+        if rows is None:
+            nodes.append(node)
+            continue
+        numbers, (index_map, points, batching) = eqn.params["dimension_numbers"], _INDEXING[eqn.primitive.name]
+        dims = list(getattr(numbers, index_map))
+        dim = dims.pop(rows[0])
+        changed = {index_map: tuple(dims), points: tuple(d for d in getattr(numbers, points) if d != dim)}
+        numbers = numbers._replace(**changed, operand_batching_dims=(dim,), **{batching: (rows[1],)})
+
+        def run(x: Any, indices: Any, *others: Any, eqn: JaxprEqn = eqn, column: int = rows[0], numbers: Any = numbers) -> Any:
+            return eqn.primitive.bind(x, jax.numpy.delete(indices, column, -1), *others, **{**eqn.params, "dimension_numbers": numbers})
+
+        eqns, _ = inlined(jax.make_jaxpr(run)(*map(struct_of, eqn.invars)).jaxpr, eqn.invars, lambda _, eqn=eqn: eqn.source_info)
+        nodes += [replace(node, eqn=each) for each in (*eqns[:-1], eqns[-1].replace(outvars=eqn.outvars))]
+    return replace(step, nodes=tuple(nodes))
+
+
+_SCATTER = "scatter_dims_to_operand_dims", "inserted_window_dims", "scatter_indices_batching_dims"
+_INDEXING = {
+    "gather": ("start_index_map", "collapsed_slice_dims", "start_indices_batching_dims"),
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter_add"), _SCATTER),
+}
+
+
+class _Partitioner(Interpreter):
+    """Runs equations on the examples of one microbatch; dimensions of examples are those of operands, never chosen."""
+
+    def __init__(self, count: int, eqns: Sequence[JaxprEqn]) -> None:
+        self.count = count
+        self.numbers = {id(eqn): i for i, eqn in enumerate(eqns)}
+        mesh = Mesh([(AXIS, count)])
+        analysis = JaxprAnalysis(LOCAL_RULES, {**HANDLERS, **_HANDLERS}, mesh, RUNS_WHOLE)
+        self.ends: dict[int, list[Layout]] = {}  # id of a body -> layouts of its results, when it ran last
+        super().__init__(RegionContext(mesh, jax.default_backend()), lambda _, rank: replicated(rank), analysis, hint=LayoutHint.FORWARD)
+
+    def jaxpr(self, jaxpr: Jaxpr, consts: Sequence[ShardedValue], arguments: Sequence[ShardedValue], scope: Scope | None) -> Values:
+        results = super().jaxpr(jaxpr, consts, arguments, scope)
+        self.ends[id(jaxpr)] = [settled_layout(x) for x in results]
+        return results
+
+    def branch(self, branch: Any, layouts: Sequence[Layout], arguments: Values, parts: Sequence[Any] | None = None) -> Values:
+        """Runs a branch on the operands, or on these parts of them."""
+        if parts is None:
+            parts = [x.get(at) for x, at in zip(arguments, layouts)]
+        values = [self.new_value(part, at, x.shape, x.dtype, uses=2) for part, at, x in zip(parts, layouts, arguments)]
+        return run_body(self, branch, values, None)
+
+    def settled(self, loop: Any, eqn: JaxprEqn, operands: Values, body: Any, carries: Sequence[int]) -> Values:
+        """The operands of a loop, with what it carries cut where that is so at the end of a trip; what was run to see it is dead code."""
+        operands = list(operands)
+        while any(not is_cut(operands[i]) for i in carries):
+            loop(self, eqn, 0, operands, None)
+            grown = [(i, end) for i, end in zip(carries, self.ends[id(open_jaxpr(body))]) if _axes(end) and not is_cut(operands[i])]
+            for i, end in grown:
+                operands[i] = self.new_value(operands[i].get(end), end, operands[i].shape, operands[i].dtype)
+            if not grown:
+                break
+        return operands
+
+    def at_source(self, eqn: JaxprEqn) -> Any:
+        number = self.numbers.get(id(eqn))
+        if number is None:
+            return super().at_source(eqn)
+        return user_context(eqn.source_info.traceback, name_stack=current_name_stack().extend(f"equation#{number}"))
+
+    def best_strategy(
+        self, equation: Equation, local_rule: LocalRule, operands: Sequence[ShardedValue], scope: Scope | None
+    ) -> tuple[LocalRule, Strategy] | None:
+        anywhere = all(x.rematerialize is not None or not (x.shape or next(iter(x.copies)).unreduced) for x in operands)
+        if anywhere and self._can_rematerialize(equation, local_rule):
+            return None
+        options = (local_rule, *local_rule.alternatives)
+        for each in options:
+            try:
+                return each, self._strategy(equation, each, operands)
+            except PipelineError:
+                if each is options[-1]:
+                    raise
+        raise AssertionError
+
+    def _strategy(self, equation: Equation, local_rule: LocalRule, operands: Sequence[ShardedValue]) -> Strategy:
+        rule, eqn = local_rule.rule, equation.eqn
+        tensors = [TensorLayouts(x.shape, x.bits, *x.layout_key) for x in operands]
+        results = [TensorLayouts(s, 0, None) for s in equation.result_shapes]
+        spec = EquationSpec(
+            rule, tuple(tensors), tuple(results), self.mesh, local_rule.combine, local_rule.uneven, local_rule.linear, None, 0.0
+        )
+        axes: list[Axes] = [()] * rule.num_factors
+        source: Atom = None
+        for v, x, mapping in zip(eqn.invars, operands, rule.operand_mappings, strict=True):
+            if x.rematerialize is None and is_cut(x):
+                source = v
+                for factor, sharding in project(mapping, settled_layout(x), rule.factor_sizes, self.mesh, True).factors.items():
+                    if any(axis.is_full for axis in sharding.axes):
+                        axes[factor] = OVER
+        if source is None:
+            return strategy_along(spec, axes)
+        cut = [factor for factor, over in enumerate(axes) if over]
+        ordered = bool({*cut} & {*rule.need_replication, *rule.permutation})
+        error = functools.partial(PipelineError, where=place(eqn), why=UNSEEN, fix="do this outside of the pipelined function")
+        if equation.name in _INDEXING and len(cut) > 1:
+            raise error(f"{equation.name} picks examples of {short(source)} by number")
+        if not cut or (not ordered and runnable(rule, axes, self.mesh, local_rule.uneven, False) != tuple(axes)):
+            raise PipelineError(
+                f"{equation.name} regroups the examples of {short(source)}", where=place(eqn),
+                why="what is in one row of its result is spread over several microbatches, or the other way round",
+                fix="keep the examples in a dimension of their own, the first, and stack arrays of examples along another",
+            )  # fmt: skip
+        if len(cut) > 1:
+            raise error(f"examples meet each other in {short(eqn.outvars[0])}")
+        if cut[0] in rule.reduction and local_rule.combine != "add":
+            integers = not jax.dtypes.issubdtype(dtype_of(eqn.outvars[0]), np.inexact)
+            raise PipelineError(
+                f"{equation.name} makes one value of all examples: {short(eqn.outvars[0])}", where=place(eqn),
+                why="microbatches are added up, and this is not a sum over examples" + (" (it is a selection)" if integers else ""),
+                fix="return the values per example and reduce them outside, or sum them",
+            )  # fmt: skip
+        if self.count > 1 and ordered:
+            raise error(f"{equation.name} runs along the examples of {short(source)}")
+        return spec.rate(tuple(axes), (), ())
+
+    def apply_rule(self, equation: Equation, local_rule: LocalRule, axes: Sequence[Any], arrays: list[Any]) -> list[Any]:
+        return super().apply_rule(equation, local_rule, axes if self.count > 1 else [()] * len(axes), arrays)
+
+    def run_whole(self, equation: Equation, operands: Sequence[ShardedValue]) -> Values:
+        cut = [v for v, x in zip(equation.eqn.invars, operands) if is_cut(x)]
+        if cut and self.count > 1:
+            raise PipelineError(
+                f"{equation.name} takes the examples of {short(cut[0])} all at once", where=place(equation.eqn), why=UNSEEN,
+                fix='name the dimensions of a batch at the front with @sp.sharding_rule("b i j -> b i j"), or use num_microbatches=1',
+            )  # fmt: skip
+        return super().run_whole(equation, operands)
+
+
+def _axes(at: Layout) -> bool:
+    return any(dim.axes for dim in at.dims)
+
+
+def is_cut(value: ShardedValue) -> bool:
+    """Whether a microbatch has its own part of a value."""
+    return value.rematerialize is None and _axes(settled_layout(value))
+
+
+def _as_it_is(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
+    """An equation that any part of its operands may go through: constraints, and prints, of each microbatch by itself."""
+    layouts = [replicated(x.rank) if x.rematerialize is not None else settled_layout(x) for x in operands]
+    arrays = [x.get(at) for x, at in zip(operands, layouts)]
+    results = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
+    return [
+        interpreter.new_value(x, at, shape_of(v), dtype_of(v))
+        for x, at, v in zip(results if eqn.primitive.multiple_results else [results], layouts, eqn.outvars)
+    ]
+
+
+def _at_once(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
+    return interpreter.run_whole(Equation(eqn), operands)
+
+
+def _scan(interpreter: _Partitioner, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
+    """A loop, or one over examples, of which each microbatch runs its own."""
+    consts, carried = scan_counts(eqn)
+    if not any(is_cut(x) and settled_layout(x).dims[0].axes for x in operands[consts + carried :]):
+        ends = range(consts, consts + carried)
+        return loops.scan(interpreter, eqn, index, interpreter.settled(loops.scan, eqn, operands, eqn.params["jaxpr"], ends), None)
+    if carried:
+        raise PipelineError(
+            "a loop over the examples carries something from one to the next", where=place(eqn), why=UNSEEN, fix="use jax.vmap"
+        )
+    length = eqn.params["length"] // interpreter.mesh.size
+    parts = [x.get(_first(x.rank)) for x in operands[consts:]]
+    rows = [interpreter.new_value(part, replicated(x.rank), part.shape, x.dtype) for part, x in zip(parts, operands[consts:])]
+    outvars = [Var(local_type(v.aval, (length, *shape_of(v)[1:]))) for v in eqn.outvars]
+    loop = eqn.replace(params={**eqn.params, "length": length}, outvars=outvars)
+    results = loops.scan(interpreter, loop, index, [*operands[:consts], *rows], None)
+    return [interpreter.new_value(x.whole(), _first(x.rank), shape_of(v), dtype_of(v)) for x, v in zip(results, eqn.outvars)]
+
+
+def _while(interpreter: _Partitioner, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
+    ends = range(eqn.params["cond_nconsts"] + eqn.params["body_nconsts"], len(operands))
+    operands = interpreter.settled(loops.while_loop, eqn, operands, eqn.params["body_jaxpr"], ends)
+    return loops.while_loop(interpreter, eqn, index, operands, None)
+
+
+def _cond(interpreter: _Partitioner, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
+    """Branches, whose results are cut where those of one are."""
+    number, *arguments = operands
+    branches, results = eqn.params["branches"], []
+    if eqn.params.get("branches_platforms") is not None:
+        return loops.cond(interpreter, eqn, index, operands, None)
+    at = [settled_layout(x) for x in arguments]
+    for branch in branches:
+        interpreter.branch(branch, at, arguments)
+        results.append(interpreter.ends[id(open_jaxpr(branch))])
+    layouts = [next((end for end in ends if _axes(end)), ends[0]) for ends in zip(*results)]
+
+    def run(branch: Any) -> Any:
+        return lambda *parts: [x.get(end) for x, end in zip(interpreter.branch(branch, at, arguments, parts), layouts)]
+
+    parts = lax.switch(number.whole(), [run(branch) for branch in branches], *[x.get(end) for x, end in zip(arguments, at)])
+    return [interpreter.new_value(x, end, shape_of(v), dtype_of(v)) for x, end, v in zip(parts, layouts, eqn.outvars)]
+
+
+def _first(rank: int) -> Layout:
+    """The layout of a value whose first dimension is one of examples."""
+    return layout([OVER, *[()] * (rank - 1)])
+
+
+_HANDLERS = {
+    **dict.fromkeys(("debug_callback", "debug_print", "layout_constraint", "sdy_sharding_constraint", "sharding_constraint"), _as_it_is),
+    **dict.fromkeys(("io_callback", "pallas_call", "pure_callback"), _at_once),
+    "cond": _cond,
+    "scan": _scan,
+    "while": _while,
+}
 
 
 class _StepSplitter:
-    def __init__(
-        self, whole: FlatStep, micro: FlatStep, count: int, local_statistics: bool, inside: bool = False, own: bool = False, size: int = 0
-    ) -> None:
-        _check_alike(whole, micro)
-        self.inside, self.own = inside, own
-        self.free: set[Var] = set()  # depend on no input at all
-        self.rows: set[Var] = set()  # made of numbers of rows
-        self.layouts: dict[Var, ExampleRows | None] = {}
-        self.inner: dict[Var, _StepSplitter] = {}
-        self.size = size
-        self.whole, self.micro, self.count, self.local_statistics = whole, micro, count, local_statistics
-        self.kinds: dict[Var, BatchKind] = {}
-        self.dims: dict[Var, tuple[int, ...]] = {}
-        self.data_only: set[Var] = set()
+    """Follows what depends on examples, and what depends on sums over all of them, through the step of one microbatch."""
+
+    def __init__(self, local: _LocalStep, whole: FlatStep, batch: Sequence[bool], count: int, local_statistics: bool) -> None:
+        self.local, self.whole, self.count, self.local_statistics = local, whole, count, local_statistics
+        own = [v for v, each in zip(local.invars, batch) if each]
+        self.examples: set[Var] = {*own, local.number}
+        self.data_only: set[Var] = {*own, *local.consts}
+        self.once: dict[Var, FlatEquation] = {}  # depend on sums over all examples
+        self.total: dict[Var, Var] = {}  # a sum over all examples -> that of a microbatch
+        self.own: dict[Var, Var] = {}  # depend on such sums -> the variables that stand for them in a microbatch
         self.prologue: dict[Var, None] = {}
-        self.local: set[Var] = set()
-        self.zeros: set[Var] = set()
+        self.each: list[FlatEquation] = []
+        self.later: list[FlatEquation] = []
 
-    def split(self, batch: Sequence[bool]) -> SplitStep:
-        self.size = shape_of(self.micro.invars[list(batch).index(True)])[0]
-        for v, w, is_batch in zip(self.micro.invars, self.whole.invars, batch):
-            self.kinds[v] = BatchKind.EXAMPLES if is_batch else BatchKind.SAME
-            self.dims[v] = self.scaled(v, w)
-            if is_batch:
-                self.data_only.add(v)
-                self.layouts[v] = ExampleRows()
-        for v, w in zip(self.micro.consts, self.whole.consts):
-            self.kinds[v] = BatchKind.EXAMPLES if shape_of(v) != shape_of(w) else BatchKind.SAME
-            self.dims[v] = self.scaled(v, w)
-            self.layouts[v] = ExampleRows()
-            self.data_only.add(v)
-            self.check_constant(v, w)
-        self.visit_all()
-        return self.cut()
+    def split(self) -> SplitStep:
+        for node in self.local.nodes:
+            self.visit(node)
+        # A sum over microbatches has the name of what it sums, unless it is known beforehand.
+        names: dict[Any, Any] = {v: x for v, x in self.total.items() if v not in self.prologue}
+        results = tuple(v if isinstance(v, Literal) else names.get(v, v) for v in self.local.results)
+        known = self.prologue.keys()
+        later = [node for node in self.later if not node.eqn.outvars or not known >= {*node.eqn.outvars}]
+        update = [_renamed(node, names) for node in later]
+        variables = [v for v in results if isinstance(v, Var)]
+        update = live(update, variables)
+        computed, updated = {v for node in self.each for v in node.eqn.outvars}, {v for node in update for v in node.eqn.outvars}
+        read = dict.fromkeys((*(v for node in update for v in reads(node.eqn)), *variables))
+        crossing = [v for v in read if v in computed and v not in updated]
+        nodes = live(self.each, crossing)
+        used = {*read, *(v for node in nodes for v in reads(node.eqn))}
+        sums = set(names.values())
+        whole_of = self.local.whole_of
+        return SplitStep(
+            FlatStep(self.local.invars, tuple(crossing), tuple(nodes), {v: c for v, c in self.local.consts.items() if v in used}),
+            update,
+            results,
+            self.local.number,
+            self.examples,
+            self.whole,
+            {**whole_of, **{copy: whole_of[v] for copies in (self.total, self.own) for v, copy in copies.items() if v in whole_of}},
+            sums=[v for v in crossing if v in sums],
+            stacked=[v for v in crossing if v not in sums],
+            prologue=[v for v in self.prologue if v in used],
+            data_only=self.data_only,
+            dims={v: self.local.dims.get(v, 0) for v in crossing},
+        )
 
-    def check_constant(self, v: Var, w: Var) -> None:
-        """Refuses a captured array whose rows differ, unless they are the numbers of the rows."""
-        for d in self.dims[v]:
-            part, batch = (np.moveaxis(_numbers(flat.consts[x]), d, -1) for flat, x in ((self.micro, v), (self.whole, w)))
-            if all(np.array_equal(rows, np.broadcast_to(np.arange(rows.shape[-1]), rows.shape)) for rows in (part, batch)):
-                self.rows.add(v)
-            elif not np.array_equal(batch, np.concatenate([part] * self.count, axis=-1)):
-                raise PipelineError(
-                    f"a captured array {short(w)} has other numbers for every example", where="sp.pipeline",
-                    why="the function makes it from the size of its batch, and a microbatch has fewer examples",
-                    fix="pass it as part of the batch",
-                )  # fmt: skip
-
-    def visit_all(self) -> None:
-        for index, (node, twin) in enumerate(zip(self.micro.nodes, self.whole.nodes)):
-            while True:
-                try:
-                    self.visit(node, twin.eqn)
-                    break
-                except _Crossing as crossing:
-                    self.make_local(crossing.source, index)
-
-    def scaled(self, v: Atom, w: Atom) -> tuple[int, ...]:
-        """The dimensions of examples of a value."""
-        return tuple(d for d, (a, b) in enumerate(zip(shape_of(v), shape_of(w))) if a != b)
-
-    def kind(self, v: Atom) -> BatchKind:
-        return BatchKind.SAME if isinstance(v, Literal) else self.kinds[v]
-
-    def visit(self, node: FlatEquation, twin: JaxprEqn) -> None:
+    def visit(self, node: FlatEquation) -> None:
         eqn = node.eqn
-        kinds = [self.kind(v) for v in eqn.invars]
-        out_dims = [self.scaled(v, w) for v, w in zip(eqn.outvars, twin.outvars)]
-        for v, w, dims in zip(eqn.outvars, twin.outvars, out_dims):
-            if any(shape_of(w)[d] != self.count * shape_of(v)[d] for d in dims):
-                raise PipelineError(
-                    f"a value of shape {short(v)} in a microbatch is {short(w)} in the batch", where=place(eqn),
-                    why=f"microbatches are {self.count} equal parts; a dimension that is not {self.count} times as long mixes examples",
-                    fix="work on each example alone, or do this outside of the pipelined function",
-                )  # fmt: skip
-            if len(dims) > 1:
-                raise PipelineError(
-                    f"examples meet each other in {short(v)}", where=place(eqn),
-                    why=f"dimensions {dims} both run over the batch, and a microbatch does not see the examples of the others",
-                    fix="compute this part outside of the pipelined function, or use num_microbatches=1",
-                )  # fmt: skip
-        if all(k is BatchKind.SAME for k in kinds):
-            result_kinds = [BatchKind.EXAMPLES if dims else BatchKind.SAME for dims in out_dims]
-            if _is_zero(eqn, self.zeros):
-                self.zeros.update(eqn.outvars)
-        else:
-            result_kinds = self.combine(node, twin, kinds, out_dims)
-        self.follow_rows(eqn, out_dims)
-        entries = [(d[0], self.layouts.get(v)) if isinstance(v, Var) and (d := self.dims[v]) else None for v in eqn.invars]
-        layouts = follow(eqn, entries, out_dims, self.size)
-        for v, k, dims, layout in zip(eqn.outvars, result_kinds, out_dims, layouts):
-            self.kinds[v], self.dims[v], self.layouts[v] = k, dims, layout
-        if any(k is not BatchKind.SAME for k in result_kinds) and all(
-            isinstance(v, Literal) or v in self.data_only or self.is_free(v) or self.is_number(v) for v in eqn.invars
-        ):
+        operands = reads(eqn)
+        if all(v in self.data_only or self.is_number(v) for v in operands):
             self.data_only.update(eqn.outvars)
-        if not eqn.invars or all(isinstance(v, Literal) or self.is_free(v) for v in eqn.invars):
-            self.free.update(eqn.outvars)
+        if eqn.primitive.name == "psum":
+            (self.total[eqn.outvars[0]],) = operands
+            self.once[eqn.outvars[0]] = node
+        elif any(v in self.examples for v in operands):
+            node = _renamed(replace(node, eqn=self.checked(eqn)), {v: self.inside(v, eqn) for v in operands if v in self.once})
+            self.examples.update(eqn.outvars)
+            self.each.append(node)
+        else:
+            self.later.append(node)
+            if any(v in self.once for v in operands):
+                self.once.update(dict.fromkeys(eqn.outvars, node))
+            elif eqn.outvars:  # one without results, such as a print, runs once
+                self.each.append(node)
 
     def is_number(self, v: Var) -> bool:
         """Whether a value is one number that does not depend on the batch, such as a scale of the loss; not a key."""
-        return self.kinds[v] is BatchKind.SAME and not shape_of(v) and not is_extended_dtype(dtype_of(v))
+        return v not in self.examples and v not in self.once and not shape_of(v) and not is_extended_dtype(dtype_of(v))
 
-    def is_free(self, v: Atom) -> bool:
-        return isinstance(v, Literal) or v in self.free
-
-    def combine(self, node: FlatEquation, twin: JaxprEqn, kinds: list[BatchKind], out_dims: list[tuple[int, ...]]) -> list[BatchKind]:
-        eqn = node.eqn
-        examples = BatchKind.EXAMPLES in kinds
-        summed = [v for v, k in zip(eqn.invars, kinds) if isinstance(v, Var) and k in (BatchKind.SUM, BatchKind.WHOLE)]
-        if summed and (any(out_dims) or (examples and not self.accumulates(eqn, kinds))):
-            for v in summed:
-                self.meets_examples(eqn, v)
-            return self.combine(node, twin, [self.kind(v) for v in eqn.invars], out_dims)
-        if summed and node.backward and BatchKind.LOCAL in kinds:
-            raise _Crossing(summed[0])
-        if not examples:
-            if summed:
-                stays = self.inside and self.stays_sum(eqn, kinds)
-                return [BatchKind.SUM if stays else BatchKind.WHOLE] * len(out_dims)
-            return [BatchKind.EXAMPLES if dims else (BatchKind.LOCAL if BatchKind.LOCAL in kinds else BatchKind.SAME) for dims in out_dims]
-        if any(out_dims) and not self.own:
-            self.check_along(eqn, twin)
-        if eqn.primitive.name == "scan":
-            self.enter(eqn, twin)
-        elif not self.own:
-            self.check_bodies(eqn, twin)
-        return [BatchKind.EXAMPLES if dims else self.sum_kind(eqn, i) for i, dims in enumerate(out_dims)]
-
-    def stays_sum(self, eqn: JaxprEqn, kinds: list[BatchKind]) -> bool:
-        """Whether a result of sums over examples is one, inside of a loop: the equation is linear in them."""
-        local = local_rule(eqn)
-        groups = (tuple(range(len(kinds))),) if eqn.primitive.name in ADDING else () if local is None else local.linear
-        sums = {i for i, k in enumerate(kinds) if k is BatchKind.SUM}
-        able = sums | {i for i, v in enumerate(eqn.invars) if _is_zero_atom(v, self.zeros)}
-        return {*kinds} <= {BatchKind.SAME, BatchKind.SUM} and any(sums <= {*group} <= able for group in groups)
-
-    def follow_rows(self, eqn: JaxprEqn, out_dims: list[tuple[int, ...]]) -> None:
-        """Refuses numbers of rows that are used as anything but indices: a microbatch counts from 0 again."""
-        name = eqn.primitive.name
-        self.check_indices(eqn)
-        if name == "iota" and eqn.params["dimension"] in out_dims[0]:
-            self.rows.update(eqn.outvars)
-        elif any(isinstance(v, Var) and v in self.rows for v in eqn.invars) and name not in INDEXING:
-            if name not in ROW_NUMBERS:
-                raise PipelineError(
-                    f"{name} computes with the positions of examples in their batch", where=place(eqn),
-                    why="each microbatch counts its rows from 0", fix="pass these numbers as part of the batch",
-                )  # fmt: skip
-            self.rows.update(eqn.outvars)
-
-    def check_indices(self, eqn: JaxprEqn) -> None:
-        """Refuses to pick examples by anything but their own numbers."""
-        numbers = eqn.params.get("dimension_numbers") if eqn.primitive.name in INDEXING else None
-        operand = eqn.invars[0] if numbers is not None else None
-        if numbers is None or not isinstance(operand, Var) or not self.dims.get(operand):
-            return
-        indexed = numbers.start_index_map if eqn.primitive.name == "gather" else numbers.scatter_dims_to_operand_dims
-        if self.dims[operand][0] in indexed and eqn.invars[1] not in self.rows:
-            raise PipelineError(
-                f"{eqn.primitive.name} picks examples of {short(operand)} by number", where=place(eqn),
-                why="a microbatch does not see the examples of the others", fix="do this outside of the pipelined function",
-            )  # fmt: skip
-
-    def accumulates(self, eqn: JaxprEqn, kinds: list[BatchKind]) -> bool:
-        return (
-            eqn.primitive.name == "scatter-add"
-            and kinds[0] is BatchKind.SUM
-            and BatchKind.SUM not in kinds[1:]
-            and BatchKind.WHOLE not in kinds
-        )
-
-    def meets_examples(self, eqn: JaxprEqn, v: Var) -> None:
-        """A value that needs the whole batch is used by single examples: known beforehand, or refused, or one of the microbatch."""
-        if v in self.data_only and not self.inside:
+    def inside(self, v: Var, eqn: JaxprEqn) -> Var:
+        """A value of the whole batch as single examples see it: known beforehand, or a statistic of their microbatch, or refused."""
+        if v in self.own or v in self.prologue:
+            return self.own.get(v, v)
+        node = self.once[v]
+        if v in self.data_only and v in self.local.complete:
             self.prologue[v] = None
-            self.kinds[v] = BatchKind.SAME
+            return v
+        if v not in self.total:
+            copies = {w: self.inside(w, eqn) for w in reads(node.eqn) if w in self.once}
+            self.own.update({w: Var(w.aval) for w in node.eqn.outvars})
+            self.each.append(_renamed(node, copies, self.own))
         elif self.local_statistics:
-            raise _Crossing(v)
+            (scaled,) = jax.make_jaxpr(lambda x: x * self.count)(struct_of(v)).jaxpr.eqns
+            operands = [self.total[v] if isinstance(w, Var) else w for w in scaled.invars]
+            self.own[v] = Var(v.aval)
+            self.each.append(FlatEquation(scaled.replace(invars=operands, outvars=[self.own[v]]), node.backward, node.marker))
         else:
             raise PipelineError(
                 f"{short(v)}, a statistic of the batch, is used by single examples", where=place(eqn),
-                why="a microbatch does not see the examples of the others (batch normalization in training does this)",
+                why=f"{UNSEEN} (batch normalization in training does this)",
                 fix='pass batch_statistics="microbatch" for statistics of each microbatch, or normalize over something else',
             )  # fmt: skip
+        self.examples.add(self.own[v])
+        return self.own[v]
 
-    def make_local(self, source: Var, before: int) -> None:
-        """Makes a value and its operands, back to the examples, statistics of one microbatch."""
-        needed = {source}
-        for node in reversed(self.micro.nodes[:before]):
-            if needed & set(node.eqn.outvars):
-                for v in node.eqn.outvars:
-                    if self.kinds[v] in (BatchKind.SUM, BatchKind.WHOLE):
-                        self.kinds[v] = BatchKind.LOCAL
-                        self.local.add(v)
-                needed.update(v for v in node.eqn.invars if isinstance(v, Var) and self.kinds[v] in (BatchKind.SUM, BatchKind.WHOLE))
-
-    def check_along(self, eqn: JaxprEqn, twin: JaxprEqn) -> None:
-        """Refuses equations that a dimension of examples does not pass through, by the rule that cuts them over devices.
-
-        Two take their rows by position, which that rule counts from the block of a device.
-        """
-        name = eqn.primitive.name
-        operand_dims = [self.dims[v] if isinstance(v, Var) else () for v in eqn.invars]
-        by_position: Collection[int] = ()
-        if name == "dynamic_update_slice" and operand_dims[0] != operand_dims[1]:
-            by_position = operand_dims[0]
-        elif name == "ragged_dot_general":
-            by_position = eqn.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
-        local = None if name in INDEXING | CUTTING.keys() else local_rule(twin)
-        ordered = set() if local is None else {*local.rule.need_replication, *local.rule.permutation}
-        for i, (v, dims) in enumerate(zip(eqn.invars, operand_dims)):
-            if any((i == 0 and d in by_position) or (local is not None and ordered & {*local.rule.operand_mappings[i][d]}) for d in dims):
+    def checked(self, eqn: JaxprEqn) -> JaxprEqn:
+        """The equation, whose loops and branches may sum over a microbatch; refuses what examples of several would have to exchange."""
+        inner = list(_inner(eqn))
+        at = {e.primitive.name: e for e in (*inner, eqn)}
+        for name in sorted(at.keys() & ({*COLLECTIVE_KINDS, "axis_index"} - ({"psum"} if self.local_statistics else set()))):
+            if eqn.primitive.name == "while" and name in ("psum", "all_gather") and at[name] in _equations(eqn.params["cond_jaxpr"]):
                 raise PipelineError(
-                    f"{name} runs along the examples of {short(v)}", where=place(eqn),
-                    why="a microbatch does not see the examples of the others", fix="do this outside of the pipelined function",
-                )  # fmt: skip
-
-    def check_bodies(self, eqn: JaxprEqn, twin: JaxprEqn) -> None:
-        """Looks at branches, and at the condition and body of a loop, as at steps: examples may meet there, too."""
-        if eqn.primitive.name == "cond":
-            for batch, part in zip(twin.params["branches"], eqn.params["branches"]):
-                self.body(batch, part, [(self.kind(v), v) for v in eqn.invars[1:]])
-        elif eqn.primitive.name == "while":
-            condition, body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-            entries = [(self.kind(v), v) for v in eqn.invars]
-            consts, carried = entries[:condition], entries[condition + body :]
-            self.body(twin.params["body_jaxpr"], eqn.params["body_jaxpr"], entries[condition:])
-            inner = self.body(twin.params["cond_jaxpr"], eqn.params["cond_jaxpr"], [*consts, *carried])
-            if inner.kind(inner.micro.outvars[0]) is not BatchKind.SAME:
-                raise PipelineError(
-                    "a loop ends by a value of all examples", where=place(eqn), why="a microbatch does not see the examples of the others",
-                    fix="run a fixed number of steps, or use jax.vmap, by which every example ends by itself",
-                )  # fmt: skip
-
-    def sum_kind(self, eqn: JaxprEqn, position: int) -> BatchKind:
-        """The kind of a result without examples, made of examples."""
-        name = eqn.primitive.name
-        integers = not jax.dtypes.issubdtype(dtype_of(eqn.outvars[position]), np.inexact)
-        good = name in SUMMING
-        if name == "scatter-add":
-            good = self.kind(eqn.invars[0]) is BatchKind.SUM or _is_zero_atom(eqn.invars[0], self.zeros)
-        elif name == "scan":
-            good = self.scan_sums(eqn, position)
-        if good:
-            return BatchKind.SUM
-        raise PipelineError(
-            f"{name} makes one value of all examples: {short(eqn.outvars[position])}", where=place(eqn),
-            why="microbatches are added up, and this is not a sum over examples" + (" (it is a selection)" if integers else ""),
-            fix="return the values per example and reduce them outside, or sum them",
-        )  # fmt: skip
-
-    def enter(self, eqn: JaxprEqn, twin: JaxprEqn) -> None:
-        """Looks at the body of a loop as at a step."""
-        consts, carried = scan_counts(eqn)
-        if eqn.params["length"] != twin.params["length"]:
-            if carried:
-                raise PipelineError(
-                    "a loop over the examples carries something from one to the next", where=place(eqn),
-                    why="a microbatch does not see the examples of the others", fix="use jax.vmap",
-                )  # fmt: skip
-            return
-        entries: list[tuple[BatchKind, Atom]] = []
-        for i, v in enumerate(eqn.invars):
-            begins_at_zero = consts <= i < consts + carried and _is_zero_atom(v, self.zeros)
-            entries.append((BatchKind.SUM if begins_at_zero else self.kind(v), v))
-        self.inner[eqn.outvars[0]] = self.body(twin.params["jaxpr"], eqn.params["jaxpr"], entries)
-
-    def body(self, whole: ClosedJaxpr, micro: ClosedJaxpr, operands: Sequence[tuple[BatchKind, Atom]]) -> _StepSplitter:
-        """Looks at the body of a loop, or at a branch, whose operands have these kinds where they have no examples."""
-        bodies = [flatten(jaxpr, [True] * len(operands)) for jaxpr in (whole, micro)]
-        inner = _StepSplitter(bodies[0], bodies[1], self.count, self.local_statistics, inside=True, own=self.own, size=self.size)
-        for v, w, (kind, outer) in zip(inner.micro.invars, inner.whole.invars, operands):
-            inner.dims[v] = inner.scaled(v, w)
-            inner.kinds[v] = BatchKind.EXAMPLES if inner.dims[v] else kind
-            inner.layouts[v] = None if isinstance(outer, Literal) else self.layouts.get(outer)
-        for v, w in zip(inner.micro.consts, inner.whole.consts):
-            inner.dims[v] = inner.scaled(v, w)
-            inner.kinds[v] = BatchKind.EXAMPLES if inner.dims[v] else BatchKind.SAME
-            inner.check_constant(v, w)
-        inner.visit_all()
-        for node, twin in zip(inner.micro.nodes, inner.whole.nodes):
-            if inner.literals_of_batch(node) and not _equal_literals(node, twin):
-                raise PipelineError(
-                    f"{node.eqn.primitive.name} computes with the number of examples inside of a loop", where=place(node.eqn),
-                    why="the loop of a microbatch has the number of its own examples", fix="compute with it before the loop or behind it",
-                )  # fmt: skip
-        return inner
-
-    def scan_sums(self, eqn: JaxprEqn, position: int) -> bool:
-        """Whether a result of a loop is a sum over examples: the body adds such sums to it, and it begins at zero."""
-        inner = self.inner.get(eqn.outvars[0])
-        if inner is None:
-            return False
-        consts, carried = scan_counts(eqn)
-        starts = position >= carried or _is_zero_atom(eqn.invars[consts + position], self.zeros)
-        return starts and inner.kind(inner.micro.outvars[position]) is BatchKind.SUM
-
-    def constants(self) -> dict[Var, Any]:
-        """Captured arrays of a microbatch: those of the batch where they have no rows of examples, as literals are."""
-        if self.own:
-            return self.micro.consts
-        both = zip(self.micro.consts, self.whole.consts)
-        return {v: self.micro.consts[v] if self.dims[v] else self.whole.consts[w] for v, w in both}
-
-    def cut(self) -> SplitStep:
-        """The step in two parts, once the kind of every value is known."""
-        micro, kinds = self.micro, self.kinds
-        twin_of = self.twins()
-        each, once = self.nodes_of_microbatch(), self.nodes_of_step(twin_of)
-        results = [v for v in micro.outvars if isinstance(v, Var)]
-        update = live([n for n in once if not n.eqn.outvars or not all(v in self.prologue for v in n.eqn.outvars)], results)
-        read = dict.fromkeys((*_reads(update), *results))
-        computed, updated = _results(each), _results(update)
-        crossing = [v for v in read if v in computed and v not in updated]
-        nodes = live(each, crossing)
-        used = {*_reads(nodes), *read}
-        # A cotangent is a part of a sum; a statistic of the forward pass is one of several estimates.
-        backward = _results(node for node in nodes if node.backward)
-        return SplitStep(
-            FlatStep(micro.invars, tuple(crossing), tuple(nodes), {v: c for v, c in self.constants().items() if v in used}),
-            update,
-            kinds,
-            sums=[v for v in crossing if kinds[v] is BatchKind.SUM or (kinds[v] is BatchKind.LOCAL and v in backward)],
-            stacked=[v for v in crossing if kinds[v] is BatchKind.EXAMPLES],
-            averaged=[v for v in crossing if kinds[v] is BatchKind.LOCAL and v not in backward],
-            prologue=[v for v in self.prologue if v in used],
-            whole=micro if self.own else self.whole,
-            data_only=self.data_only,
-            whole_of={v: v if self.own else w for w, v in twin_of.items()},
-            dims=self.dims,
-        )
-
-    def twins(self) -> dict[Var, Var]:
-        """Variable of the whole batch -> that of the microbatch."""
-        whole, micro = self.whole, self.micro
-        twin_of: dict[Var, Var] = {}
-        for twin, node in zip(whole.nodes, micro.nodes):
-            twin_of.update(zip(twin.eqn.outvars, node.eqn.outvars))
-        twin_of.update(zip(whole.invars, micro.invars))
-        twin_of.update(zip(whole.consts, micro.consts))
-        return twin_of
-
-    def has_examples(self, node: FlatEquation) -> bool:
-        """Whether an equation reads or computes values of examples, or statistics of one microbatch."""
-        inputs, outputs = [self.kind(v) for v in node.eqn.invars], [self.kinds[v] for v in node.eqn.outvars]
-        return BatchKind.EXAMPLES in inputs or BatchKind.EXAMPLES in outputs or BatchKind.LOCAL in (outputs or inputs)
-
-    def nodes_of_microbatch(self) -> list[FlatEquation]:
-        """Equations that run for each microbatch; those that do not depend on the batch are among them, for what reads them there."""
-        nodes: list[FlatEquation] = []
-        for node, twin in zip(self.micro.nodes, self.whole.nodes):
-            out = node.eqn.outvars
-            # An equation without results, such as a print, runs once.
-            is_same = bool(out) and all(self.kinds[v] is BatchKind.SAME for v in out)
-            if out and all(v in self.prologue for v in out):
-                continue
-            if (is_same and not any(v in self.prologue for v in out)) or self.has_examples(node):
-                nodes.append(self.without_prologue(_with_literals(node, twin, self.literals_of_batch(node))))
-        return nodes
-
-    def without_prologue(self, node: FlatEquation) -> FlatEquation:
-        """An equation whose results do not stand for those that are computed beforehand: a microbatch would have its own part of them."""
-        out = node.eqn.outvars
-        if not any(v in self.prologue for v in out):
-            return node
-        unused = {v: Var(v.aval) for v in out if v in self.prologue}
-        self.kinds.update(dict.fromkeys(unused.values(), BatchKind.SUM))
-        self.dims.update(dict.fromkeys(unused.values(), ()))
-        return FlatEquation(node.eqn.replace(outvars=[unused.get(v, v) for v in out]), node.backward, node.marker)
-
-    def nodes_of_step(self, twin_of: Mapping[Var, Var]) -> list[FlatEquation]:
-        """Equations that run once per step, those of the whole batch, over variables of the microbatch."""
-        nodes: list[FlatEquation] = []
-        for node, twin in zip(self.micro.nodes, self.whole.nodes):
-            if self.has_examples(node) or any(self.kinds[v] not in ONCE for v in node.eqn.outvars):
-                continue
-            eqn = node.eqn
-            if not self.own:
-                invars = [v if isinstance(v, Literal) else twin_of[v] for v in twin.eqn.invars]
-                eqn = twin.eqn.replace(invars=invars, outvars=list(eqn.outvars))
-            nodes.append(FlatEquation(eqn, node.backward, node.marker))
-        return nodes
-
-    def literals_of_batch(self, node: FlatEquation) -> bool:
-        """Whether literals are those of the whole batch: not in statistics of a microbatch, nor where rows of one are counted."""
-        if self.own or any(v in self.local for v in node.eqn.outvars):
-            return False
-        return not any(isinstance(v, Var) and v in self.rows for v in node.eqn.invars)
+                    "a loop ends by a value of all examples", where=place(eqn), why=UNSEEN, fix="run a fixed number of steps"
+                )
+            what = {
+                "psum": "a statistic of the batch, is used by single examples inside of a loop or branch",
+                "axis_index": "the positions of examples in their batch are used inside of a loop or branch",
+            }.get(name, "an example needs those of other microbatches")
+            raise PipelineError(what, where=place(at[name]), why=UNSEEN, fix="do this outside of the pipelined function")
+        if "psum" not in at:
+            return eqn
+        own = {"psum": lambda e, sizes: retraced(lambda x: [x * self.count], e, sizes)}
+        params = with_bodies(eqn, lambda _, body: rewrite_by_name(body, {AXIS: self.count}, own))
+        return eqn.replace(params=params, effects={e for e in eqn.effects if type(e).__name__ != "NamedAxisEffect"})
 
 
-def _reads(nodes: Iterable[FlatEquation]) -> list[Var]:
-    return [v for node in nodes for v in node.eqn.invars if isinstance(v, Var)]
+def _equations(body: Any) -> list[JaxprEqn]:
+    return [inner for eqn in open_jaxpr(body).eqns for inner in (eqn, *_inner(eqn))]
 
 
-def _results(nodes: Iterable[FlatEquation]) -> set[Var]:
-    return {v for node in nodes for v in node.eqn.outvars}
+def _inner(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """The equations of an equation's bodies, and of theirs."""
+    return [inner for _, _, body in bodies(eqn) for inner in _equations(body)]
 
 
-class _Crossing(Exception):
-    def __init__(self, source: Var) -> None:
-        super().__init__()
-        self.source = source
-
-
-def _with_literals(node: FlatEquation, twin: FlatEquation, of_batch: bool) -> FlatEquation:
-    if not of_batch:
-        return node
-    invars = [w if isinstance(v, Literal) and shape_of(v) == shape_of(w) else v for v, w in zip(node.eqn.invars, twin.eqn.invars)]
-    params = twin.eqn.params if node.eqn.primitive.name == "integer_pow" else node.eqn.params  # whose exponent is a literal, too
-    return FlatEquation(node.eqn.replace(invars=invars, params=params), node.backward, node.marker)
-
-
-def _numbers(constant: Any) -> np.ndarray:
-    return np.asarray(jax.random.key_data(constant) if is_extended_dtype(constant.dtype) else constant)
-
-
-def _equal_literals(node: FlatEquation, twin: FlatEquation) -> bool:
-    """Whether an equation has the same literals in a microbatch as in the batch."""
-    if node.eqn.primitive.name == "integer_pow":
-        return node.eqn.params == twin.eqn.params
-    pairs = [
-        (np.asarray(v.val), np.asarray(w.val))
-        for v, w in zip(node.eqn.invars, twin.eqn.invars)
-        if isinstance(v, Literal) and isinstance(w, Literal)
-    ]
-    return all(np.all((v == w) | ((v != v) & (w != w))) for v, w in pairs)
-
-
-def _is_zero(eqn: JaxprEqn, zeros: set[Var]) -> bool:
-    return eqn.primitive.name in ("broadcast_in_dim", "convert_element_type", "reshape", "empty2") and all(
-        _is_zero_atom(v, zeros) for v in eqn.invars
-    )
-
-
-def _is_zero_atom(v: Atom, zeros: set[Var]) -> bool:
-    if isinstance(v, Literal):
-        return bool(np.all(np.asarray(v.val) == 0))
-    return v in zeros
-
-
-def _check_alike(whole: FlatStep, micro: FlatStep) -> None:
-    same = len(whole.nodes) == len(micro.nodes) and all(
-        a.eqn.primitive is b.eqn.primitive and len(a.eqn.outvars) == len(b.eqn.outvars) for a, b in zip(whole.nodes, micro.nodes)
-    )
-    if same:
-        return
-    where = next(
-        (place(b.eqn) for a, b in zip(whole.nodes, micro.nodes) if a.eqn.primitive is not b.eqn.primitive), "the end of the function"
-    )
-    raise PipelineError(
-        "the function is another one on a microbatch than on the batch", where=where,
-        why="traced with fewer examples it has other operations, so that it reads the size of its batch",
-        fix="do not branch or loop on the number of examples",
-    )  # fmt: skip
+def _renamed(node: FlatEquation, names: Mapping[Var, Var], results: Mapping[Var, Var] | None = None) -> FlatEquation:
+    eqn = node.eqn
+    invars = [names.get(v, v) if isinstance(v, Var) else v for v in eqn.invars]
+    outvars = [(results or {}).get(v, v) for v in eqn.outvars]
+    return FlatEquation(eqn.replace(invars=invars, outvars=outvars), node.backward, node.marker)

@@ -130,7 +130,6 @@ class StagePlan:
 def stage_program(split: SplitStep, programs: Iterable[TaskProgram], microbatches: int, *, by_batch: bool) -> StageProgram:
     """The programs of one stage as one program."""
     programs = tuple(programs)
-    assert split.whole is not None
     nodes = split.whole.nodes if by_batch else (*split.micro.nodes, *split.update)
     twin: Callable[[Var], Var | None] = split.whole_of.get if by_batch else lambda v: v
     number = {v: i for i, node in enumerate(nodes) for v in node.eqn.outvars}
@@ -301,7 +300,7 @@ class _PipelineSearch:
         self.devices: int = options.mesh or len(jax.local_devices()) if self.meshes is None else sum(m.size for m in self.meshes)
         context = trace_mesh(Places(self.meshes, len(self.meshes))) if self.meshes else AbstractMesh((), ())
         self.traced: TracedStep = trace_step(options, signature, context)
-        inputs = zip(self.traced.whole.invars, self.traced.micro.invars, signature.argument, strict=True)
+        inputs = zip(self.traced.split_step.whole.invars, self.traced.split_step.micro.invars, signature.argument, strict=True)
         donated = {v for w, v, argument in inputs if argument in options.donate_argnums}
         donated |= {self.traced.split_step.whole_of.get(v, v) for v in donated}
         self.stages = StagePlanner(self.planner, donated.__contains__)

@@ -100,7 +100,6 @@ class TaskProgram:
             parameters for other stages).
         sums: Values that it adds to accumulators, which are further operands and results, in this order.
         resets: Sums of microbatches for which it makes zeros, as further results.
-        averaged: Inputs that are sums of `parts` estimates, of which the mean is meant.
         stands: Inputs and sums that stand for the value that they sum up to.
     """
 
@@ -113,8 +112,6 @@ class TaskProgram:
     sums: tuple[Var, ...]
     resets: tuple[Var, ...] = ()
     recomputed: tuple[FlatEquation, ...] = ()
-    averaged: tuple[Var, ...] = ()
-    parts: int = 1
     stands: Mapping[Var, PartialSums] = field(default_factory=dict)
 
     @property
@@ -133,8 +130,6 @@ class TaskProgram:
             for v, value in zip(self.inputs, arguments):
                 stand = self.stands.get(v)
                 env[v if stand is None else stand.member] = value if stand is None else jax.numpy.sum(value, 0, dtype=value.dtype)
-            for v in self.averaged:
-                env[v] = (env[v] / self.parts).astype(dtype_of(v))
             evaluate(self.nodes, env)
             added = [jax.numpy.add(total, self._summand(v, env)) for total, v in zip(arguments[count:], self.sums)]
             zeros = [jax.numpy.zeros(shape_of(v), dtype_of(v)) for v in self.resets]
@@ -170,7 +165,7 @@ def parts_of_parameters(split: SplitStep, parameters: Iterable[Var]) -> dict[Var
     """Slices of parameters that microbatches read only in slices, such as the rows of stacked parameters."""
     slices: dict[Var, Var] = {}
     whole_of = {v: v for v in parameters}
-    read_whole: set[Var] = {v for v in split.micro.outvars if isinstance(v, Var)} & {*split.sums, *split.stacked, *split.averaged}
+    read_whole: set[Var] = {v for v in split.micro.outvars if isinstance(v, Var)} & {*split.sums, *split.stacked}
     for node in split.micro.nodes:
         operands = reads(node.eqn)
         cut = node.eqn.primitive.name == "slice" and operands[0] in whole_of
@@ -206,7 +201,7 @@ def stage_programs(
             _split_backward(nodes, of, s)
     producer = {v: of[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
     last = assigned.stages - 1
-    summed = dict.fromkeys([*split.sums, *split.averaged])
+    summed = dict.fromkeys(split.sums)
     pinned = [v for v in (*summed, *split.stacked) if producer.get(v) is None]
     keys = [(role, s) for s in range(assigned.stages) for role in (("F", "b", "W") if split_backward[s] else ("F", "B"))]
     bodies: dict[tuple[str, int], list[FlatEquation]] = {}

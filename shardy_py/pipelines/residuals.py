@@ -19,11 +19,13 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from jax.sharding import PartitionSpec
 
 from shardy_py.backends.local import elementwise
+from shardy_py.backends.local.local_rule import Equation
+from shardy_py.backends.local.table import LOCAL_RULES
 from shardy_py.cost.hardware import Hardware
 from shardy_py.pipelines.assignment import Assignment
 from shardy_py.pipelines.flatten import FlatEquation
-from shardy_py.pipelines.jaxprs import bytes_of, dtype_of, local_rule, reads, shape_of
-from shardy_py.pipelines.microbatching import BatchKind, SplitStep
+from shardy_py.pipelines.jaxprs import bytes_of, dtype_of, reads, shape_of
+from shardy_py.pipelines.microbatching import SplitStep
 from shardy_py.pipelines.minimum_cut import RecomputeChoice
 from shardy_py.pipelines.placing import axes_of
 from shardy_py.pipelines.programs import TaskProgram
@@ -125,7 +127,8 @@ def communicates(eqn: JaxprEqn, axes: Axes) -> bool:
     """Whether devices have to communicate to compute a cheap equation: it changes a dimension that is sharded, or shards it otherwise."""
     if not any(any(axes(v)) for v in reads(eqn)):
         return False
-    local = local_rule(eqn)
+    build = LOCAL_RULES.get(eqn.primitive.name)
+    local = None if build is None else build(Equation(eqn))
     if local is None:
         return eqn.primitive.name not in ANNOTATIONS or any(axes(v) != axes(eqn.outvars[0]) for v in reads(eqn))
     rule = local.rule
@@ -204,7 +207,7 @@ def handovers(split: SplitStep, assigned: Assignment, programs: Mapping[tuple[st
     # What every program that needs it makes for itself, and what is an activation and no parameter.
     made_anywhere = {v for node, s in zip(split.micro.nodes, assigned.stage) if s is None for v in node.eqn.outvars}
     moving = {v for program in programs.values() for v in program.outputs}
-    moving.update(v for v in split.micro.invars if split.kinds[v] is BatchKind.EXAMPLES)
+    moving.update(v for v in split.micro.invars if v in split.examples)
     takers: dict[Var, list[int]] = {}
     for (_, s), program in programs.items():
         for v in program.inputs:

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.pipelines.building import StagedStep
 from shardy_py.pipelines.compiling import compile_program, defer_sums, donatable
-from shardy_py.pipelines.jaxprs import dtype_of, is_extended_dtype, live, shape_of
+from shardy_py.pipelines.jaxprs import dtype_of, live, shape_of
 from shardy_py.pipelines.orders import Schedule, Task
 from shardy_py.pipelines.placing import Places
 from shardy_py.pipelines.programs import TaskProgram, evaluate
@@ -224,7 +224,7 @@ class Runner:
         self.position = {v: i for i, v in enumerate(self.inputs)}
         self.donated = {v for v, flag in zip(self.inputs, donated) if flag}
         self.results = built.results
-        each = [*(v for v in self.inputs if self.is_batch[v]), *built.keys]
+        each = [*(v for v in self.inputs if self.is_batch[v]), built.split.number]
         stacked = set(built.split.stacked)
         batch = [v for v in self.inputs if self.is_batch[v]]
         programs, self.updates = defer_sums(built.programs, _with_resets(built), self.places, batch)
@@ -234,7 +234,6 @@ class Runner:
         self.part_calls = [compile_program(program, self.places, ()) for program in built.parts]
         self.literals = {i: jax.numpy.asarray(v.val) for i, v in enumerate(self.results) if isinstance(v, Literal)}
         self.prologue = _prologue(built)
-        self.fold = _fold(built)
         count = built.options.num_microbatches
         # One array per call: they may be committed to different devices.
         self.cut = jax.jit(lambda x: [x[i * (x.shape[0] // count) : (i + 1) * (x.shape[0] // count)] for i in range(count)])
@@ -291,7 +290,7 @@ class Runner:
             if isinstance(v, Literal):
                 results.append(self.literals[i])
             elif v in stacked:
-                results.append(self.join(stacked[v], built.split_dim(v)))
+                results.append(self.join(stacked[v], built.split.dims[v]))
             else:
                 results.append(values[v] if v in values else extra[v])
         return results
@@ -303,7 +302,7 @@ class Runner:
         parts: dict[Var, list[Any]] = {}
         for v in variables:
             if not self.is_batch.get(v):
-                parts[v] = self.fold(values[v] if v in values else extra[v], self._is_raw(v))
+                parts[v] = [np.int32(i) for i in range(count)]
             elif isinstance(values[v], jax.Array):
                 parts[v] = self.cut(_automatic(values[v]))
         for v in variables:
@@ -318,10 +317,6 @@ class Runner:
             moved = jax.device_put(flat, shardings) if flat else []
             values_of.append({v: moved[i * count : (i + 1) * count] for i, v in enumerate(row)})
         return values_of
-
-    @staticmethod
-    def _is_raw(v: Var) -> bool:
-        return not is_extended_dtype(dtype_of(v))
 
 
 def _automatic(x: jax.Array) -> jax.Array:
@@ -349,9 +344,7 @@ def _with_resets(built: StagedStep) -> list[TaskProgram]:
         returned = [v for v in sums if v in built.results]
         read = tuple(dict.fromkeys((*last.inputs, *sums)))
         updates[mine[-1]] = replace(last, resets=sums, inputs=read, outputs=tuple(dict.fromkeys((*last.outputs, *returned))))
-    means_of = set(built.split.averaged)
-    parts = built.options.num_microbatches
-    return [replace(program, averaged=tuple(v for v in program.inputs if v in means_of), parts=parts) for program in updates]
+    return updates
 
 
 def _prologue(built: StagedStep) -> Any:
@@ -372,18 +365,3 @@ def _prologue(built: StagedStep) -> Any:
 
     here = NamedSharding(built.places.mesh(0), PartitionSpec())
     return lambda leaves: compute([jax.device_put(leaves[i], here) for i in inputs])
-
-
-def _fold(built: StagedStep) -> Any:
-    """Keys to one per microbatch; a single microbatch keeps the key."""
-    count = built.options.num_microbatches
-
-    def one(key: Any, raw: bool) -> list[Any]:
-        if count == 1:
-            return [key]
-        typed = jax.random.wrap_key_data(key) if raw else key
-        flat = typed.reshape(-1)
-        keys = [jax.vmap(lambda k, m=m: jax.random.fold_in(k, m))(flat).reshape(typed.shape) for m in range(count)]
-        return [jax.random.key_data(k) if raw else k for k in keys]
-
-    return jax.jit(one, static_argnums=1)

@@ -17,7 +17,7 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.pipelines.assignment import Assignment, reassign_backward, uses_of
 from shardy_py.pipelines.flatten import FlatEquation
 from shardy_py.pipelines.jaxprs import bytes_of, live, reads
-from shardy_py.pipelines.microbatching import BatchKind, SplitStep
+from shardy_py.pipelines.microbatching import SplitStep
 from shardy_py.pipelines.placing import Places
 from shardy_py.pipelines.programs import parts_of_parameters
 from shardy_py.pipelines.residuals import MOVES, Layout, bound, communicates, is_cheap
@@ -78,7 +78,7 @@ class _Reading:
 
 
 def _reading(split: SplitStep, assigned: Assignment) -> _Reading:
-    slices = parts_of_parameters(split, [v for v in split.micro.invars if split.kinds[v] is BatchKind.SAME])
+    slices = parts_of_parameters(split, [v for v in split.micro.invars if v not in split.examples])
     reading = _Reading({}, {}, {}, tuple(({}, {}) for _ in range(assigned.stages)), bound(split.micro.nodes))
     for node, s, back in zip(split.micro.nodes, assigned.stage, assigned.backward):
         operands = reading.behind(reads(node.eqn))
@@ -153,11 +153,7 @@ class _Rule:
 
     def is_small(self, placed: PlacedStep, w: Var, v: Var, stage: int) -> bool:
         """Whether an input is a parameter of no more bytes than a value, so that it may go to a stage once per step in its place."""
-        return (
-            w not in placed.reading.home
-            and placed.split.kinds[w] is not BatchKind.EXAMPLES
-            and self.local(w, stage) <= self.local(v, stage)
-        )
+        return w not in placed.reading.home and w not in placed.split.examples and self.local(w, stage) <= self.local(v, stage)
 
     def recomputed(self, placed: PlacedStep, t: int, values: Sequence[Var], others: Set[Var], have: Set[Var]) -> set[Var]:
         """The values of other stages that a stage recomputes, of those and on the way to those that it reads."""
@@ -220,12 +216,11 @@ def _copied(placed: PlacedStep, chosen: Sequence[Set[Var]], hardware: Hardware, 
     live_ids = {id(node) for node in live([row[0] for row in rows], split.micro.outvars)}
     rows = [row for row in rows if id(row[0]) in live_ids]
     origin = {copy: v for results in own for v, copy in results.items()}
-    kinds = {**split.kinds, **{copy: split.kinds[v] for copy, v in origin.items()}}
-    dims = {**split.dims, **{copy: split.dims[v] for copy, v in origin.items()}}
+    examples = split.examples | {copy for copy, v in origin.items() if v in split.examples}
     data_only = split.data_only | {copy for copy, v in origin.items() if v in split.data_only}
     micro = replace(split.micro, nodes=tuple(row[0] for row in rows))
     whole_of = {**split.whole_of, **{copy: split.whole_of[v] for copy, v in origin.items() if v in split.whole_of}}
-    step = replace(split, micro=micro, kinds=kinds, dims=dims, data_only=data_only, whole_of=whole_of)
+    step = replace(split, micro=micro, examples=examples, data_only=data_only, whole_of=whole_of)
     stage = tuple(row[1] for row in rows)
     placement = replace(assigned, stage=stage, backward=tuple(row[2] for row in rows), uses=uses_of(step, stage, hardware))
     return PlacedStep(step, placement, {**placed.copies, **{copy: placed.copies.get(v, v) for copy, v in origin.items()}})
