@@ -23,7 +23,7 @@ from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.dialect.verify import verify_sharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import TensorType
-from shardy_py.ir.pieces import local_bytes
+from shardy_py.ir.types import local_bytes
 from shardy_py.plan.checks.specs import nearest, sharding_text
 from shardy_py.plan.checks.wording import graded
 from shardy_py.plan.findings import Finding

@@ -25,7 +25,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
 from shardy_py.frontends.jaxpr import Imported, lowered
 from shardy_py.ir import Value
-from shardy_py.ir.pieces import local_bytes
+from shardy_py.ir.types import local_bytes
 from shardy_py.plan.checks.specs import extended, spec_text
 from shardy_py.plan.checks.wording import NOTABLE
 from shardy_py.plan.code import Code, Style

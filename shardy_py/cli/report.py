@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.cli.progress import progress
-from shardy_py.ir.pieces import local_bytes
+from shardy_py.ir.types import local_bytes
 from shardy_py.plan.executed import remark_on
 from shardy_py.plan.search import Search
 from shardy_py.plan.values import PlannedValue, typed

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes
 from shardy_py.ir import Type, Value
-from shardy_py.ir.pieces import local_bytes, local_shape
+from shardy_py.ir.types import local_bytes, local_shape
 
 
 class LocalSizes:

@@ -1,4 +1,4 @@
-"""A cursor over SDY text: MLIR's tokens, and errors that point at the place."""
+"""Names as SDY text has them, and a cursor over it: MLIR's tokens, and errors that point at the place."""
 
 from __future__ import annotations
 
@@ -139,3 +139,24 @@ class Scanner:
         if code not in _SIMPLE_ESCAPES:
             self.fail("unknown escape in string literal", start, fix=r"use \n, \t, \\, \" or two hexadecimal digits after the backslash")
         return _SIMPLE_ESCAPES[code]
+
+
+_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*\Z", re.ASCII)
+
+
+def quoted(name: str) -> str:
+    r"""A string literal: bytes that are not printable ASCII, and `"`, become `\XX`."""
+    if name.isascii() and name.isprintable() and '"' not in name and "\\" not in name:
+        return f'"{name}"'
+    return '"' + "".join(map(_escaped, name.encode("utf-8", "surrogateescape"))) + '"'
+
+
+def symbol(name: str) -> str:
+    """A symbol reference: `@mesh`, or `@"my mesh"` where the name is not an identifier."""
+    return "@" + (name if _BARE.match(name) else quoted(name))
+
+
+def _escaped(byte: int) -> str:
+    if byte == 0x5C:
+        return "\\\\"
+    return chr(byte) if 0x20 <= byte < 0x7F and byte != 0x22 else f"\\{byte:02X}"

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 from shardy_py.dialect._intern import Interned, integer
-from shardy_py.dialect._quote import quoted
-from shardy_py.dialect._scan import Scanner
+from shardy_py.dialect._scan import Scanner, quoted
 from shardy_py.dialect.mesh import Mesh
 
 _UNBOUNDED = 1 << 62

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import final
 
 from shardy_py.dialect._intern import Interned, integer
-from shardy_py.dialect._quote import quoted
-from shardy_py.dialect._scan import Scanner
+from shardy_py.dialect._scan import Scanner, quoted
 from shardy_py.dialect.axis import AxisRef, read_axes
 from shardy_py.dialect.sharding import axis_list_text, axis_refs
 

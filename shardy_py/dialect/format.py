@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping, Sequence
 
-from shardy_py.dialect._quote import quoted
+from shardy_py.dialect._scan import quoted
 from shardy_py.dialect.axis import AxisRef
 from shardy_py.dialect.sharding import DimensionSharding, TensorSharding
 

@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Protocol, cast, final
 
 from shardy_py.dialect._intern import Interned, integer
-from shardy_py.dialect._quote import quoted
-from shardy_py.dialect._scan import Scanner
+from shardy_py.dialect._scan import Scanner, quoted
 from shardy_py.errors import DialectError
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import final
 
 from shardy_py.dialect._intern import Interned, integer
-from shardy_py.dialect._quote import symbol
-from shardy_py.dialect._scan import Scanner
+from shardy_py.dialect._scan import Scanner, symbol
 from shardy_py.dialect.axis import REDUCTIONS, AxisRef, UnreducedAxes, num_shards, read_axes, reduction_of
 from shardy_py.dialect.mesh import Mesh
 from shardy_py.errors import DialectError

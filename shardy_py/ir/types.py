@@ -1,10 +1,13 @@
-"""Types of values: a ranked tensor with a static shape, or something that has no shape (a token)."""
+"""Types of values: a ranked tensor with a static shape, or something without one (a token); and the piece that one device has."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
+
+from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect.axis import num_shards
 
 _TENSOR_TYPES: dict[tuple[tuple[int, ...], str], TensorType] = {}
 
@@ -102,3 +105,24 @@ def moves_elements(shape: Sequence[int], permutation: Sequence[int]) -> bool:
     """
     order = [d for d in permutation if shape[d] != 1]
     return order != sorted(order)
+
+
+def local_shape(type_: Type, sharding: TensorSharding | None, meshes: Mapping[str, Mesh]) -> tuple[int, ...]:
+    """The shape of a piece; all of a value on the only device that a maximal sharding names.
+
+    Args:
+        sharding: Its sharding; None is replicated. Dimensions beyond the type's are those of PRNG keys.
+    """
+    shape = type_.shape
+    if sharding is None:
+        return shape
+    mesh = sharding.mesh_in(meshes)
+    cut = (-(-n // num_shards(dim.axes, mesh)) for n, dim in zip(shape, sharding.dims, strict=False))
+    return (*cut, *shape[sharding.rank :])  # a maximal sharding has no dimensions
+
+
+def local_bytes(type_: Type, sharding: TensorSharding | None, meshes: Mapping[str, Mesh]) -> int:
+    """The bytes of a piece; 0 of a value without a shape. A sharding of None is replicated."""
+    if not isinstance(type_, TensorType):
+        return 0
+    return -(-math.prod(local_shape(type_, sharding, meshes)) * element_bits(type_.dtype) // 8)

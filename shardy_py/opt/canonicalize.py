@@ -2,20 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardy_py.dialect import AllToAllParam, AllToAllParamList, AxisRef, ListOfAxisRefLists, Mesh, TensorSharding
 from shardy_py.dialect.axis import add_axis_or_merge, sort_and_merge
 from shardy_py.dialect.collectives import AXES_OF, moved_axes
-from shardy_py.ir import Block, Op, Program, Value
-from shardy_py.opt.canonicalization import reshards
-from shardy_py.opt.canonicalization.rewriting import Pattern, erase, insert_before, replace
+from shardy_py.ir import Block, Op, Program, TensorType, Value
 from shardy_py.passes.base import FUNCTION, UNUSED, Pass, option
+from shardy_py.passes.clone import clone_op
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_in
 from shardy_py.rules import is_pure
+
+Pattern = Callable[[Op, Program], bool]
+"""Rewrites the ops around the given one and returns True, or leaves all as it is and returns False.
+
+A rewritten op that is gone has no block any more; it may still be in the list of its block, which the driver cleans up.
+"""
+
+
+def erase(op: Op) -> None:
+    """Forgets an op without uses, and those in its regions."""
+    for region in op.regions:
+        for block in blocks_in(region):
+            block.ops = [inner for inner in block.ops if inner.block is not None]
+    op.drop_uses()
+    for inner in op.walk():
+        inner.block = None
+
+
+def replace(op: Op, *values: Value) -> None:
+    """Lets the users of an op's results use `values`, and erases the op."""
+    for result, value in zip(op.results, values, strict=True):
+        result.replace_uses(value)
+    erase(op)
+
+
+def insert_before(op: Op, ops: Sequence[Op]) -> None:
+    """Puts new ops in front of an op."""
+    _insert(op, ops, 0)
+
+
+def insert_after(op: Op, ops: Sequence[Op]) -> None:
+    """Puts new ops behind an op."""
+    _insert(op, ops, 1)
+
+
+def _insert(op: Op, ops: Sequence[Op], offset: int) -> None:
+    block = op.block
+    assert block is not None
+    i = block.ops.index(op) + offset
+    block.ops[i:i] = ops
+    for new in ops:
+        new.block = block
 
 
 def drop_unused_inputs(op: Op, program: Program) -> bool:
@@ -211,6 +253,137 @@ COLLECTIVE_PATTERNS: dict[str, tuple[Pattern, ...]] = {
 }
 
 
+_RESHARD = "sdy.reshard"
+_RESHAPE = "stablehlo.reshape"
+_TRANSPOSE = "stablehlo.transpose"
+
+_Piece = tuple[str, int, int, int]
+"""`(axis, pre_size, size, stride)`: neighbouring pieces along this part of an axis begin `stride` elements apart, in row-major order."""
+
+
+def skip_reshard(op: Op, program: Program) -> bool:
+    """Reshards the operand of a reshard instead of its result, where nothing else uses that."""
+    first = op.operands[0].defining_op
+    if first is None or first.name != _RESHARD or len(first.result.uses) != 1:
+        return False
+    op.set_operand(0, first.operands[0])
+    return True
+
+
+def reuse_reshard(op: Op, program: Program) -> bool:
+    """Uses an earlier reshard of the same value in the same block, where both cut the value into the same pieces.
+
+    The value may have been reshaped before the earlier one, and reshaped and transposed before this one; then the reshapes and
+    transposes are done anew after the earlier reshard.
+    """
+    chain: list[Op] = []
+    root = op.operands[0]
+    while root.defining_op is not None and root.defining_op.name in (_RESHAPE, _TRANSPOSE):
+        chain.append(root.defining_op)
+        root = chain[-1].operands[0]
+    earlier = next((candidate for candidate in _reshards_of(root, op) if _same_pieces(op, chain, candidate, program)), None)
+    if earlier is None:
+        return False
+    value = earlier.result
+    moved: list[Op] = []
+    if chain and value.type is not root.type:
+        moved.append(Op(_RESHAPE, (value,), (root.type,), location=op.location))
+        value = moved[0].result
+    for old in reversed(chain):
+        moved.append(clone_op(old, {old.operands[0]: value}))
+        value = moved[-1].result
+    insert_after(earlier, moved)
+    replace(op, value)
+    return True
+
+
+def _reshards_of(root: Value, op: Op) -> Iterator[Op]:
+    """Reshards of a value, or of reshapes of it, in the same block before `op`."""
+    block = op.block
+    assert block is not None
+    end: int | None = None
+    values = [root]
+    for value in values:
+        for user, _ in value.uses:
+            if user is op or user.block is not block:
+                continue
+            if user.name == _RESHAPE:
+                values.append(user.result)
+            elif user.name == _RESHARD:
+                end = block.ops.index(op) if end is None else end
+                if block.ops.index(user) < end:
+                    yield user
+
+
+def _same_pieces(op: Op, chain: Sequence[Op], earlier: Op, program: Program) -> bool:
+    """Whether two reshards cut the value at the root of `chain` into the same pieces, on the same devices."""
+    sharding, other = op.result.sharding, earlier.result.sharding
+    if sharding is None or other is None or sharding.unreduced != other.unreduced:
+        return False
+    if sharding.is_fully_replicated or other.is_fully_replicated:
+        return sharding.is_fully_replicated and other.is_fully_replicated
+    if sharding.mesh != other.mesh:
+        return False
+    if not chain and op.result.type is earlier.result.type:
+        return sharding.are_dim_axes_equal(other)
+    types = [op.result.type, earlier.result.type, *(step.operands[0].type for step in chain)]
+    if not all(isinstance(type_, TensorType) and 0 not in type_.shape for type_ in types):
+        return False
+    pieces = _pieces(sharding, op.result.type.shape, program)
+    for step in chain:
+        if pieces is not None and step.name == _TRANSPOSE:
+            pieces = _before_transpose(pieces, step.result.type.shape, step.attributes["permutation"])
+    return pieces is not None and pieces == _pieces(other, earlier.result.type.shape, program)
+
+
+def _pieces(sharding: TensorSharding, shape: Sequence[int], program: Program) -> list[_Piece] | None:
+    """The cuts that a sharding makes, coarsest first; None where a size does not divide."""
+    mesh = sharding.mesh_in(program.meshes)
+    pieces: list[_Piece] = []
+    for i, dim in enumerate(sharding.dims):
+        extent, below = shape[i], math.prod(shape[i + 1 :])
+        for axis in dim.axes:
+            size = axis.size_in(mesh)
+            if extent % size:
+                return None
+            extent //= size
+            pieces.append((axis.name, axis.pre_size or 1, size, extent * below))
+    return _merged(pieces)
+
+
+def _merged(pieces: list[_Piece]) -> list[_Piece]:
+    """Sorted from the coarsest cut to the finest, neighbouring parts of an axis merged where their cuts are neighbours, too."""
+    merged: list[_Piece] = []
+    for piece in sorted(pieces, key=lambda piece: -piece[3]):
+        name, pre, size, stride = piece
+        if merged:
+            last = merged[-1]
+            if last[0] == name and last[1] * last[2] == pre and last[3] == stride * size:
+                merged[-1] = (name, last[1], last[2] * size, stride)
+                continue
+        merged.append(piece)
+    return merged
+
+
+def _before_transpose(pieces: list[_Piece], shape: Sequence[int], permutation: Sequence[int]) -> list[_Piece] | None:
+    """The sharding of a transpose's operand that gives the sharding of its result; None if sizes do not divide."""
+    operand_shape = [0] * len(shape)
+    for i, dim in enumerate(permutation):
+        operand_shape[dim] = shape[i]
+    cuts: list[_Piece] = []
+    for name, pre, size, stride in pieces:
+        for i, dim in enumerate(permutation):
+            below = math.prod(shape[i + 1 :])
+            high, low = min(stride * size, below * shape[i]), max(stride, below)
+            if high <= low:
+                continue
+            if high % low or low % below or stride * size % high:
+                return None
+            part = high // low
+            cuts.append((name, pre * (stride * size // high), part, low // below * math.prod(operand_shape[dim + 1 :])))
+    return _merged(cuts)
+
+
 RESHARDS = "sdy-reshard"
 COLLECTIVES = "sdy-collective"
 
@@ -310,9 +483,9 @@ def _joined(tables: Iterable[_Patterns]) -> _Patterns:
 
 
 LABELLED: Mapping[str, _Patterns] = {
-    RESHARDS: reshards.LABELLED,
+    RESHARDS: {_RESHARD: (skip_reshard,)},
     COLLECTIVES: COLLECTIVE_PATTERNS,
 }
 """Label -> op name -> patterns in the order in which they are tried."""
 
-UNLABELLED: Sequence[_Patterns] = (reshards.UNLABELLED, MANUAL_PATTERNS)
+UNLABELLED: Sequence[_Patterns] = ({_RESHARD: (reuse_reshard,)}, MANUAL_PATTERNS)

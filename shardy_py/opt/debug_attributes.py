@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
@@ -14,13 +14,13 @@ from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.ir.attribute_text import AttributeText
 from shardy_py.passes import dataflow
 from shardy_py.passes.base import Pass
-from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
+from shardy_py.passes.export.close_shardings import DropShardingRules
 from shardy_py.passes.import_.apply_sharding_constraints import ApplyShardingConstraints
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.log import FunctionResult, Log, LogStep
 from shardy_py.passes.propagation.rounds import PropagationPass
 from shardy_py.passes.propagation.step import common_mesh
-from shardy_py.passes.walk import ops_of_post
+from shardy_py.passes.walk import blocks_of, ops_of_post
 from shardy_py.rules import identity_rule
 
 
@@ -350,3 +350,26 @@ def _rule(step: LogStep) -> OpShardingRule | None:
 
 
 _IDENTITIES = frozenset((dataflow.EDGE, dataflow.FUNC_EDGE, "sdy.propagation_barrier"))
+
+
+_KINDS = ("propagation_edges", "sharding_origins")
+ATTRIBUTES = frozenset(f"sdy.{prefix}{kind}" for prefix in ("", "block_arg_", "result_") for kind in _KINDS)
+"""Names of the debug attributes; the names that constraints and manual computations have as origins stay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovePropagationDebugInfo(Pass):
+    """Removes the attributes that the debug options added."""
+
+    name = "sdy-remove-propagation-debug-info"
+
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Removes them from ops and from arguments and results of functions. Source: Shardy's remove_propagation_debug_info.cc."""
+        for function in program.functions:
+            for attributes in (*function.argument_attributes, *function.result_attributes):
+                for name in ATTRIBUTES & attributes.keys():
+                    del attributes[name]
+        for block in blocks_of(program):
+            for op in block.ops:
+                if not ATTRIBUTES.isdisjoint(op.attributes):
+                    op.attributes = {name: value for name, value in op.attributes.items() if name not in ATTRIBUTES}

@@ -8,52 +8,37 @@ from typing import ClassVar
 
 from shardy_py.dialect import INSTALLED, Semantics
 from shardy_py.ir import Program
-from shardy_py.opt.add_func_data_flow_edges import AddFuncDataFlowEdges
 from shardy_py.opt.canonicalize import COLLECTIVES, RESHARDS, Canonicalize
 from shardy_py.opt.constant_or_scalar_merger import ConstantOrScalarMerger
-from shardy_py.opt.drop_sharding_and_mesh import DropShardingAndMesh
+from shardy_py.opt.debug_attributes import RemovePropagationDebugInfo
 from shardy_py.opt.explicit_gather_scatter_batching import ExplicitGatherScatterBatching
-from shardy_py.opt.export_named_computations import ExportNamedComputations
-from shardy_py.opt.flatten_call_graph import FlattenCallGraph
-from shardy_py.opt.import_func_calls import ImportFuncCalls
-from shardy_py.opt.inline_meshes import InlineMeshes
+from shardy_py.opt.func_data_flow_edges import AddFuncDataFlowEdges, SinkFuncDataFlowEdges
+from shardy_py.opt.function_graph import FlattenCallGraph, PreOrderFuncs, SymbolDce, UnflattenCallGraph
+from shardy_py.opt.function_shardings import InsertFuncCallReshards, PropagateShardingFromFuncToCall, PropagateToFuncResults
 from shardy_py.opt.insert_explicit_reshards import InsertExplicitReshards
-from shardy_py.opt.insert_func_call_reshards import InsertFuncCallReshards
-from shardy_py.opt.lift_inlined_meshes import LiftInlinedMeshes
+from shardy_py.opt.meshes import DropShardingAndMesh, InlineMeshes, LiftInlinedMeshes
+from shardy_py.opt.named_computations import ExportNamedComputations, ImportFuncCalls
 from shardy_py.opt.partitioner.convert_global_to_local.convert import ConvertGlobalToLocal
 from shardy_py.opt.partitioner.pad_for_divisibility import PadForDivisibility
 from shardy_py.opt.partitioner.resolve_permutation_factors import ResolvePermutationFactors
-from shardy_py.opt.populate_op_sharding_rules import PopulateOpShardingRules
-from shardy_py.opt.pre_order_funcs import PreOrderFuncs
-from shardy_py.opt.propagate import AggressivePropagate, BasicPropagate, OpPriorityPropagate
-from shardy_py.opt.propagate_sharding_from_func_to_call import PropagateShardingFromFuncToCall
-from shardy_py.opt.propagate_to_func_results import PropagateToFuncResults
-from shardy_py.opt.remove_all_gather_reduce_scatter_for_cmv1 import RemoveAllGatherReduceScatterForCmv1
-from shardy_py.opt.remove_propagation_debug_info import RemovePropagationDebugInfo
-from shardy_py.opt.reshard_to_collectives import ReshardToCollectives
-from shardy_py.opt.sink_func_data_flow_edges import SinkFuncDataFlowEdges
-from shardy_py.opt.symbol_dce import SymbolDce
-from shardy_py.opt.unflatten_call_graph import UnflattenCallGraph
+from shardy_py.opt.propagate import AggressivePropagate, BasicPropagate, OpPriorityPropagate, PopulateOpShardingRules
+from shardy_py.opt.reshard_to_collectives import RemoveAllGatherReduceScatterForCmv1, ReshardToCollectives
 from shardy_py.opt.verify_unreduced_axes import VerifyUnreducedAxes
 from shardy_py.passes.base import CONSERVATIVE, DEDUP_FUNCTIONS_FULLY, KEEP_SHARDING_RULES, UNUSED, Pass, Pipeline, option
 from shardy_py.passes.collection import no_collection
-from shardy_py.passes.export.close_shardings import CloseShardings
-from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
-from shardy_py.passes.export.remove_sharding_groups import RemoveShardingGroups
-from shardy_py.passes.export.remove_sub_axes_in_input_output_shardings import RemoveSubAxesInInputOutputShardings
+from shardy_py.passes.export.close_shardings import CloseShardings, DropShardingRules
+from shardy_py.passes.export.input_output_shardings import RemoveSubAxesInInputOutputShardings, UpdateNonDivisibleInputOutputShardings
 from shardy_py.passes.export.sharding_constraint_to_reshard import ShardingConstraintToReshard
 from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
-from shardy_py.passes.export.update_non_divisible_input_output_shardings import UpdateNonDivisibleInputOutputShardings
 from shardy_py.passes.import_.add_data_flow_edges import AddDataFlowEdges
 from shardy_py.passes.import_.apply_sharding_constraints import ApplyShardingConstraints
 from shardy_py.passes.import_.constant_or_scalar_splitter import ConstantOrScalarSplitter
 from shardy_py.passes.import_.manual_axes_cleanup import ManualAxesCleanup
 from shardy_py.passes.import_.remove_size_one_axes import RemoveSizeOneAxes
-from shardy_py.passes.import_.sharding_group_import import ShardingGroupImport
+from shardy_py.passes.import_.sharding_group_import import RemoveShardingGroups, ShardingGroupImport
 from shardy_py.passes.propagation.log import Log
-from shardy_py.passes.propagation.rounds import OP_PRIORITY, STRATEGIES, STRATEGY
+from shardy_py.passes.propagation.rounds import OP_PRIORITY, STRATEGIES, STRATEGY, UserPriorityPropagate
 from shardy_py.passes.propagation.step import Strategy
-from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
 
 
 @dataclass(frozen=True, kw_only=True)

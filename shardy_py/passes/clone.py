@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardy_py.ir import Block, Function, Op, Program, Type, Value
-from shardy_py.passes.symbols import ORIGINAL_NAME, SymbolNames, original_name
-from shardy_py.passes.walk import calls_in
+from shardy_py.passes.walk import ORIGINAL_NAME, SymbolNames, calls_in, original_name
 
 
 def op_like(

@@ -9,20 +9,18 @@ from shardy_py.ir import Program
 from shardy_py.passes.base import Pass, Pipeline
 from shardy_py.passes.dataflow import DATA_FLOW_OPS, MANUAL_COMPUTATION
 from shardy_py.passes.export.close_shardings import CloseShardings
-from shardy_py.passes.export.remove_sharding_groups import RemoveShardingGroups
-from shardy_py.passes.export.remove_sub_axes_in_input_output_shardings import RemoveSubAxesInInputOutputShardings
+from shardy_py.passes.export.input_output_shardings import RemoveSubAxesInInputOutputShardings, UpdateNonDivisibleInputOutputShardings
 from shardy_py.passes.export.sharding_constraint_to_reshard import ShardingConstraintToReshard
 from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
-from shardy_py.passes.export.update_non_divisible_input_output_shardings import UpdateNonDivisibleInputOutputShardings
+from shardy_py.passes.import_.add_data_flow_edges import ImportInlinedCalls
 from shardy_py.passes.import_.apply_sharding_constraints import CONSTRAINT, ApplyShardingConstraints
 from shardy_py.passes.import_.constant_or_scalar_splitter import ConstantOrScalarSplitter
-from shardy_py.passes.import_.import_inlined_calls import ImportInlinedCalls
 from shardy_py.passes.import_.manual_axes_cleanup import ManualAxesCleanup
 from shardy_py.passes.import_.remove_size_one_axes import RemoveSizeOneAxes
-from shardy_py.passes.import_.sharding_group_import import GROUP, ShardingGroupImport
+from shardy_py.passes.import_.sharding_group_import import GROUP, RemoveShardingGroups, ShardingGroupImport
 from shardy_py.passes.propagation.log import Log
+from shardy_py.passes.propagation.rounds import UserPriorityPropagate
 from shardy_py.passes.propagation.step import Strategy
-from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
 
 _OPS: dict[type[Pass], frozenset[str]] = {
     ConstantOrScalarSplitter: frozenset(("sdy.constant", "stablehlo.broadcast_in_dim", "stablehlo.constant", "stablehlo.iota")),

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from shardy_py.dialect.format import aligned, printable, short_location, sizes_text
 from shardy_py.dialect.grouping import grouped
 from shardy_py.ir import Op, Value
-from shardy_py.ir.pieces import local_bytes
+from shardy_py.ir.types import local_bytes
 from shardy_py.plan.checks.table import observed_in
 from shardy_py.plan.collectives import format_bytes, received_by
 from shardy_py.plan.executed import collectives_of, reshards_of

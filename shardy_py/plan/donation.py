@@ -15,7 +15,7 @@ from typing import Literal
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.grouping import grouped
 from shardy_py.ir import Program, Type
-from shardy_py.ir.pieces import local_bytes, local_shape
+from shardy_py.ir.types import local_bytes, local_shape
 from shardy_py.plan.checks.wording import NOTABLE
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.findings import Finding

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shardy_py.dialect import Mesh
 from shardy_py.ir import Block, Op, Program, TensorType, Value
 from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
-from shardy_py.ir.pieces import local_bytes, local_shape
+from shardy_py.ir.types import local_bytes, local_shape
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
 from shardy_py.plan.collectives import KINDS, Collective, format_bytes, received_by
 from shardy_py.plan.record import Analysis, PlanRecord

@@ -13,7 +13,7 @@ from shardy_py.dialect.projection import TensorFactors, project
 from shardy_py.dialect.rule import factor_symbol
 from shardy_py.ir import Block, Op, Value
 from shardy_py.passes import dataflow
-from shardy_py.passes.export.update_non_divisible_input_output_shardings import REASON as INDIVISIBLE
+from shardy_py.passes.export.input_output_shardings import NON_DIVISIBLE as INDIVISIBLE
 from shardy_py.passes.propagation.compatible import BACKWARD, FORWARD, NONE, compatible_major_axes, fit_across_factors, fit_within_factor
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.step import FactorStrategy, common_mesh, propagate_step

@@ -11,8 +11,7 @@ from shardy_py.dialect.grouping import Components
 from shardy_py.ir import Op, Program, TensorType, Value
 from shardy_py.passes import dataflow
 from shardy_py.passes.collection import no_collection
-from shardy_py.passes.propagation.graph import Holder, PropagationGraph
-from shardy_py.passes.propagation.schedule import everything
+from shardy_py.passes.propagation.graph import Holder, PropagationGraph, everything
 from shardy_py.plan.derivation import IDENTITIES, History, RuleView
 from shardy_py.rules import identity_rule, is_elementwise
 

@@ -11,7 +11,7 @@ from shardy_py.cost.links import Lattice
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Program, Value
-from shardy_py.ir.pieces import local_bytes
+from shardy_py.ir.types import local_bytes
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.step import Strategy
 from shardy_py.plan.collectives import Collective

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shardy_py.ir.pieces import local_bytes
+from shardy_py.ir.types import local_bytes
 from shardy_py.plan.checks.context import is_replicated
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.paths import path_parts

@@ -7,30 +7,21 @@ from typing import Any
 import pytest
 
 from shardy_py.opt.constant_or_scalar_merger import ConstantOrScalarMerger
-from shardy_py.opt.export_named_computations import ExportNamedComputations
-from shardy_py.opt.flatten_call_graph import FlattenCallGraph
 from shardy_py.opt.from_mlir import from_mlir
-from shardy_py.opt.import_func_calls import ImportFuncCalls
-from shardy_py.opt.insert_func_call_reshards import InsertFuncCallReshards
-from shardy_py.opt.lift_inlined_meshes import LiftInlinedMeshes
-from shardy_py.opt.pre_order_funcs import PreOrderFuncs
-from shardy_py.opt.propagate_sharding_from_func_to_call import PropagateShardingFromFuncToCall
-from shardy_py.opt.propagate_to_func_results import PropagateToFuncResults
-from shardy_py.opt.symbol_dce import SymbolDce
-from shardy_py.opt.unflatten_call_graph import UnflattenCallGraph
-from shardy_py.passes.export.close_shardings import CloseShardings
-from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
-from shardy_py.passes.export.remove_sharding_groups import RemoveShardingGroups
-from shardy_py.passes.export.remove_sub_axes_in_input_output_shardings import RemoveSubAxesInInputOutputShardings
+from shardy_py.opt.function_graph import FlattenCallGraph, PreOrderFuncs, SymbolDce, UnflattenCallGraph
+from shardy_py.opt.function_shardings import InsertFuncCallReshards, PropagateShardingFromFuncToCall, PropagateToFuncResults
+from shardy_py.opt.meshes import LiftInlinedMeshes
+from shardy_py.opt.named_computations import ExportNamedComputations, ImportFuncCalls
+from shardy_py.passes.export.close_shardings import CloseShardings, DropShardingRules
+from shardy_py.passes.export.input_output_shardings import RemoveSubAxesInInputOutputShardings, UpdateNonDivisibleInputOutputShardings
 from shardy_py.passes.export.sharding_constraint_to_reshard import ShardingConstraintToReshard
 from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
-from shardy_py.passes.export.update_non_divisible_input_output_shardings import UpdateNonDivisibleInputOutputShardings
 from shardy_py.passes.import_.add_data_flow_edges import AddDataFlowEdges
 from shardy_py.passes.import_.apply_sharding_constraints import ApplyShardingConstraints
 from shardy_py.passes.import_.constant_or_scalar_splitter import ConstantOrScalarSplitter
 from shardy_py.passes.import_.manual_axes_cleanup import ManualAxesCleanup
 from shardy_py.passes.import_.remove_size_one_axes import RemoveSizeOneAxes
-from shardy_py.passes.import_.sharding_group_import import ShardingGroupImport
+from shardy_py.passes.import_.sharding_group_import import RemoveShardingGroups, ShardingGroupImport
 from tests.passes.oracle import corpus, dump, jaxlib_program, options_of
 from tests.passes.random_modules import module
 

@@ -8,8 +8,8 @@ from shardy_py.opt import table
 from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.passes import dataflow
 from shardy_py.passes.export.close_shardings import CloseShardings
+from shardy_py.passes.export.input_output_shardings import UpdateNonDivisibleInputOutputShardings
 from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
-from shardy_py.passes.export.update_non_divisible_input_output_shardings import UpdateNonDivisibleInputOutputShardings
 from shardy_py.passes.import_.add_data_flow_edges import AddDataFlowEdges
 from shardy_py.passes.import_.apply_sharding_constraints import ApplyShardingConstraints
 from shardy_py.passes.propagation.log import Log

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-from shardy_py.opt.flatten_call_graph import FlattenCallGraph
 from shardy_py.opt.from_mlir import from_mlir
-from shardy_py.opt.pre_order_funcs import PreOrderFuncs
+from shardy_py.opt.function_graph import FlattenCallGraph, PreOrderFuncs
 from shardy_py.passes.walk import calls_in
 from tests.passes.oracle import jaxlib_program
 

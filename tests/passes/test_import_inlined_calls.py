@@ -6,9 +6,9 @@ import pytest
 
 from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.opt.from_mlir import from_mlir
+from shardy_py.passes.import_.add_data_flow_edges import ImportInlinedCalls
 from shardy_py.passes.import_.constant_or_scalar_splitter import ConstantOrScalarSplitter
-from shardy_py.passes.import_.import_inlined_calls import ImportInlinedCalls
-from shardy_py.passes.symbols import original_name
+from shardy_py.passes.walk import original_name
 from tests.passes.oracle import dump, jaxlib_program
 from tests.passes.random_modules import module
 

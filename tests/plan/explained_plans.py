@@ -7,13 +7,12 @@ from typing import Any
 from shardy_py.facade import Plan
 from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.passes.export.close_shardings import CloseShardings
-from shardy_py.passes.export.remove_sharding_groups import RemoveShardingGroups
-from shardy_py.passes.export.remove_sub_axes_in_input_output_shardings import RemoveSubAxesInInputOutputShardings
+from shardy_py.passes.export.input_output_shardings import RemoveSubAxesInInputOutputShardings, UpdateNonDivisibleInputOutputShardings
 from shardy_py.passes.export.sharding_constraint_to_reshard import ShardingConstraintToReshard
 from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
-from shardy_py.passes.export.update_non_divisible_input_output_shardings import UpdateNonDivisibleInputOutputShardings
+from shardy_py.passes.import_.sharding_group_import import RemoveShardingGroups
 from shardy_py.passes.propagation.log import Log
-from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
+from shardy_py.passes.propagation.rounds import UserPriorityPropagate
 from shardy_py.plan import PlannedValue
 from shardy_py.plan.record import PropagationOptions
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from shardy_py.dialect import AxisRef, OpShardingRule, PropagationDirection, TensorSharding
 from shardy_py.facade import Plan
-from shardy_py.passes.propagation.graph import Holder
+from shardy_py.passes.propagation.graph import Holder, everything, schedule
 from shardy_py.passes.propagation.log import LogStep
-from shardy_py.passes.propagation.schedule import everything, schedule
 from shardy_py.passes.propagation.step import FactorStrategy, propagate_step
 from shardy_py.plan import Reason
 from shardy_py.plan.derivation import RuleView, begins_with

@@ -19,7 +19,7 @@ from shardy_py.opt.partitioner import local_ops
 from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION, get_sharding, set_sharding, without_manual_axes
 from shardy_py.passes.propagation.log import Log
-from shardy_py.passes.symbols import SymbolNames
+from shardy_py.passes.walk import SymbolNames
 from shardy_py.rules import rule_of
 
 _DIALECT = "stablehlo."

@@ -1,4 +1,4 @@
-"""Closes all dimensions of all shardings, and drops replicated axes, which mean nothing any more."""
+"""Final shardings: closed, without replicated axes, which mean nothing any more; and ops without rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Program, TensorType, Type
-from shardy_py.passes.base import Pass
+from shardy_py.passes.base import FUNCTION, Pass
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import blocks_of
 
@@ -55,3 +55,18 @@ class CloseShardings(Pass):
 
 
 _COMPUTATION_SHARDINGS = frozenset(("in_shardings", "out_shardings"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropShardingRules(Pass):
+    """Removes sharding rules, except custom ones."""
+
+    name = "sdy-drop-sharding-rules"
+    anchor = FUNCTION
+
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Removes the rules that can be had again from the op; a custom one stays. Source: Shardy's drop_sharding_rules.cc."""
+        for block in blocks_of(program):
+            for op in block.ops:
+                if op.rule is None or not op.rule.is_custom:
+                    op.rule, op.rule_decided = None, False

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import num_shards
 from shardy_py.ir import Type
-from shardy_py.ir.pieces import local_bytes
+from shardy_py.ir.types import local_bytes
 from shardy_py.passes.export.collective_steps import CollectiveStep, collectives_for
 
 

@@ -1,4 +1,4 @@
-"""Checks sharding groups, joins groups that share a value, and numbers them from 0."""
+"""Sharding groups: checked, joined where they share a value, numbered from 0, and removed in the end."""
 
 from __future__ import annotations
 
@@ -82,3 +82,21 @@ def _manual_computation(op: Op) -> Op | None:
     while isinstance(parent, Op) and parent.name != MANUAL_COMPUTATION:
         parent = parent.block.parent if parent.block is not None else None
     return None if isinstance(parent, Function) else parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveShardingGroups(Pass):
+    """Removes sharding groups."""
+
+    name = "sdy-remove-sharding-groups"
+
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Erases all sharding groups; propagation has done what they asked for. Source: Shardy's remove_sharding_groups.cc."""
+        blocks: dict[Block, None] = {}
+        for op in ops_of(program, (GROUP,)):
+            op.drop_uses()
+            assert op.block is not None
+            blocks[op.block] = None
+            op.block = None
+        for block in blocks:
+            block.ops = [op for op in block.ops if op.name != GROUP]

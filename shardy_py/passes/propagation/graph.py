@@ -10,8 +10,8 @@ from shardy_py.dialect import OpShardingRule, PropagationDirection, TensorShardi
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, TensorType, Value
 from shardy_py.passes import dataflow
+from shardy_py.passes.propagation.compatible import BACKWARD, BOTH, NONE
 from shardy_py.passes.propagation.log import FunctionResult
-from shardy_py.passes.propagation.schedule import Directions, everything, schedule
 from shardy_py.passes.walk import CALL, functions_by_name, ops_of, place
 from shardy_py.rules import identity_rule, is_elementwise, is_pure, pass_through_direction, rule_for
 
@@ -321,3 +321,36 @@ def _sweep(block: Block, erased: set[Op | None]) -> None:
     for op in remaining:
         for region in op.regions:
             _sweep(region, erased)
+
+
+STAGES = 5
+Directions = tuple[int, ...]
+
+
+@lru_cache(maxsize=1 << 16)
+def schedule(rule: OpShardingRule, early: int, broadcast: bool) -> tuple[Directions | None, ...]:
+    """Directions per factor at each of the five stages; None where none may propagate. A broadcast only goes backward until the last."""
+    late = BACKWARD if broadcast else BOTH
+    waiting = rule.reduction + rule.need_replication + rule.permutation
+    stages: list[Directions | None] = []
+    for stage in range(STAGES):
+        directions: list[int] = []
+        for f in range(len(rule.factor_sizes)):
+            direction = early
+            if stage >= 2 and f not in waiting:
+                direction |= late
+            if stage >= 3:
+                direction |= late
+            if stage >= 4:
+                direction = BOTH
+            directions.append(NONE if f in rule.blocked_propagation else direction)
+        stages.append(tuple(directions) if any(directions) else None)
+        if len(stages) > 1 and stages[-1] == stages[-2]:
+            stages[-1] = stages[-2]  # one object, by which the worklist knows a stage that asks an op for nothing new
+    return tuple(stages)
+
+
+@lru_cache(maxsize=1 << 16)
+def everything(rule: OpShardingRule) -> Directions:
+    """All factors in both directions, as without op priorities."""
+    return tuple(NONE if f in rule.blocked_propagation else BOTH for f in range(len(rule.factor_sizes)))

@@ -15,10 +15,9 @@ from shardy_py.ir import Op, OpaqueType, Program, Value
 from shardy_py.ir.type_text import type_text
 from shardy_py.passes import dataflow
 from shardy_py.passes.base import CONSERVATIVE, KEEP_SHARDING_RULES, PROPAGATION_EDGES, SHARDING_ORIGINS, UNUSED, Pass, option
-from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
-from shardy_py.passes.propagation.graph import Holder, Node, PropagationGraph
+from shardy_py.passes.export.close_shardings import DropShardingRules
+from shardy_py.passes.propagation.graph import STAGES, Holder, Node, PropagationGraph
 from shardy_py.passes.propagation.log import Log, LogStep
-from shardy_py.passes.propagation.schedule import STAGES
 from shardy_py.passes.propagation.step import FactorStrategy, StepTable, Strategy, Update, step_table
 from shardy_py.passes.walk import blocks_of, ops_of, place
 
@@ -402,3 +401,14 @@ def _single_uses(node: Node) -> bool:
         if operand.type.rank and len(operand.uses) != 1:
             return False
     return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserPriorityPropagate(PropagationPass):
+    """Propagates shardings by their priority."""
+
+    name = "sdy-user-priority-propagate"
+    by_user_priority: ClassVar[bool] = True
+
+    propagation_strategy: Strategy = option("aggressive", STRATEGY, choices=STRATEGIES)
+    run_op_priority_propagation: bool = option(True, OP_PRIORITY)

@@ -13,8 +13,8 @@ from shardy_py.dialect.format import format_axis
 from shardy_py.dialect.projection import project
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION, WHILE, manual_axes
-from shardy_py.passes.export import remove_sub_axes_in_input_output_shardings as sub_axes
 from shardy_py.passes.export.collective_bytes import reshard_bytes
+from shardy_py.passes.export.input_output_shardings import SUB_AXES
 from shardy_py.plan.checks.context import CheckContext
 from shardy_py.plan.checks.fixes import CONSTRAINT, Proposal, costs_less, receives_less, takes_less
 from shardy_py.plan.checks.specs import with_axes_on
@@ -191,7 +191,7 @@ def sub_axis_removed(context: CheckContext) -> Iterator[Finding]:
     pairs = ((inputs[d.input], outputs[d.output]) for d in context.plan.donation if d.output is not None)
     reported |= {output.path for donated, output in pairs if donated.sharding == output.sharding}
     groups: dict[tuple[object, ...], list[tuple[PlannedValue, TensorSharding]]] = {}
-    for value, uncut in context.cut_values(sub_axes.REASON):
+    for value, uncut in context.cut_values(SUB_AXES):
         if value.path not in reported and context.bytes_of(value) >= NOTABLE and isinstance(value.type, TensorType):
             reported.add(value.path)
             groups.setdefault((value.kind, *(axis for axis in uncut.dim_axes() if not axis.is_full)), []).append((value, uncut))

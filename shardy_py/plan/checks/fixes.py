@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.verify import verify_sharding
 from shardy_py.errors import ShardyError
-from shardy_py.ir.pieces import local_bytes
+from shardy_py.ir.types import local_bytes
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.collectives import format_bytes, received_by
 from shardy_py.plan.executed import collectives_of

@@ -13,7 +13,7 @@ from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Op, TensorType, Value
 from shardy_py.ir.op_forms import UNCONSTRAINED
 from shardy_py.passes.dataflow import WHILE
-from shardy_py.passes.export import update_non_divisible_input_output_shardings as non_divisible
+from shardy_py.passes.export.input_output_shardings import NON_DIVISIBLE
 from shardy_py.plan.checks.axes import data_paths, state_and_parameter
 from shardy_py.plan.checks.context import CheckContext, is_replicated
 from shardy_py.plan.checks.fixes import CONSTRAINT, Proposal, peak, takes_less
@@ -231,7 +231,7 @@ def _is_large(value: Value, large: set[Value], cheap: set[Value], context: Check
 def indivisible(context: CheckContext) -> Iterator[Finding]:
     """Axes that arguments and results lost because they do not divide a dimension, and intermediates that are padded much."""
     reported: set[str] = set()
-    for value, uncut in context.cut_values(non_divisible.REASON):
+    for value, uncut in context.cut_values(NON_DIVISIBLE):
         if value.path not in reported:
             reported.add(value.path)
             yield from _cut(context, value, uncut)

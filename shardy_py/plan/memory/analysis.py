@@ -13,7 +13,7 @@ from shardy_py.cost.liveness.live import Buffer, Liveness, liveness
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.dialect.format import printable, short_location
 from shardy_py.ir import Op, Program, Value
-from shardy_py.ir.pieces import local_shape
+from shardy_py.ir.types import local_shape
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.checks.wording import GRAVE
 from shardy_py.plan.collectives import format_bytes

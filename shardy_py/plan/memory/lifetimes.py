@@ -10,7 +10,7 @@ from shardy_py.cost.liveness.live import Buffer, Life, Liveness
 from shardy_py.cost.traffic import RESHARDING
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
-from shardy_py.ir.pieces import local_bytes
+from shardy_py.ir.types import local_bytes
 from shardy_py.plan.executed import explicit_of
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue

@@ -10,7 +10,7 @@ from shardy_py.cost.hardware import Hardware
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.format import short_location
 from shardy_py.ir import Program, TensorType, Type, Value
-from shardy_py.ir.pieces import local_bytes, local_shape
+from shardy_py.ir.types import local_bytes, local_shape
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.propagation.graph import Holder
 from shardy_py.plan import costing

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import DialectError
 from shardy_py.ir import TensorType
-from shardy_py.ir.pieces import local_bytes
+from shardy_py.ir.types import local_bytes
 from shardy_py.opt.from_mlir import parse_module
 from shardy_py.passes.export.collective_bytes import received, reshard_bytes
 from shardy_py.passes.export.collective_steps import collectives_for

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from shardy_py.ir import Program
-from shardy_py.opt.drop_sharding_and_mesh import DropShardingAndMesh
+from shardy_py.opt.debug_attributes import RemovePropagationDebugInfo
 from shardy_py.opt.from_mlir import from_mlir
-from shardy_py.opt.inline_meshes import InlineMeshes
-from shardy_py.opt.remove_all_gather_reduce_scatter_for_cmv1 import RemoveAllGatherReduceScatterForCmv1
-from shardy_py.opt.remove_propagation_debug_info import RemovePropagationDebugInfo
-from shardy_py.passes.export.drop_sharding_rules import DropShardingRules
+from shardy_py.opt.meshes import DropShardingAndMesh, InlineMeshes
+from shardy_py.opt.reshard_to_collectives import RemoveAllGatherReduceScatterForCmv1
+from shardy_py.passes.export.close_shardings import DropShardingRules
 from tests.passes.oracle import corpus, dump
 
 PASSES: tuple[Any, ...] = (

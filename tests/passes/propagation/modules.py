@@ -8,9 +8,8 @@ from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
 from shardy_py.ir import Program
 from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.opt.propagate import AggressivePropagate, BasicPropagate, OpPriorityPropagate
-from shardy_py.passes.propagation.rounds import PropagationPass
+from shardy_py.passes.propagation.rounds import PropagationPass, UserPriorityPropagate
 from shardy_py.passes.propagation.step import propagate_step
-from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
 from tests.passes.oracle import jaxlib_program
 
 PASSES: dict[str, type[PropagationPass]] = {

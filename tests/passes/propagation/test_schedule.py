@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardy_py.ir import Block, Op, TensorType
-from shardy_py.passes.propagation.schedule import STAGES, everything, schedule
+from shardy_py.passes.propagation.graph import STAGES, everything, schedule
 from shardy_py.rules.traits import pass_through_direction
 from tests.passes.propagation.modules import BACKWARD, BOTH, FORWARD, NONE, OP_PRIORITY, USER_PRIORITY, propagated, rule
 

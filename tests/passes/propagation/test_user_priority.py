@@ -6,7 +6,7 @@ import pytest
 
 from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.passes.propagation.log import LogStep
-from shardy_py.passes.propagation.user_priority_propagate import UserPriorityPropagate
+from shardy_py.passes.propagation.rounds import UserPriorityPropagate
 from tests.passes.propagation.modules import MESH_TEXT, USER_PRIORITY, dims, propagated
 
 CONFLICT = """

@@ -16,14 +16,18 @@ from shardy_py.opt.explicit_reshards.edits import Edits
 from shardy_py.opt.partitioner.convert_global_to_local import (
     collectives,
     edges,
-    exchanges,
     gather,
     products,
-    scatter,
 )
-from shardy_py.opt.partitioner.convert_global_to_local.devices import emit_offset, emit_part
-from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter
-from shardy_py.opt.partitioner.convert_global_to_local.facts import ConversionOptions, World, illegal
+from shardy_py.opt.partitioner.convert_global_to_local.emitter import (
+    Conversion,
+    ConversionOptions,
+    Emitter,
+    World,
+    emit_offset,
+    emit_part,
+    illegal,
+)
 from shardy_py.opt.partitioner.convert_global_to_local.products import FULL_RESHARDS
 from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION, get_sharding
@@ -276,7 +280,6 @@ def _call(op: Op, out: Emitter) -> Sequence[Value]:
 ALWAYS: Mapping[str, Conversion] = merge_tables(
     (
         collectives.CONVERSIONS,
-        exchanges.CONVERSIONS,
         {"func.call": _call, MANUAL_COMPUTATION: _manual_computation, "sdy.constant": _constant},
     )
 )
@@ -288,7 +291,6 @@ WHERE_CUT: Mapping[str, Conversion] = merge_tables(
         edges.CONVERSIONS,
         gather.CONVERSIONS,
         products.CONVERSIONS,
-        scatter.CONVERSIONS,
     )
 )
 """Ops that are converted where an operand or result is cut; any other op gets local types and stays as it is."""

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Op, TensorType, Value
-from shardy_py.opt.partitioner.attributes import with_arrays
-from shardy_py.opt.partitioner.convert_global_to_local.devices import emit_device, emit_lookup, shard_table
-from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter
-from shardy_py.opt.partitioner.convert_global_to_local.facts import LocalTensor
+from shardy_py.opt.partitioner.convert_global_to_local.emitter import (
+    Conversion,
+    Emitter,
+    LocalTensor,
+    emit_device,
+    emit_lookup,
+    shard_table,
+)
 from shardy_py.opt.partitioner.convert_global_to_local.products import FULL_RESHARDS
+from shardy_py.opt.partitioner.local_ops import with_arrays
 
 _FIX = "run sdy-resolve-permutation-factors before sdy-convert-global-to-local"
 

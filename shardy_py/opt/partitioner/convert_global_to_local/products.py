@@ -8,10 +8,9 @@ from shardy_py.dialect import AxisRef, TensorSharding
 from shardy_py.dialect.axis import sort_and_merge
 from shardy_py.ir import Op, Value
 from shardy_py.ir.attribute_text import MLIR_TEXT_KEY
-from shardy_py.opt.partitioner.attributes import with_kept
 from shardy_py.opt.partitioner.convert_global_to_local.collectives import flat
-from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter
-from shardy_py.opt.partitioner.convert_global_to_local.facts import LocalTensor
+from shardy_py.opt.partitioner.convert_global_to_local.emitter import Conversion, Emitter, LocalTensor
+from shardy_py.opt.partitioner.local_ops import with_kept
 
 
 def dot(op: Op, out: Emitter) -> None:

@@ -1,4 +1,4 @@
-"""Lets calls have the result shardings of the functions they call, with reshards to those they had."""
+"""Shardings of function results, calls and returned values brought together."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Op, Program, Value
 from shardy_py.opt.explicit_reshards.unreduced import unreduced_of
 from shardy_py.passes.base import Pass
+from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, functions_by_name, ops_of
 
@@ -56,3 +57,52 @@ def _reshard(value: Value, sharding: TensorSharding, call: Op) -> Op:
     reshard.block = call.block
     value.replace_uses(reshard.results[0], lambda user, _: user is reshard)
     return reshard
+
+
+@dataclass(frozen=True, kw_only=True)
+class PropagateToFuncResults(Pass):
+    """Copies shardings of returned values to function results."""
+
+    name = "sdy-propagate-to-func-results"
+
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Gives each result of a function other than main the sharding of the value it returns, or none; from 0.12 on main's that lack one.
+
+        A function that ends in another op than `func.return` keeps the shardings of its results.
+
+        Source: Shardy's propagate_to_func_results.cc.
+        """
+        main = program.entry
+        for function in program.functions:
+            if not function.body.ops or function.body.terminator.name != "func.return":
+                continue
+            shardings = [get_sharding(value) for value in function.body.terminator.operands]
+            if function is not main:
+                function.result_shardings = shardings
+            elif program.semantics.has("results: main has shardings"):
+                function.result_shardings = [s or made for s, made in zip(function.result_shardings, shardings, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PropagateShardingFromFuncToCall(Pass):
+    """Copies result shardings of functions to their calls."""
+
+    name = "sdy-propagate-sharding-from-func-to-call"
+
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Sets the shardings of a call without any to those of its callee's results, missing ones fully open.
+
+        Nothing happens where the callee has none, or only ones on a single device.
+
+        Source: Shardy's propagate_sharding_from_func_to_call.cc.
+        """
+        functions = functions_by_name(program)
+        for call in ops_of(program, (CALL,)):
+            if any(result.sharding is not None for result in call.results):
+                continue
+            shardings = functions[call.attributes["callee"]].result_shardings
+            mesh = next((s.mesh for s in shardings if s is not None and not s.mesh_in(program.meshes).is_maximal), None)
+            if mesh is None:
+                continue
+            for result, sharding in zip(call.results, shardings, strict=True):
+                result.sharding = TensorSharding.open(mesh, result.type.rank) if sharding is None else sharding

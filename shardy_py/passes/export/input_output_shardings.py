@@ -1,4 +1,4 @@
-"""Cuts shardings of inputs and outputs down to axes that divide their dimensions evenly."""
+"""Cuts shardings of inputs and outputs down to axes that divide their dimensions evenly, and open ones to whole axes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardy_py.passes.dataflow import MANUAL_COMPUTATION, manual_axes, set_in_sh
 from shardy_py.passes.propagation.log import Log, LogStep
 from shardy_py.passes.walk import CALL, ops_of
 
-REASON = "the size of the dimension is not a multiple of the number of shards"
+NON_DIVISIBLE = "the size of the dimension is not a multiple of the number of shards"
 """The reason in the log."""
 
 
@@ -57,7 +57,7 @@ class UpdateNonDivisibleInputOutputShardings(Pass):
                 if new is not old:
                     function.result_shardings[i] = new
                     if log is not None:
-                        log.append(LogStep(returned[i], old, new, REASON, function.body.ops[-1]))
+                        log.append(LogStep(returned[i], old, new, NON_DIVISIBLE, function.body.ops[-1]))
         for op in ops_of(program, (CALL, MANUAL_COMPUTATION)):
             if op.name == CALL:
                 for result in op.results:
@@ -72,7 +72,7 @@ def _set(value: Value, new: TensorSharding | None, log: Log | None, op: Op | Non
         return
     value.sharding = new
     if log is not None:
-        log.append(LogStep(value, old, new, REASON, op))
+        log.append(LogStep(value, old, new, NON_DIVISIBLE, op))
 
 
 def _update_manual_computation(op: Op, update: Callable[..., Any], log: Log | None) -> None:
@@ -114,3 +114,50 @@ def evenly_dividing(axes: tuple[AxisRef, ...], size: int, mesh: Mesh) -> tuple[A
             prefix.append(AxisRef(axis.name, axis.pre_size or 1, divisor))
         break
     return tuple(prefix)
+
+
+SUB_AXES = "an open dimension of an input or output does not keep parts of axes"
+"""The reason in the log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveSubAxesInInputOutputShardings(Pass):
+    """Cuts open dimensions of inputs and outputs before parts of axes."""
+
+    name = "sdy-remove-sub-axes-in-input-output-shardings"
+
+    def run(self, program: Program, log: Log | None = None) -> None:
+        """Cuts each open dimension of arguments and results of the main function before its first sub-axis.
+
+        Nothing happens where no function is main. In the log, a change of a result stands at the value that is returned.
+
+        Source: Shardy's remove_sub_axes_in_input_output_shardings.cc.
+        """
+        main = program.entry
+        if main is None:
+            return
+        for argument in main.arguments:
+            old = argument.sharding
+            argument.sharding = without_sub_axes(old)
+            if argument.sharding is not old and log is not None:
+                log.append(LogStep(argument, old, argument.sharding, SUB_AXES))
+        for i, old in enumerate(main.result_shardings):
+            new = main.result_shardings[i] = without_sub_axes(old)
+            if new is not old and log is not None:
+                log.append(LogStep(main.body.ops[-1].operands[i], old, new, SUB_AXES, main.body.ops[-1]))
+
+
+def without_sub_axes(sharding: TensorSharding | None) -> TensorSharding | None:
+    """The sharding with open dimensions cut before their first sub-axis."""
+    if sharding is None or all(dim.is_closed or all(axis.is_full for axis in dim.axes) for dim in sharding.dims):
+        return sharding
+    return sharding.with_dims(map(_full_axes, sharding.dims))
+
+
+def _full_axes(dim: DimensionSharding) -> DimensionSharding:
+    if dim.is_closed:
+        return dim
+    for i, axis in enumerate(dim.axes):
+        if not axis.is_full:
+            return dim.with_axes(dim.axes[:i])
+    return dim

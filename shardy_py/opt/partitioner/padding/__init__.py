@@ -1,1 +1,0 @@
-"""Conversions of ops whose operands and results are padded to sizes that their shardings divide."""
