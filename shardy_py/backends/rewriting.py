@@ -47,10 +47,6 @@ class Pins:
         """The pins of a body, made on first use."""
         return self.children.setdefault((index, body), Pins())
 
-    def count(self) -> int:
-        """Number of constraints, bodies included."""
-        return len(self.variables) + len(self.operands) + sum(child.count() for child in self.children.values())
-
 
 @dataclass
 class Copied:

@@ -89,8 +89,8 @@ class AxisLists:
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self.parts = tuple(part for axis in mesh.axes for part in parts(AxisRef(axis.name), mesh))
-        self.bits = {part: 1 << i for i, part in enumerate(self.parts)}
+        every = (part for axis in mesh.axes for part in parts(AxisRef(axis.name), mesh))
+        self.bits = {part: 1 << i for i, part in enumerate(every)}
         self.lists = Numbered[Axes](())
         self.masks: Array = np.zeros(1, np.int64)
         self.sizes: Array = np.ones(1, np.int64)

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardy_py.cost.collectives import collective_seconds, received_bytes
 from shardy_py.cost.hardware import Hardware, lay_out
@@ -28,17 +28,11 @@ from shardy_py.partition.region.reshard_steps import reshard_steps
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One collective; `scatters` of an all_reduce whose devices keep a piece each, so that a reduce-scatter would do."""
+    """One collective on an operand of some elements on each device; a `collective_permute` is over all axes and names none."""
 
     kind: str
     axes: Axes
-    shape: tuple[int, ...]
-    scatters: bool = False
-
-    @property
-    def elements(self) -> int:
-        """Elements of the operand on one device."""
-        return math.prod(self.shape)
+    elements: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +64,11 @@ class Machine:
         """The cost of a sequence of collectives on a value."""
         seconds, received, bits = 0.0, 0, element_bits(dtype)
         for step in steps:
-            kind = "reduce_scatter" if step.scatters else step.kind
             group = num_shards(step.axes, self.mesh) if step.axes else self.mesh.size
             piece = -(-step.elements * bits // 8)
             if group > 1 and piece:
-                seconds += collective_seconds(kind, piece, self.levels(step.axes))
-                received += received_bytes(kind, group, piece)
+                seconds += collective_seconds(step.kind, piece, self.levels(step.axes))
+                received += received_bytes(step.kind, group, piece)
         return Communication(seconds, received)
 
     def levels(self, axes: Axes) -> tuple[Level, ...]:
@@ -119,10 +112,9 @@ def region_moves(type_: Type, source: Layout, target: Layout, summed: Axes, mesh
     steps = reshard_steps(before, axes.layout(target), type_.shape, axes.mesh)
     return tuple(
         Move(
-            "all_reduce" if step.kind == "reduce_scatter" else step.kind,
+            step.kind,
             () if step.kind == "collective_permute" else tuple(map(axes.parts.__getitem__, step.axes)),
-            local_shape(type_.shape, axes.parts_of(step.before), mesh),
-            step.kind == "reduce_scatter",
+            math.prod(local_shape(type_.shape, axes.parts_of(step.before), mesh)),
         )
         for step in steps
         if step.kind != "all_slice"
@@ -133,13 +125,10 @@ def scattered_by_axis(moves: Sequence[Move], mesh: Mesh) -> tuple[Move, ...]:
     """Collectives as a region for TPUs has them, whose reduce-scatters are over one axis of the mesh after the other."""
     steps: list[Move] = []
     for move in moves:
-        elements = move.elements
-        for _, run in itertools.groupby(move.axes, lambda axis: axis.name) if move.scatters else ():
-            axes = tuple(run)
-            steps.append(replace(move, axes=axes, shape=(elements,)))
+        elements, by_axis = move.elements, itertools.groupby(move.axes, lambda axis: axis.name)
+        for axes in [tuple(run) for _, run in by_axis] if move.kind == "reduce_scatter" else [move.axes]:
+            steps.append(Move(move.kind, axes, elements))
             elements = -(-elements // num_shards(axes, mesh))
-        if not move.scatters:
-            steps.append(move)
     return tuple(steps)
 
 

@@ -284,7 +284,7 @@ def _shifts(
     """The collectives of an op of `SHIFTS`: at most an operand's piece, and at most the result's, comes from a neighbour."""
     piece = local_shape(result, makes, mesh)
     pieces = (local_shape(shape, read, mesh) for shape, read in zip(shapes, reads) if shape)
-    return tuple(Move("collective_permute", (), min(own, piece, key=math.prod)) for own in pieces)
+    return tuple(Move("collective_permute", (), min(math.prod(own), math.prod(piece))) for own in pieces)
 
 
 WINDOWS: Mapping[str, Callable[[OpSpec], Sequence[Window]]] = {
@@ -308,10 +308,10 @@ def _halos(op: OpSpec, operand: Layout, result: Layout, mesh: Mesh) -> Iterator[
         rest = [*shape]
         if op.name == "stablehlo.reduce_window" and is_cumulative(op):
             rest[d] = 1  # the total of each piece
-            yield Move("all_gather", operand[d], tuple(rest))
+            yield Move("all_gather", operand[d], math.prod(rest))
             continue
         around = halo(window, shape[d], local_shape(op.results[0].type.shape, result, mesh)[window.to], pieces)
         for reach in (around.left, around.right):
             for hop in range(max(0, -(-reach // shape[d]))):
                 rest[d] = min(shape[d], reach - hop * shape[d])
-                yield Move("collective_permute", (), tuple(rest))
+                yield Move("collective_permute", (), math.prod(rest))

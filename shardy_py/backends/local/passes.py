@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import Jaxpr, JaxprEqn
 from jax.sharding import PartitionSpec
 
 from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
 from shardy_py.backends.local.in_place import update_out_of_place
-from shardy_py.backends.local.jaxpr_rewriting import Rewritten, axes_of, retraced, rewrite, rewrite_bodies, rewrite_by_name
+from shardy_py.backends.local.jaxpr_rewriting import Rewritten, axes_of, retraced, rewrite_by_name
 from shardy_py.backends.local.local_rule import block_index, is_key
 from shardy_py.backends.local.scaled_sums import scale_sums
 from shardy_py.backends.local.simplify import simplify
@@ -33,7 +32,7 @@ def optimize_region(
     On CPU, updates are out of place where XLA would run them wrongly in place. On TPU, sums are scattered over one axis after the other,
     and short vectors exchanged in place of gathered.
     """
-    jaxpr = transposed_products(simplify(jaxpr))
+    jaxpr = simplify(jaxpr)
     optimized = scale_sums(defer_sums(hoist_collectives(jaxpr, sizes), sizes), frozenset(sizes), specs)
     if platform == "tpu":
         optimized = tpu_collectives(optimized, sizes, spelling or {})
@@ -113,47 +112,3 @@ def _in_front(x: Any, runs: Sequence[tuple[str, ...]], dim: int, sizes: Mapping[
         matrices = lax.reshape(x, (k, x.size // (k * rest[-1]), rest[-1]))
         x = lax.reshape(lax.psum_scatter(matrices, names, scatter_dimension=0, tiled=True), (x.shape[0] // k, *rest))
     return x
-
-
-def transposed_products(jaxpr: Jaxpr) -> Jaxpr:
-    """Rewrites `transpose(dot_general(a, b))` as `dot_general(b, a)` where they are equal, in bodies too."""
-    return rewrite_bodies(jaxpr, _swapped)
-
-
-def _swapped(jaxpr: Jaxpr) -> Jaxpr:
-    uses = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal))
-    uses.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
-    products: dict[Any, JaxprEqn] = {}
-    gone: set[int] = set()
-
-    def replace(eqn: JaxprEqn) -> Rewritten | None:
-        if eqn.primitive.name == "dot_general":
-            products[eqn.outvars[0]] = eqn
-            return None
-        operand: Any = eqn.invars[0] if eqn.primitive.name == "transpose" else None
-        product = products.get(operand)
-        if product is None or uses[operand] > 1 or not _is_swap(product, eqn.params["permutation"]):
-            return None
-        (contracting, batch), precision = product.params["dimension_numbers"], product.params["precision"]
-        if isinstance(precision, lax.DotAlgorithm):  # it names each operand's precision
-            return None
-        params = {
-            **product.params,
-            "dimension_numbers": (contracting[::-1], batch[::-1]),
-            "precision": precision[::-1] if isinstance(precision, tuple) else precision,
-        }
-        gone.add(id(product))
-        out = Var(eqn.outvars[0].aval)
-        return [product.replace(invars=product.invars[::-1], outvars=[out], params=params)], [out]
-
-    rewritten = rewrite(jaxpr, replace)
-    return rewritten if rewritten is jaxpr else rewritten.replace(eqns=[eqn for eqn in rewritten.eqns if id(eqn) not in gone])
-
-
-def _is_swap(product: JaxprEqn, permutation: tuple[int, ...]) -> bool:
-    """Whether a transposition of a product puts the dimensions of the second operand before those of the first."""
-    ((contracted, _), (batch, _)) = product.params["dimension_numbers"]
-    lhs: Any = product.invars[0].aval
-    first = lhs.ndim - len(contracted)
-    order = [*range(len(batch)), *range(first, len(permutation)), *range(len(batch), first)]
-    return tuple(permutation) == tuple(order) and first < len(permutation) and first > len(batch)

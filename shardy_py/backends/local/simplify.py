@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
@@ -48,7 +48,6 @@ def merge_equal_equations(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
     alike: dict[Any, dict[Any, JaxprEqn]] = {}
     aliases: dict[Atom, Atom] = {}  # values that only differ from another one in how their type came about
     available: set[Any] = {*jaxpr.invars, *jaxpr.constvars}
-    producers: dict[Any, JaxprEqn] = {}
 
     def source(v: Atom) -> Atom:
         return v if isinstance(v, Literal) else aliases.get(v, v)
@@ -62,9 +61,7 @@ def merge_equal_equations(jaxpr: Jaxpr, drop_barriers: bool = False) -> Jaxpr:
 
     def replace(eqn: JaxprEqn) -> Rewritten | None:
         name = eqn.primitive.name
-        if name in _STACKING:
-            producers[eqn.outvars[0]] = eqn
-        same = _same_as(eqn, producers) if name in _HANDING_ON else None
+        same = _same_as(eqn) if name in _HANDING_ON else None
         if same is not None:
             (out,) = eqn.outvars
             if name == "reshard" or _type(same) == _type(out):
@@ -98,56 +95,15 @@ def _details(eqn: JaxprEqn) -> Any:
     return tuple(eqn.params.items()), tuple(map(_type, eqn.outvars)), settings(eqn)
 
 
-def _same_as(eqn: JaxprEqn, producers: Mapping[Any, JaxprEqn]) -> Atom | None:
+def _same_as(eqn: JaxprEqn) -> Atom | None:
     """The operand that the result equals, if any; where all axes are manual, a `reshard` does nothing."""
     name = eqn.primitive.name
     operands: Sequence[Any] = eqn.invars
-    if name in ("slice", "squeeze") and not isinstance(operands[0], Literal) and operands[0] in producers:
-        piece = _taken_back(eqn, producers[operands[0]])
-        if piece is not None:
-            return piece
     if name == "reshard" or (name in _SHAPING and _keeps_shape(eqn)):
         return operands[0]
     if name == "dynamic_update_slice":
         return operands[1] if _type(operands[1])[0] == _type(operands[0])[0] else None
-    if name in _NEUTRAL:
-        left, right = operands
-        if not isinstance(right, Literal) and not isinstance(left, Literal):
-            return None
-        for v, other in ((right, left), (left, right)) if name in ("add", "mul") else ((right, left),):
-            if name == "mul" and isinstance(v, Literal) and _is_integer_zero(v, eqn):
-                return v
-            if isinstance(v, Literal) and not getattr(v.aval, "shape", ()) and v.val == _NEUTRAL[name] and _is_like(other, eqn):
-                return other
     return None
-
-
-def _taken_back(eqn: JaxprEqn, before: JaxprEqn) -> Atom | None:
-    """The operand that a slice or squeeze of a stack gives back, if any."""
-    name, out = eqn.primitive.name, list[Any](eqn.outvars)[0].aval
-    if name == "squeeze" and before.primitive.name in ("broadcast_in_dim", "reshape"):
-        inner: Any = before.invars[0]
-        return inner if inner.aval.shape == out.shape and inner.aval.size == list[Any](before.outvars)[0].aval.size else None
-    if name != "slice" or before.primitive.name != "concatenate" or any(n != 1 for n in eqn.params["strides"] or ()):
-        return None
-    d, at = before.params["dimension"], 0
-    pieces: list[Any] = list(before.invars)
-    for piece in pieces:
-        if at == eqn.params["start_indices"][d] and _type(piece)[0] == out.shape:
-            return piece
-        at += piece.aval.shape[d]
-    return None
-
-
-def _is_integer_zero(v: Literal, eqn: JaxprEqn) -> bool:
-    """Whether a product is zero, whatever the other operand; floats have NaN."""
-    out: Any = eqn.outvars[0].aval
-    return out.shape == () and out.dtype.kind in "iu" and v.val == 0 and _type(v)[:2] == ((), out.dtype)
-
-
-def _is_like(v: Atom, eqn: JaxprEqn) -> bool:
-    out: Any = eqn.outvars[0].aval
-    return _type(v)[:2] == (out.shape, out.dtype) and (eqn.primitive.name in ("mul", "div") or out.dtype.kind in "iu")
 
 
 def _keeps_shape(eqn: JaxprEqn) -> bool:
@@ -169,14 +125,8 @@ _SHAPING = frozenset(
 )
 """Primitives that return the first operand if its shape stays."""
 
-_NEUTRAL: Mapping[str, int] = {"add": 0, "div": 1, "mul": 1, "sub": 0}
-"""Primitive -> its neutral operand; not for sums of floats, where -0.0 + 0.0 is 0.0."""
-
-_HANDING_ON = frozenset({"dynamic_update_slice", "reshard", *_SHAPING, *_NEUTRAL})
+_HANDING_ON = frozenset({"dynamic_update_slice", "reshard", *_SHAPING})
 """Primitives whose result may equal an operand."""
-
-_STACKING = frozenset({"broadcast_in_dim", "concatenate", "reshape"})
-"""Primitives from whose result `slice` or `squeeze` may give an operand back."""
 
 
 def _type(v: Atom) -> Any:
