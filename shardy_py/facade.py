@@ -61,12 +61,12 @@ class Plan(PlanRecord):
     @property
     def input_shardings(self) -> Any:
         """A pytree of `NamedSharding` of the structure of the tuple of arguments; with keyword arguments `(args, kwargs)`."""
-        return None if self.pytrees is None else self.pytrees.inputs(self)
+        return None if self.pytrees is None else self.pytrees.trees(self).inputs(self)
 
     @property
     def output_shardings(self) -> Any:
         """A pytree of `NamedSharding` of the structure of the result."""
-        return None if self.pytrees is None else self.pytrees.outputs(self)
+        return None if self.pytrees is None else self.pytrees.trees(self).outputs(self)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -464,8 +464,7 @@ class Plan(PlanRecord):
             >>> plan.abstract_state("params")["w"].sharding.spec
             P('x',)
         """
-        pytrees = self.pytrees
-        return None if pytrees is None else pytrees.abstract(self, argument, mesh, like)
+        return None if self.pytrees is None else self.pytrees.trees(self).abstract(self, argument, mesh, like)
 
     def place(self, args: Any, *, mesh: Any = None) -> Any:
         """Arguments on the devices of the plan, sharded as planned.
@@ -488,8 +487,7 @@ class Plan(PlanRecord):
             >>> x.sharding.spec, len(x.devices())
             (P('data',), 4)
         """
-        pytrees = self.pytrees
-        return None if pytrees is None else pytrees.place(self, args, mesh)
+        return None if self.pytrees is None else self.pytrees.place(self, args, mesh)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Through `to_json`, with the timings."""

@@ -57,6 +57,10 @@ class NamedPytrees(PlanTrees):
 
     traced: TracedCall
 
+    def trees(self, plan: PlanRecord) -> PlanTrees:
+        """Themselves."""
+        return self
+
     def place(self, plan: PlanRecord, args: Any, mesh: Any) -> Any:
         """The arguments where the plan has them."""
         return placed_arguments(plan, args, self.traced.request.view.runnable() if mesh is None else mesh)

@@ -88,16 +88,8 @@ class Structure:
 class Pytrees(Protocol):
     """Gives a plan's shardings in the form of the framework it was made for."""
 
-    def inputs(self, plan: PlanRecord) -> Any:
-        """The input shardings, in the structure of the arguments."""
-        ...
-
-    def outputs(self, plan: PlanRecord) -> Any:
-        """The output shardings, in the structure of the result."""
-        ...
-
-    def abstract(self, plan: PlanRecord, argument: str | int | None, mesh: Any, like: Any) -> Any:
-        """The arguments without their values, see `Plan.abstract_state`."""
+    def trees(self, plan: PlanRecord) -> Any:
+        """The arguments and the result, see `shardy_py.api.stored_trees.PlanTrees`."""
         ...
 
     def place(self, plan: PlanRecord, args: Any, mesh: Any) -> Any:

@@ -26,7 +26,7 @@ from shardy_py.plan.feeding import Feeding
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord, Pytrees, RegionPartitioner, Structure
 from shardy_py.plan.search import Alternative, Search
-from shardy_py.plan.store.codec import CODECS, UNSTORED, Codec, StoreError, at, codec_of, described, members, read_fields
+from shardy_py.plan.store.codec import CODECS, UNSTORED, StoreError, at, codec_of, described, members, read_fields
 from shardy_py.plan.store.program import FAILURES, PROGRAM, read_log, read_program, write_log, write_program
 from shardy_py.plan.values import PlannedValue
 
@@ -81,27 +81,14 @@ class StoredPartition:
 
 
 @dataclass(frozen=True)
-class StoredPytrees:
-    """The pytrees of a stored plan. Only these methods need JAX."""
+class StoredPytrees(Structure):
+    """The pytrees of a stored plan. Only its trees need JAX."""
 
-    structures: Structure
-
-    def inputs(self, plan: PlanRecord) -> Any:
-        """The input shardings; see `shardy_py.api.stored_trees`."""
-        return self._trees(plan).inputs(plan)
-
-    def outputs(self, plan: PlanRecord) -> Any:
-        """The output shardings."""
-        return self._trees(plan).outputs(plan)
-
-    def abstract(self, plan: PlanRecord, argument: str | int | None, mesh: Any, like: Any) -> Any:
-        """The arguments as `jax.ShapeDtypeStruct`s."""
-        return self._trees(plan).abstract(plan, argument, mesh, like)
-
-    def _trees(self, plan: PlanRecord) -> Any:
+    def trees(self, plan: PlanRecord) -> Any:
+        """The trees over a mesh without devices."""
         from shardy_py.api.stored_trees import stored_trees
 
-        return stored_trees(plan, self.structures)
+        return stored_trees(plan, self)
 
     def place(self, plan: PlanRecord, args: Any, mesh: Any) -> Any:
         """The arguments where the plan has them."""
@@ -111,14 +98,11 @@ class StoredPytrees:
 
     def structure(self, plan: PlanRecord) -> Structure:
         """The stored structure."""
-        return self.structures
+        return self
 
 
 UNSTORED[PlanRecord] = ("program", "log", "timings", "variants")
-_STRUCTURE = codec_of(Structure)
-CODECS[Pytrees] = Codec(
-    lambda tables, pytrees: _STRUCTURE.write(tables, pytrees.structures), lambda tables, data: StoredPytrees(_STRUCTURE.read(tables, data))
-)
+CODECS[Pytrees] = codec_of(StoredPytrees)
 CODECS[RegionPartitioner] = codec_of(StoredPartition)
 _PLAN = codec_of(PlanRecord)
 
@@ -134,7 +118,7 @@ def _stored(plan: PlanRecord) -> PlanRecord:
         plan,
         planning_findings=findings,
         partitioner=partition,
-        pytrees=None if pytrees is None else StoredPytrees(pytrees.structure(plan)),
+        pytrees=None if pytrees is None else StoredPytrees(**vars(pytrees.structure(plan))),
         search=None if plan.search is None else plan.search.stored(),
         stated_feeding=plan.feeding,
     )
@@ -234,7 +218,7 @@ def _check(plan: PlanRecord) -> None:
     _check_numbers("stated_feeding", feeding.results, plan.outputs)
     if isinstance(plan.pytrees, StoredPytrees):
         with at("pytrees"):
-            _check_structure(plan.pytrees.structures, len(plan.inputs), len(plan.outputs), plan.mesh)
+            _check_structure(plan.pytrees, len(plan.inputs), len(plan.outputs), plan.mesh)
 
 
 def _check_numbers(where: str, numbers: Any, values: tuple[PlannedValue, ...]) -> None:
