@@ -251,10 +251,6 @@ def _sort(op: Operation, operands: Shapes, results: Shapes) -> Work:
     return Work(math.prod(operands[0]) * math.ceil(math.log2(max(length, 2))))
 
 
-def _cholesky(op: Operation, operands: Shapes, results: Shapes) -> Work:
-    return _factorization(op, operands, results, 1 / 3)
-
-
 def _factorization(op: Operation, operands: Shapes, results: Shapes, flops: float) -> Work:
     """One whose operations are so many times the longer dimension times the square of the shorter one; LAPACK Working Note 41."""
     matrix = op.operands[0].type
@@ -286,7 +282,7 @@ def _random_bits(op: Operation, operands: Shapes, results: Shapes) -> Work:
 
 _CUSTOM: dict[str, Callable[[Operation, Shapes, Shapes], Work]] = {
     "approx_top_k": _sort,
-    "cholesky": _cholesky,
+    "cholesky": functools.partial(_factorization, flops=1 / 3),
     "geqrf": functools.partial(_factorization, flops=4 / 3),
     "householder_product": functools.partial(_factorization, flops=4 / 3),
     "lu": functools.partial(_factorization, flops=2 / 3),
@@ -296,7 +292,7 @@ _CUSTOM: dict[str, Callable[[Operation, Shapes, Shapes], Work]] = {
 
 _COUNTS: dict[str, Callable[[Operation, Shapes, Shapes], Work]] = {
     "chlo.ragged_dot": _ragged_dot,
-    "stablehlo.cholesky": _cholesky,
+    "stablehlo.cholesky": _CUSTOM["cholesky"],
     "stablehlo.convolution": _convolution,
     "stablehlo.custom_call": _custom_call,
     "stablehlo.dot": _dot_general,

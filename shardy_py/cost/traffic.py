@@ -50,7 +50,6 @@ FORWARDED = MOVES | frozenset(
 
 _SLICES = frozenset(("stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.gather"))
 _READS_FUSED = frozenset(("stablehlo.reduce", "stablehlo.dynamic_update_slice"))
-_SCATTERS = frozenset(("stablehlo.scatter",))
 _COLLECTIVES = frozenset(
     f"stablehlo.{name}" for name in "all_gather all_reduce all_to_all collective_broadcast collective_permute reduce_scatter".split()
 )
@@ -156,7 +155,7 @@ class Fusion(Origins):
             return ()
         if name == "stablehlo.dynamic_update_slice":
             return (Access(1, 2 if self.in_memory(self.origin(op.operands[1])) else 1),)
-        if name in _SCATTERS:
+        if name == "stablehlo.scatter":
             inputs = len(op.results)
             return (*map(Access, range(inputs, count - inputs)), *(Access(i, 3) for i in range(count - inputs, count)))
         numbers: dict[Value, int] = {}

@@ -100,17 +100,12 @@ class History:
             step = self.log[number]
             of_result = step.op is not None and step.op.name == "func.return"
             if of_result:
-                same = isinstance(holder, FunctionResult) and step.op is not None and self._returns(step, holder.index)
+                same = isinstance(holder, FunctionResult) and step.op is not None and step.target in step.op.operands[holder.index :][:1]
             else:
                 same = self.holder(step.target) is holder
             if same and step.old is not None and (step.new is None or step.old.dims[dim].axes != step.new.dims[dim].axes):
                 cuts.append((step.old, step.new, step.reason))
         return cuts
-
-    @staticmethod
-    def _returns(step: LogStep, index: int) -> bool:
-        assert step.op is not None
-        return index < len(step.op.operands) and step.op.operands[index] is step.target
 
 
 def begins_with(sharding: TensorSharding | None, dim: int, axes: Axes) -> bool:

@@ -95,18 +95,11 @@ def _by_scope(target: str, entries: Entries) -> Entries:
 
 
 def _by_variable(target: str, entries: Entries) -> Entries:
-    if not _NAME.fullmatch(target):
-        return ()
-    files: dict[str, dict[int, list[tuple[Value, PlannedValue]]]] = {}
-    for entry in entries:
-        file, colon, line = entry[1].location.rpartition(":")
-        if colon and line.isdigit():
-            files.setdefault(file, {}).setdefault(int(line), []).append(entry)
-    assigned: set[Value] = set()
-    for file, by_line in files.items():
-        for first, last in _assignments(file).get(target, ()):
-            assigned.update(value for line in range(first, last + 1) for value, _ in by_line.get(line, ()))
-    return [entry for entry in entries if entry[0] in assigned]
+    def is_assigned(location: str) -> bool:
+        file, _, line = location.rpartition(":")
+        return line.isdigit() and any(first <= int(line) <= last for first, last in _assignments(file).get(target, ()))
+
+    return [entry for entry in entries if is_assigned(entry[1].location)] if _NAME.fullmatch(target) else ()
 
 
 @functools.lru_cache(maxsize=64)

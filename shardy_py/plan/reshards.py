@@ -94,16 +94,8 @@ class Reshard:
         return before if before == after else f"{before} -> {after}"
 
     def __str__(self) -> str:
-        return self.text()
-
-    def text(self, value: str = "") -> str:
-        """One line: value, types, collectives, bytes, trips, source line, reason.
-
-        Args:
-            value: Text in place of the value's name.
-        """
         where = short_location(self.location)
-        head = f"{value or self.value} {self.change}: {self.steps}".lstrip()
+        head = f"{self.value} {self.change}: {self.steps}".lstrip()
         return "  ".join(part for part in (head, format_bytes(self.bytes_per_device) + trips_text(self.trips), where, self.reason) if part)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from shardy_py.errors import ShardyError
-from shardy_py.ir.tables import merge_tables
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.checks.axes import (
     axis_lost_in_reshape,
@@ -92,10 +91,6 @@ WEIGHED = frozenset(("batch-axis-lost", "costly-reshard", "cut-along-scan", "rep
 """Kinds of shardings whose costs a planner weighs: of a planner's plan they are notes."""
 
 _RANK = {"error": 0, "warning": 1, "info": 2}
-
-
-# Raises where two kinds have one name.
-merge_tables({kind.name: kind} for kind in KINDS)
 
 
 def _is_weighed(finding: Finding, plan: PlanRecord) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import html
 import json
@@ -45,7 +44,7 @@ def assembled(data: dict[str, Any], title: str) -> str:
     Args:
         data: `plans`, one or two as `payload` gives them, and `partners`, as `plan.diff.partners` gives them, or None.
     """
-    style, script = _style(), _script()
+    style, script = _file("page.css"), '(() => {\n"use strict";\n' + "".join(map(_file, SCRIPTS)) + "})();\n"
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
     parts = {"POLICY": policy, "TITLE": html.escape(title), "STYLE": style, "DATA": inert_json(data), "SCRIPT": script}
     pieces = _file("page.html").split("%")
@@ -65,16 +64,6 @@ def inert_json(data: Any) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-@functools.cache
-def _style() -> str:
-    return _file("page.css")
-
-
-@functools.cache
-def _script() -> str:
-    return '(() => {\n"use strict";\n' + "".join(map(_file, SCRIPTS)) + "})();\n"
 
 
 def _file(name: str) -> str:
