@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 
 from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.name_rules import Annotated, applies, companion_sharding, overruled, parameters_of, rule_paths
+from shardy_py.api.name_rules import Annotated, applies, companion_sharding, overruled, pairs_of, parameters_of, rule_paths
 from shardy_py.api.options import Options
 from shardy_py.api.specs import to_fitting_sharding
 from shardy_py.api.trees import Leaf
@@ -58,13 +58,7 @@ def check_logical_rules(rules: object) -> tuple[LogicalRule, ...] | None:
         >>> check_logical_rules([("batch", ["data", "fsdp"]), ("mlp", "model"), ("head", None)])
         (('batch', ('data', 'fsdp')), ('mlp', ('model',)), ('head', ()))
     """
-    if rules is None:
-        return None
-    if isinstance(rules, Mapping):
-        pairs = list(rules.items())
-    else:
-        pairs = list(rules) if isinstance(rules, Sequence) and not isinstance(rules, str) else [rules]
-    return tuple(_checked(pair, i) for i, pair in enumerate(pairs))
+    return None if rules is None else tuple(_checked(pair, i) for i, pair in enumerate(pairs_of(rules)))
 
 
 def _checked(pair: object, number: int) -> LogicalRule:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardy_py.api.errors import SpecError
@@ -113,22 +113,22 @@ class Annotated:
     findings: Sequence[Finding] = ()
 
 
+def pairs_of(rules: object) -> Sequence[object]:
+    """The rules of a mapping or a sequence; anything else is taken for one."""
+    if isinstance(rules, Mapping):
+        return list(rules.items())
+    return rules if isinstance(rules, Sequence) and not isinstance(rules, str) else [rules]
+
+
 def check_rules(rules: object) -> tuple[tuple[str, object], ...]:
     """The rules as a tuple of pairs; raises SpecError if they are not a sequence of `(pattern, sharding)`."""
     if rules is None:
         return ()
     checked: list[tuple[str, object]] = []
-    pairs = (
-        list(rules.items())
-        if isinstance(rules, dict)
-        else list(rules)
-        if isinstance(rules, Sequence) and not isinstance(rules, str)
-        else None
-    )
-    for i, pair in enumerate([None] if pairs is None else pairs):
+    for i, pair in enumerate(pairs_of(rules)):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str) and is_spec_leaf(pair[1])):
             raise SpecError(
-                f"rules: {pair if pairs is not None else rules!r} is not a rule",
+                f"rules: {pair!r} is not a rule",
                 where=f"rules[{i}]",
                 why="a rule is a pair of a pattern (a string) and a sharding",
                 fix='write rules=[("layers/*/kernel", P("fsdp", "tp"))]',

@@ -10,7 +10,7 @@ import pathlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -114,25 +114,23 @@ def _callers_level() -> int:
     return level
 
 
-@dataclass(frozen=True, eq=False)
-class Tangents:
-    """The tangents of the arguments, or of the results, of one signature."""
+def tangents_placed(shardings: Sequence[NamedSharding]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function of the arguments, or the results, of one signature: the same with derivatives by them that lie as planned."""
 
-    shardings: Sequence[NamedSharding]
-    _identities: dict[tuple[int, ...], Callable[..., tuple[Any, ...]]] = field(default_factory=dict)
+    @functools.cache
+    def identity(moved: tuple[int, ...]) -> Callable[..., tuple[Any, ...]]:
+        return _identity([shardings[i] for i in moved])
 
-    def placed(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """The leaves, with derivatives by them that lie as planned."""
+    def placed(leaves: Sequence[Any]) -> Sequence[Any]:
         moved = tuple(i for i, leaf in enumerate(leaves) if _is_differentiated(leaf))
         if not moved:
             return leaves
-        identity = self._identities.get(moved)
-        if identity is None:
-            identity = self._identities[moved] = _identity([self.shardings[i] for i in moved])
         out = list(leaves)
-        for i, leaf in zip(moved, identity(*[leaves[i] for i in moved]), strict=True):
+        for i, leaf in zip(moved, identity(moved)(*[leaves[i] for i in moved]), strict=True):
             out[i] = leaf
         return out
+
+    return placed
 
 
 def _is_differentiated(leaf: Any) -> bool:
@@ -199,7 +197,7 @@ class CompiledCall:
         self.jitted = Executable(traced, replay, order, mesh, ins, outs, self.agreement)
         self.run = self.jitted.run if devices is None else _run(self.jitted, devices, self.agreement, traced.callback_errors)
         self.placing = Placing(request, mesh, ins)
-        self.tangents = None if view.explicit or not isinstance(mesh, Mesh) else (Tangents(ins), Tangents(outs))
+        self.tangents = None if view.explicit or not isinstance(mesh, Mesh) else (tangents_placed(ins), tangents_placed(outs))
         self.guard = Guard(bool(self.layout.donated), request.location)
         self.is_cacheable, self.has_static = not traced.closes_over_tracers, has_static_leaves(traced.result.outline.tree)
         self.is_reported = False
@@ -223,8 +221,8 @@ class CompiledCall:
             result = self.run(leaves, statics)
         else:
             of_arguments, of_results = self.tangents
-            results, tree = jax.tree.flatten(self.run(of_arguments.placed(leaves), statics))
-            result = tree.unflatten(of_results.placed(results))
+            results, tree = jax.tree.flatten(self.run(of_arguments(leaves), statics))
+            result = tree.unflatten(of_results(results))
         return user_tree(result) if self.has_static else result
 
     def _settle(self, agreement: Agreement, slots: Sequence[Any], leaves: Sequence[Any], statics: Sequence[Any]) -> None:

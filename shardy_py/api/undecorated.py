@@ -22,7 +22,7 @@ from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import api_boundary, context_devices
-from shardy_py.frontends.jaxprs import bodies, open_jaxpr
+from shardy_py.frontends.jaxprs import equations
 from shardy_py.view.check import Check
 
 
@@ -147,12 +147,10 @@ def _by_slot(shardings: Sequence[Any], slots: Sequence[int], request: PlanReques
 
 def _named_in(jaxpr: Jaxpr) -> Iterator[JaxMesh | AbstractMesh]:
     """The meshes that the equations of a jaxpr name."""
-    for eqn in jaxpr.eqns:
+    for eqn in equations(jaxpr):
         values = [each for value in eqn.params.values() for each in (value if isinstance(value, tuple) else (value,))]
         yield from _meshes([value for value in values if isinstance(value, NamedSharding)])
         yield from (value for value in values if isinstance(value, (JaxMesh, AbstractMesh)) and not value.empty)
-        for *_, body in bodies(eqn):
-            yield from _named_in(open_jaxpr(body))
 
 
 def _static_argnums(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends.jaxpr import Scope
-from shardy_py.frontends.jaxprs import bodies, inlined, live_positions, open_jaxpr
+from shardy_py.frontends.jaxprs import bodies, equations, inlined, live_positions, open_jaxpr
 from shardy_py.frontends.locations import locate
 from shardy_py.ir.jax_calls import CALLS
 
@@ -106,10 +106,6 @@ def single(eqn: JaxprEqn, like: Jaxpr) -> tuple[Jaxpr, list[Var]]:
 
 def element_types(eqn: JaxprEqn) -> Iterator[Any]:
     """The element types of all operands and results, those in bodies too."""
-    for v in (*eqn.invars, *eqn.outvars):
-        dtype = getattr(v.aval, "dtype", None)
-        if dtype is not None:
-            yield dtype
-    for _, _, body in bodies(eqn):
-        for inner in open_jaxpr(body).eqns:
-            yield from element_types(inner)
+    for each in (eqn, *(inner for *_, body in bodies(eqn) for inner in equations(open_jaxpr(body)))):
+        avals: list[Any] = [v.aval for v in (*each.invars, *each.outvars)]
+        yield from (aval.dtype for aval in avals if hasattr(aval, "dtype"))

@@ -22,7 +22,7 @@ from shardy_py.backends.rewriting import ENTERED, Copier, Pins, Replacement, con
 from shardy_py.backends.xla_workarounds import Target, workaround
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.frontends.jaxpr import Imported, Scope
-from shardy_py.frontends.jaxprs import bodies, open_jaxpr
+from shardy_py.frontends.jaxprs import bodies, equations
 from shardy_py.frontends.mesh_context import traced_on
 from shardy_py.partition.mispartitioned import OPS, Parts, cut_in_any_way, is_mispartitioned
 
@@ -127,13 +127,9 @@ _ANNOTATIONS: dict[str, _Annotation] = {
 
 def ordered_effects(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """Equations with ordered effects, which JAX runs on one device only; those in bodies too."""
-    if not jaxpr.effects:
-        return
-    for eqn in jaxpr.eqns:
+    for eqn in equations(jaxpr) if jaxpr.effects else ():
         if eqn.primitive.name in _ORDERED and (eqn.params.get("ordered") or "Ordered" in str(eqn.params.get("effect", ""))):
             yield eqn
-        for _, _, body in bodies(eqn):
-            yield from ordered_effects(open_jaxpr(body))
 
 
 _ORDERED = frozenset({"debug_callback", "debug_print"})

@@ -16,7 +16,7 @@ from shardy_py.backends.compare import fetch
 from shardy_py.backends.flat import with_variables
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.rewriting import Copier, Pins, Replacement, constraint_params
-from shardy_py.frontends.jaxprs import bodies, open_jaxpr
+from shardy_py.frontends.jaxprs import equations
 from shardy_py.frontends.mesh_context import traced_on
 
 LEFT_OUT = frozenset(
@@ -106,4 +106,4 @@ def _has_shardings(eqn: JaxprEqn) -> bool:
 
 def _is_manual(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr holds regions over a mesh."""
-    return any(eqn.primitive.name == "shard_map" or any(_is_manual(open_jaxpr(body)) for _, _, body in bodies(eqn)) for eqn in jaxpr.eqns)
+    return any(eqn.primitive.name == "shard_map" for eqn in equations(jaxpr))

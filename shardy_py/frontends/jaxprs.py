@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -19,6 +19,14 @@ def bodies(eqn: JaxprEqn) -> list[tuple[str, int | None, Any]]:
         elif isinstance(value, tuple) and value and all(isinstance(v, (Jaxpr, ClosedJaxpr)) for v in value):
             result += [(name, i, v) for i, v in enumerate(value)]
     return result
+
+
+def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """The equations of a jaxpr, each before those of its bodies."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for *_, body in bodies(eqn):
+            yield from equations(open_jaxpr(body))
 
 
 def open_jaxpr(jaxpr: Any) -> Jaxpr:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 from jax.experimental import jet
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import ad, partial_eval
 
 from shardy_py.frontends import _jax
@@ -25,7 +25,7 @@ from shardy_py.frontends._jax import register_checks as register_checks
 from shardy_py.frontends._jax import shard_map_equation as shard_map_equation
 from shardy_py.frontends._jax import traced_locally as traced_locally
 from shardy_py.frontends.jaxpr_cache import with_jaxpr
-from shardy_py.frontends.jaxprs import open_jaxpr
+from shardy_py.frontends.jaxprs import equations
 from shardy_py.frontends.mesh_context import no_mesh
 
 P = ParamSpec("P")
@@ -129,19 +129,14 @@ def used_part(jaxpr: ClosedJaxpr, used: tuple[bool, ...]) -> tuple[ClosedJaxpr, 
     Leaving a few equations out is not worth another jaxpr: XLA removes dead code anyway, and every jaxpr has a plan of its own.
     """
     part, inputs = partial_eval.dce_jaxpr(jaxpr.jaxpr, used)
-    whole = _count(jaxpr.jaxpr)
-    if all(inputs) and part.effects == jaxpr.effects and whole - _count(part) <= NEGLIGIBLE * whole:
+    kept, whole = (sum(1 for _ in equations(each)) for each in (part, jaxpr.jaxpr))
+    if all(inputs) and part.effects == jaxpr.effects and whole - kept <= NEGLIGIBLE * whole:
         return jaxpr, tuple(inputs)
     return ClosedJaxpr(part, ()), tuple(inputs)
 
 
 NEGLIGIBLE = 0.01
 """The share of the equations of a jaxpr below which it is not taken apart."""
-
-
-def _count(jaxpr: Jaxpr) -> int:
-    """The number of equations, those of bodies included."""
-    return sum(1 + sum(_count(open_jaxpr(body)) for body in jaxprs_in_params(eqn.params)) for eqn in jaxpr.eqns)
 
 
 def with_inputs(jaxpr: ClosedJaxpr, kept: Sequence[bool]) -> ClosedJaxpr:

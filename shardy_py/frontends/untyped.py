@@ -19,7 +19,7 @@ from shardy_py.dialect import Mesh as DialectMesh
 from shardy_py.dialect import TensorSharding
 from shardy_py.frontends import _jax
 from shardy_py.frontends.annotation_primitives import constraint_equation
-from shardy_py.frontends.jaxprs import bodies, open_jaxpr
+from shardy_py.frontends.jaxprs import equations
 from shardy_py.frontends.mesh_context import traced_on
 from shardy_py.frontends.meshes import Meshes
 
@@ -30,7 +30,7 @@ def states_shardings(jaxpr: Jaxpr) -> bool:
     Transposes of ops put shardings into their equations by themselves, and so does `zeros_like`, so gradients and arrays of one number
     are not looked at. Where one of these states a sharding all the same, code does not run on Auto axes.
     """
-    return any(_states_sharding(eqn) or any(states_shardings(open_jaxpr(body)) for *_, body in bodies(eqn)) for eqn in jaxpr.eqns)
+    return any(map(_states_sharding, equations(jaxpr)))
 
 
 def _states_sharding(eqn: JaxprEqn) -> bool:
