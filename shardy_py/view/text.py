@@ -19,11 +19,11 @@ from shardy_py.plan.collectives import Collective, format_bytes, trips_text
 from shardy_py.plan.executed import collectives_of, remark_on, reshards_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory import analysis as memory_analysis
-from shardy_py.plan.paths import check_length, names_path, paths_as_one
+from shardy_py.plan.paths import check_length, names_path, path_parts, paths_as_one
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import PlannedValue, typed
-from shardy_py.view.text_tree import Seen, TreeNode, by_path, bytes_of, fitted, leaf, shortened, tree_of, written
+from shardy_py.view.text_tree import Seen, TreeNode, bytes_of, counted, fitted, joined, leaf, repeated, tree_of, written
 
 LIMIT = 60
 """Default number of lines of each part of the text."""
@@ -93,8 +93,12 @@ def moves_lines(plan: PlanRecord, limit: int | None, shown: Filter | None = None
     """The collectives of a plan, or Shardy's reshards of one without a region; `limit` as of all parts, a third of it."""
     shown = shown or Filter(None, plan)
     if plan.active_partitioner is None:
-        return reshards([r for r in reshards_of(plan) if shown.shows((r.value,), r.primitive, r.location)], limit)
-    return collectives([c for c in collectives_of(plan) if shown.shows((c.value,), c.primitive, c.location, c.module)], limit)
+        reshards = [r for r in reshards_of(plan) if shown.shows((r.value,), r.primitive, r.location)]
+        alike = grouped(reshards, lambda r: (r.type, r.source, r.target, r.steps, r.bytes_per_device, r.reason, r.location, r.trips))
+        return _moves("reshard", list(alike.values()), _reshard, limit)
+    collectives = [c for c in collectives_of(plan) if shown.shows((c.value,), c.primitive, c.location, c.module)]
+    alike = grouped(collectives, lambda c: (c.kind, c.axes, c.dtype, c.shape, c.trips, c.location, c.primitive))
+    return _moves("collective", list(alike.values()), _collective, limit)
 
 
 def _by_path(
@@ -108,11 +112,12 @@ def _by_path(
     """The leaves of arguments or results."""
     if not values:
         return []
-    nodes = by_path(plan, values, depth)
+    nodes = tree_of([(path_parts(value.path), leaf(plan, value)) for value in values], depth)
+    lines = joined(nodes)
     host = bytes_of(leaf(plan, value) for value in values if value.memory_kind)
     beside = f", {format_bytes(host)} in the host's memory for each" if host else ""
-    head = f"{title}  {_counted(len(values), 'array')}, {format_bytes(bytes_of(nodes) - host)} on each device{beside}"
-    return [head, *written(shortened(nodes, limit, seen))]
+    head = f"{title}  {counted(len(values), 'array')}, {format_bytes(bytes_of(nodes) - host)} on each device{beside}"
+    return [head, *written(lines if limit is None else fitted(repeated(lines, seen), limit))]
 
 
 def _by_module(plan: PlanRecord, values: Sequence[PlannedValue], depth: int | None, limit: int | None) -> list[str]:
@@ -136,7 +141,7 @@ def _by_module(plan: PlanRecord, values: Sequence[PlannedValue], depth: int | No
         for (primitive, _), equal in rows.items():
             entries.append(([*labels, primitive], replace(equal[0], times=len(equal))))
     nodes = tree_of(entries, depth, lambda label: label.endswith("/"))
-    head = f"values  {_counted(len(values), 'array')} on {_counted(len({key[1] for key in groups}), 'source line')}"
+    head = f"values  {counted(len(values), 'array')} on {counted(len({key[1] for key in groups}), 'source line')}"
     return [head, *written(fitted(_named(nodes), limit, each=True), lambda node: "")]
 
 
@@ -165,7 +170,7 @@ def findings_lines(findings: Sequence[Finding], limit: int | None, width: int) -
         (name, sum(f.severity == severity for f in findings))
         for severity, name in (("error", "error"), ("warning", "warning"), ("info", "note"))
     ]
-    lines = ["findings  " + ", ".join(_counted(n, name) for name, n in counts if n)]
+    lines = ["findings  " + ", ".join(counted(n, name) for name, n in counts if n)]
     notes = grouped((finding for finding in findings if finding.severity == "info"), lambda finding: finding.kind)
     grave = [finding for finding in findings if finding.severity != "info"]
     listed = grave if limit is None else grave[:limit]
@@ -192,10 +197,6 @@ def _finding(finding: Finding, width: int) -> list[str]:
             fix, width, initial_indent="    ", subsequent_indent="         ", break_long_words=False, break_on_hyphens=False
         )
     return lines
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 Where = str | Callable[[PlannedValue], object] | None
@@ -244,23 +245,11 @@ _Row = tuple[str, str, str, str, str]
 """Bytes, trips, steps, place, and the value that moves."""
 
 
-def reshards(reshards_of_plan: Sequence[Reshard], limit: int | None) -> list[str]:
-    """Reshards with the most bytes first; alike ones of several values share a line."""
-    alike = grouped(reshards_of_plan, lambda r: (r.type, r.source, r.target, r.steps, r.bytes_per_device, r.reason, r.location, r.trips))
-    return _moves("reshard", list(alike.values()), _reshard, limit)
-
-
-def collectives(collectives_of_plan: Sequence[Collective], limit: int | None) -> list[str]:
-    """Collectives of a program that is partitioned, in the order and form of `reshards`."""
-    alike = grouped(collectives_of_plan, lambda c: (c.kind, c.axes, c.dtype, c.shape, c.trips, c.location, c.primitive))
-    return _moves("collective", list(alike.values()), _collective, limit)
-
-
 _M = TypeVar("_M", Reshard, Collective)
 
 
 def _moves(what: str, alike: list[list[_M]], row: Callable[[Sequence[_M]], _Row], limit: int | None) -> list[str]:
-    """A part of the text, with a row for each group of movements."""
+    """A part of the text, with a row for each group of alike movements, those of the most bytes first."""
     if not alike:
         return []
     alike.sort(key=lambda group: -len(group) * group[0].call_bytes)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from shardy_py.ir.types import local_bytes
 from shardy_py.plan.checks.context import is_replicated
 from shardy_py.plan.collectives import format_bytes
-from shardy_py.plan.paths import path_parts
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue
 
@@ -60,17 +59,6 @@ def leaf(plan: PlanRecord, value: PlannedValue) -> TreeNode:
     return TreeNode("", value.text, size, replicated=bool(value.shape) and is_replicated(value.sharding))
 
 
-def by_path(plan: PlanRecord, values: Iterable[PlannedValue], depth: int | None = None) -> tuple[TreeNode, ...]:
-    """A tree of the leaves of arguments or results, in their order; layers that are alike are one node."""
-    return tree_of([(path_parts(value.path), leaf(plan, value)) for value in values], depth)
-
-
-def shortened(nodes: Iterable[TreeNode], limit: int | None, seen: Seen) -> list[TreeNode]:
-    """The lines of a tree within a limit; subtrees that equal an earlier one are named after it."""
-    lines = joined(list(nodes))
-    return fitted(repeated(lines, seen) if limit is not None else lines, limit)
-
-
 def tree_of(
     leaves: Iterable[tuple[Sequence[str], TreeNode]], depth: int | None = None, numbered: Callable[[str], bool] = lambda label: True
 ) -> tuple[TreeNode, ...]:
@@ -112,12 +100,13 @@ def _cut(node: TreeNode, depth: int) -> TreeNode:
     if not node.children:
         return node
     if depth <= 1:
-        return replace(node, label=f"{node.label} ...", text=_arrays(node.count), children=())
+        return replace(node, label=f"{node.label} ...", text=counted(node.count), children=())
     return replace(node, children=tuple(_cut(child, depth - 1) for child in node.children))
 
 
-def _arrays(count: int) -> str:
-    return f"{count:,} arrays" if count > 1 else "1 array"
+def counted(count: int, what: str = "array") -> str:
+    """A number of things in words."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def joined(nodes: Sequence[TreeNode]) -> list[TreeNode]:
@@ -147,7 +136,7 @@ def repeated(nodes: Sequence[TreeNode], seen: Seen, around: str = "") -> list[Tr
         path = around + node.label
         first = seen.setdefault(node.children, path) if node.children else path
         if first != path:
-            out.append(replace(node, text=f"{_arrays(node.count)}, as {first}", children=()))
+            out.append(replace(node, text=f"{counted(node.count)}, as {first}", children=()))
         else:
             out.append(replace(node, children=tuple(repeated(node.children, seen, path))))
     return out
@@ -219,7 +208,7 @@ def _largest(node: TreeNode) -> int:
 
 
 def written(
-    nodes: Sequence[TreeNode], describe: Callable[[TreeNode], str] = lambda node: _arrays(node.count), widest: int = 64
+    nodes: Sequence[TreeNode], describe: Callable[[TreeNode], str] = lambda node: counted(node.count), widest: int = 64
 ) -> list[str]:
     """The lines, in columns: label, text, bytes per device, how many there are."""
     rows: list[tuple[str, str, str, str]] = []

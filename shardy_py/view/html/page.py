@@ -9,15 +9,13 @@ import json
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shardy_py.cost.hardware import Hardware
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.diff import partners
 from shardy_py.plan.record import PlanRecord
 from shardy_py.view.html.payload import payload
-
-if TYPE_CHECKING:
-    from shardy_py.cost.hardware import Hardware
 
 SCRIPTS = ("dom.js", "data.js", "tree.js", "sharding.js", "lists.js", "panel.js", "charts.js", "planner.js", "main.js")
 """Parts of the page's script, in the order in which they are put together."""
