@@ -1,10 +1,10 @@
-"""The table of all kinds of findings: meaning, check, and severity; the findings of a plan, and those that a user accepts."""
+"""The table of all kinds of findings, whose meaning docs/findings.md says; the findings of a plan, and those that a user accepts."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from shardy_py.errors import ShardyError
 from shardy_py.passes.collection import no_collection
@@ -28,64 +28,25 @@ from shardy_py.plan.search import NOTHING
 
 Check = Callable[[CheckContext], Iterator[Finding]]
 
+_OF_PLANNING = "no-rule unused-rule unmatched-rule overruled-rule refused-donation"
+_OF_PARTITIONING = "runs-whole jit-lowering whole-dimension whole-callback"
 
-@dataclass(frozen=True, slots=True)
-class FindingKind:
-    """A kind of finding.
-
-    Attributes:
-        check: The function that reports it for a plan; None where planning or the partitioner does.
-    """
-
-    name: str
-    severity: str
-    meaning: str
-    check: Check | None = None
-
-
-KINDS = (
-    FindingKind("no-rule", "warning, note", "a primitive or a `custom_partitioning` without a sharding rule: shardings stop there"),
-    FindingKind(
-        "unused-rule",
-        "warning, note",
-        "a rule by name that matches no argument and no named result, or only leaves that an earlier rule matches; rules for logical axes"
-        " that no array and no constraint has",
-    ),
-    FindingKind(
-        "unmatched-rule",
-        "note",
-        "arguments of rank 2 or more that no rule by name matches and that propagation leaves whole, or one with named dimensions where"
-        " there are no rules for names",
-    ),
-    FindingKind("overruled-rule", "warning", "an argument committed to another sharding than its rule by name: its own sharding counts"),
-    FindingKind("refused-donation", "warning, note", "a donated array that no output reuses, with the reason"),
-    FindingKind("runs-whole", "warning, note", 'under `lowering="shard_map"`, an op that runs whole on every device'),
-    FindingKind("jit-lowering", "warning, note", 'under `lowering="auto"`, why XLA\'s partitioner runs the plan'),
-    FindingKind("whole-dimension", "note", 'under `lowering="shard_map"`, an op along a sharded dimension that cannot run in parts'),
-    FindingKind("whole-callback", "warning, note", 'under `lowering="shard_map"`, a callback that receives whole arrays'),
-    FindingKind("indivisible", "warning, note", "axes that do not divide a dimension: dropped, or padded for", indivisible),
-    FindingKind("sub-axis-removed", "warning, note", "an argument or result lost part of an axis, which JAX cannot name", sub_axis_removed),
-    FindingKind(
-        "state-unlike-parameter", "warning, note", "optimizer state sharded by fewer axes than its parameter", state_unlike_parameter
-    ),
-    FindingKind("unused-axis", "warning, note", "a mesh axis that shards nothing", unused_axis),
-    FindingKind("cut-along-scan", "warning, note", "a stack sharded along the dimension that a scan iterates over", cut_along_scan),
-    FindingKind("costly-constraint", "warning", "constraints inside that cost more than a tenth of a planner's step", costly_constraint),
-    FindingKind("costly-reshard", "note", "an intermediate is gathered whole", costly_reshard),
-    FindingKind(
-        "host-transfer", "warning, note", "moves between the host and the devices that take longer than the rest of a step", host_transfers
-    ),
-    FindingKind("axis-lost-in-reshape", "warning, note", "a reshape whose result cannot have an axis of its operand", axis_lost_in_reshape),
-    FindingKind("batch-axis-lost", "warning, note", "an axis of the data gave way to the same axis on a parameter", batch_axis_lost),
-    FindingKind("smaller-peak", "warning, note", "a checkpoint, a donation or a sharding that lowers the memory peak", smaller_peak),
-    FindingKind(
-        "replicated-large",
-        "warning, note",
-        "a large value that is replicated without an annotation, or an activation that a constraint replicates",
-        replicated_large,
-    ),
-)
-"""In the order in which checks run; a later one skips paths that an earlier one reported."""
+KINDS: dict[str, Check | None] = {
+    **dict.fromkeys((*_OF_PLANNING.split(), *_OF_PARTITIONING.split())),
+    "indivisible": indivisible,
+    "sub-axis-removed": sub_axis_removed,
+    "state-unlike-parameter": state_unlike_parameter,
+    "unused-axis": unused_axis,
+    "cut-along-scan": cut_along_scan,
+    "costly-constraint": costly_constraint,
+    "costly-reshard": costly_reshard,
+    "host-transfer": host_transfers,
+    "axis-lost-in-reshape": axis_lost_in_reshape,
+    "batch-axis-lost": batch_axis_lost,
+    "smaller-peak": smaller_peak,
+    "replicated-large": replicated_large,
+}
+"""Kind of finding -> the check that reports it, in the order in which checks run; a later one skips paths that an earlier one reported."""
 
 WEIGHED = frozenset(("batch-axis-lost", "costly-reshard", "cut-along-scan", "replicated-large", "state-unlike-parameter", "unused-axis"))
 """Kinds of shardings whose costs a planner weighs: of a planner's plan they are notes."""
@@ -111,11 +72,11 @@ def observed_in(plan: PlanRecord) -> tuple[Findings, Mapping[object, Proposal]]:
     """The findings before fixes are tried, errors first, then warnings, then notes, each by bytes; and the fixes of some."""
     findings = plan.planning_findings if plan.partitioner is None else (*plan.planning_findings, *plan.partitioner.findings(plan))
     context = CheckContext(plan, list(findings))
-    for kind in KINDS:
-        if kind.check is not None:
-            reported = kind.check(context)
-            context.findings.extend(_weighed(each) if kind.name in WEIGHED and _is_weighed(each, plan) else each for each in reported)
-    order = {kind.name: i for i, kind in enumerate(KINDS)}
+    for kind, check in KINDS.items():
+        if check is not None:
+            reported = check(context)
+            context.findings.extend(_weighed(each) if kind in WEIGHED and _is_weighed(each, plan) else each for each in reported)
+    order = {kind: i for i, kind in enumerate(KINDS)}
     findings = sorted(context.findings, key=lambda f: (_RANK[f.severity], -f.bytes, order.get(f.kind, len(order))))
     return merged(findings, _causes(plan)), {} if plan.search is not None else context.proposals
 
@@ -172,13 +133,12 @@ def _parsed(pattern: object) -> tuple[str, str, str]:
         raise TypeError(f"ignore holds {pattern!r}, a {type(pattern).__name__}; it is a kind of finding or several, as ['unused-axis']")
     check_length(pattern, "ignore")
     kind, colon, path = pattern.partition(":")
-    names = [entry.name for entry in KINDS]
-    if kind not in names:
-        near = difflib.get_close_matches(kind, names, 1)
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, 1)
         raise ShardyError(
             f"there is no finding of kind {kind!r}",
             where=f"ignore={pattern!r}",
-            why=f"the kinds are {', '.join(names)}",
+            why=f"the kinds are {', '.join(KINDS)}",
             fix=f"did you mean {near[0]!r}?" if near else "use one of them",
         )
     return kind, colon, path
