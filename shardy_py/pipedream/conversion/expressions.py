@@ -49,9 +49,7 @@ def written(call: Call, name: str, operands: Sequence[str], gives: Sequence[str]
     if kind.module:
         target = f"{prefix_of(kind.module)}.{kind.attribute}"
         training = [f"{word}={word}" for word in kind.training]
-        named = call.named if kind.layer or kind.arguments is None else named_values(call)
-        positional = call.positional if named is call.named else ()
-        arguments = [*map(literal, positional), *(f"{key}={literal(value)}" for key, value in named.items())]
+        arguments = [*map(literal, call.positional), *(f"{key}={literal(value)}" for key, value in call.named.items())]
         if kind.layer:
             return lines.call(lines.call(target, [*arguments, f"name={literal(name)}"]), [*operands, *training])
         return lines.call(target, [*operands, *arguments, *training])
@@ -75,12 +73,6 @@ def written(call: Call, name: str, operands: Sequence[str], gives: Sequence[str]
             return lines.several(["None"] * states)
         case other:
             raise AssertionError(other)
-
-
-def named_values(call: Call) -> dict[str, object]:
-    """Arguments of a function, all by name."""
-    names = [argument.target for argument in call.kind.arguments or () if argument.target]
-    return {**dict(zip(names, call.positional)), **call.named}
 
 
 def _new_shape(sizes: Sequence[str], first: str, rest: Sequence[int]) -> list[str]:

@@ -1,8 +1,14 @@
-"""Kinds of layers that generated code can call, and the check of their arguments."""
+"""Kinds of layers that generated code can call, and the check of their arguments.
+
+The arguments of a package's own layers are read off their source: fields of a class, parameters of a function behind the array.
+"""
 
 from __future__ import annotations
 
+import ast
+import functools
 import keyword
+import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,23 +16,24 @@ from typing import Any
 
 from shardy_py.pipedream.conversion.descriptions import ConversionError, Description, Word
 
-Check = Callable[[object], bool]
-
 
 @dataclass(frozen=True)
 class LayerArgument:
-    """One argument of a layer; `as_name` is its name in the Flax layer, empty if that has no such argument."""
+    """One argument of a layer; `target` is its name there and `type` its annotation."""
 
     name: str
-    says: str
-    check: Check
+    target: str
+    type: str
     needed: bool = False
-    as_name: str | None = None
 
     @property
-    def target(self) -> str:
-        """The name under which the layer takes it."""
-        return self.name if self.as_name is None else self.as_name
+    def says(self) -> str:
+        """The values that it takes, in words."""
+        return ", or ".join(_TYPES[each][0] for each in self.type.split(" | "))
+
+    def takes(self, value: object) -> bool:
+        """Whether it takes a value."""
+        return any(_TYPES[each][1](value) for each in self.type.split(" | "))
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class LayerKind:
         arguments: Its arguments, in the order in which they are passed by place. None takes any.
         gives: Its result: "array", "parts", "state", or a "size" or "shape", which is known while tracing and must stay so.
         bind: Makes the call from a description, in place of `arguments`.
+        only: PyTorch's arguments that the layer does not have, and the values of them that change nothing.
     """
 
     name: str
@@ -59,6 +67,7 @@ class LayerKind:
     training: tuple[str, ...] = ()
     gives: str = "array"
     bind: Callable[[LayerKind, Description], Call] | None = None
+    only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
 
 def is_name(text: str) -> bool:
@@ -77,22 +86,25 @@ def bind_plain(kind: LayerKind, description: Description) -> Call:
         if wrong is not None:
             raise ConversionError(f"{wrong!r} is not an identifier", where=f"arguments of {kind.name}")
         return Call(kind, positional, named)
+    named = {name: _plain(value) for name, value in named.items()}
+    for name, values in kind.only.items():
+        if (value := named.pop(name, values[0])) not in values:
+            raise ConversionError(f"{name} of {kind.name} is {value!r}", why=f"{values[0]} is the only value that there is")
     argument_of = {argument.name: argument for argument in kind.arguments}
     if len(positional) > len(argument_of):
         raise ConversionError(f"{kind.name} is given {len(positional)} arguments and has {len(argument_of)}")
-    places = dict(zip(argument_of, positional))
-    for name in named:
-        if name not in argument_of or name in places:
+    values = dict(zip(argument_of, map(_plain, positional)))
+    for name, value in named.items():
+        if name not in argument_of or name in values:
             why = f"its arguments are {', '.join(argument_of)}" if argument_of else "it has none"
             raise ConversionError(f"{kind.name} {'is given twice' if name in argument_of else 'has no argument'} {name!r}", why=why)
-    values = {name: _plain(value) for name, value in {**places, **named}.items()}
+        values[name] = value
     for name, argument in argument_of.items():
         if name not in values and argument.needed:
             raise ConversionError(f"{kind.name} needs {name}")
-        if name in values and not argument.check(values[name]):
+        if name in values and not argument.takes(values[name]):
             raise ConversionError(f"{name} of {kind.name} is {values[name]!r}", why=f"it is {argument.says}")
-    first = tuple(values[name] for name in places if argument_of[name].target)
-    return Call(kind, first, {argument_of[name].target: values[name] for name in named if argument_of[name].target})
+    return Call(kind, named={argument.target: values[name] for name, argument in argument_of.items() if name in values})
 
 
 def _without_inplace(description: Description) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -105,86 +117,50 @@ def _plain(value: object) -> object:
     return value.text if isinstance(value, Word) else value
 
 
-def _count(value: object) -> bool:
-    return type(value) is int and value > 0
+def _is_number(least: float) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and value >= least
 
 
-def _index(value: object) -> bool:
-    return type(value) is int
-
-
-def _pair_of(check: Check) -> Check:
+def _is_pair(least: int) -> Callable[[object], bool]:
+    check = _is_number(least)
     return lambda value: check(value) or (isinstance(value, tuple) and len(value) == 2 and all(map(check, value)))
 
 
-_sizes = _pair_of(_count)
-_paddings = _pair_of(lambda value: type(value) is int and value >= 0)
-
-
-def _a(name: str, kind: str, needed: bool = False, as_name: str | None = None) -> LayerArgument:
-    check, says = _CHECKS[kind]
-    return LayerArgument(name, says, check, needed, as_name)
-
-
-_CHECKS: dict[str, tuple[Check, str]] = {
-    "count": (_count, "a positive integer"),
-    "counts": (lambda v: _count(v) or (isinstance(v, tuple) and bool(v) and all(map(_count, v))), "a positive integer, or several"),
-    "index": (_index, "an integer"),
-    "index or None": (lambda v: v is None or _index(v), "an integer or None"),
-    "real": (lambda v: type(v) in (int, float), "a number"),
-    "share": (lambda v: isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= 1, "a number between 0 and 1"),
-    "flag": (lambda v: isinstance(v, bool), "True or False"),
-    "zero": (lambda v: v == 0, "0"),
-    "one": (lambda v: v in (1, (1, 1)), "1, the only dilation of a pool that there is"),
-    "pair": (_sizes, "a positive integer, or a pair of them"),
-    "pair or None": (lambda v: v is None or _sizes(v), "a positive integer, a pair of them, or None"),
-    "padding": (_paddings, "a non-negative integer, or a pair of them"),
-    "padding or word": (lambda v: _paddings(v) or v in ("same", "valid"), "a non-negative integer, a pair of them, same or valid"),
-    "zeros": (lambda v: v == "zeros", "zeros, the only mode of padding there is"),
-    "false": (lambda v: v is False, "False"),
+# Word of an annotation -> the values in words, and the check.
+_TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "int": ("a positive integer", _is_number(1)),
+    "Sequence[int]": ("several", lambda value: isinstance(value, tuple) and bool(value) and all(map(_is_number(1), value))),
+    "Pair": ("a positive integer, or a pair of them", _is_pair(1)),
+    "Padding": ("a non-negative integer, or a pair of them", _is_pair(0)),
+    "Index": ("an integer", _is_number(float("-inf"))),
+    "float": ("a number between 0 and 1", lambda value: type(value) in (int, float) and 0 <= value <= 1),  # pyright: ignore
+    "bool": ("True or False", lambda value: isinstance(value, bool)),
+    "str": ("same or valid", lambda value: value in ("same", "valid")),
+    "None": ("None", lambda value: value is None),
+    "Any": ("anything", lambda _: True),
 }
 
-_BIAS = _a("bias", "flag", as_name="use_bias")
-_LINEAR = (_a("in_features", "count", True), _a("out_features", "count", True), _BIAS)
-_CONV = (
-    _a("in_channels", "count", True),
-    _a("out_channels", "count", True),
-    _a("kernel_size", "pair", True),
-    _a("stride", "pair"),
-    _a("padding", "padding or word"),
-    _a("dilation", "pair"),
-    _a("groups", "count"),
-    _BIAS,
-    _a("padding_mode", "zeros", as_name=""),
-)
-_POOL = (_a("kernel_size", "pair", True), _a("stride", "pair or None"), _a("padding", "padding"))
-_NORM = (
-    _a("num_features", "count", True),
-    _a("eps", "real"),
-    _a("momentum", "real"),
-    _a("affine", "flag"),
-    _a("track_running_stats", "flag"),
-)
-_LSTM = (
-    _a("input_size", "count", True),
-    _a("hidden_size", "count", True),
-    _a("num_layers", "count"),
-    _BIAS,
-    _a("batch_first", "flag"),
-    _a("dropout", "share"),
-    _a("bidirectional", "flag"),
-    _a("proj_size", "zero", as_name=""),
-)
+
+@functools.cache
+def _own_layers(module: str) -> dict[str, ast.stmt]:
+    tree = ast.parse((pathlib.Path(__file__).parent / "copied" / f"{module}.py").read_text())
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
 
 
-def _conv(kind: LayerKind, description: Description) -> Call:
-    call = bind_plain(kind, description)
-    values = dict(zip(("in_channels", "out_channels"), call.positional)) | dict(call.named)
-    groups = values.get("groups", 1)
-    for name in ("in_channels", "out_channels"):
-        if int(str(values[name])) % int(str(groups)):
-            raise ConversionError(f"{name} of Conv2d is {values[name]}, which {groups} groups do not divide")
-    return call
+def _arguments_of(node: ast.stmt) -> tuple[LayerArgument, ...]:
+    """The fields of a class, or the parameters of a function behind the first."""
+    if isinstance(node, ast.ClassDef):
+        fields = [(each.target, each.annotation, each.value is None) for each in node.body if isinstance(each, ast.AnnAssign)]
+    else:
+        assert isinstance(node, ast.FunctionDef)
+        needed = len(node.args.args) - len(node.args.defaults)
+        fields = [(ast.Name(each.arg), each.annotation or ast.Constant(None), i < needed) for i, each in enumerate(node.args.args)][1:]
+    return tuple(_argument(*map(ast.unparse, field), needed=needed) for *field, needed in fields)
+
+
+def _argument(target: str, type: str, *, needed: bool = False) -> LayerArgument:
+    """An argument under PyTorch's name."""
+    return LayerArgument({"use_bias": "bias", "axis": "dim"}.get(target, target), target, type, needed)
 
 
 def _child(kind: LayerKind, description: Description, name: str, expected: str) -> Description:
@@ -196,9 +172,7 @@ def _child(kind: LayerKind, description: Description, name: str, expected: str) 
 
 def _sizes_of(child: Description) -> dict[str, object]:
     """Arguments of a layer inside another by their Flax names."""
-    kind = KINDS[child.kind]
-    call = bind_plain(kind, child)
-    return dict(zip((argument.target for argument in kind.arguments or ()), call.positional)) | dict(call.named)
+    return dict(bind_plain(KINDS[child.kind], child).named)
 
 
 def _bidirectional(kind: LayerKind, description: Description) -> Call:
@@ -206,7 +180,7 @@ def _bidirectional(kind: LayerKind, description: Description) -> Call:
     only = {"input_size", "hidden_size", "use_bias", "bidirectional"}
     if not values.pop("bidirectional", False) or set(values) - only:
         raise ConversionError("(bidir) of EmuBidirLSTM is not one bidirectional layer", fix="(bidir): LSTM(n, m, bidirectional=True)")
-    return Call(kind, (values.pop("input_size"), values.pop("hidden_size")), values)
+    return Call(kind, named=values)
 
 
 def _attention(kind: LayerKind, description: Description) -> Call:
@@ -221,19 +195,19 @@ def _attention(kind: LayerKind, description: Description) -> Call:
             "the sizes inside of RecurrentAttention do not fit",
             why="linear_q reads what rnn gives, and linear_q and linear_k are added",
         )
-    named = {"num_units": keys["out_features"]}
+    named = {"input_size": rnn["input_size"], "context_size": keys["in_features"], "hidden_size": rnn["hidden_size"]}
+    named["num_units"] = keys["out_features"]
     for name, place in (("p", description), ("attention_p", attention)):
         if "dropout" in place.children:
             p = _sizes_of(_child(kind, place, "dropout", "Dropout")).get("p", 0.5)
             named |= {name: p} if p else {}
     if rnn.get("use_bias") is False:
         named["use_bias"] = False
-    return Call(kind, (rnn["input_size"], keys["in_features"], rnn["hidden_size"]), named)
+    return Call(kind, named=named)
 
 
 def _classifier(kind: LayerKind, description: Description) -> Call:
-    values = _sizes_of(_child(kind, description, "classifier", "Linear"))
-    return Call(kind, (values.pop("in_features"), values.pop("out_features")), values)
+    return Call(kind, named=_sizes_of(_child(kind, description, "classifier", "Linear")))
 
 
 def _view(kind: LayerKind, description: Description) -> Call:
@@ -257,71 +231,56 @@ def _is_key(key: object) -> bool:
     return key is None or key is Ellipsis or type(key) is int or isinstance(key, slice)
 
 
-def _bare(kind: LayerKind, description: Description) -> Call:
-    rest = [*(value for value in description.positional if value != Word("inplace")), *(set(description.named) - {"inplace"})]
-    if rest or description.children:
-        raise ConversionError(f"{kind.name} takes no arguments")
-    return Call(kind)
+def _own(name: str, module: str = "layers", attribute: str = "", **more: Any) -> LayerKind:
+    """A layer of the package's own."""
+    node = _own_layers(module)[attribute or name]
+    return LayerKind(name, module, attribute or name, _arguments_of(node), isinstance(node, ast.ClassDef), **more)
 
 
-def _layer(name: str, arguments: tuple[LayerArgument, ...] = (), attribute: str = "", **more: object) -> LayerKind:
-    return LayerKind(name, "layers", attribute or name, arguments, **more)  # pyright: ignore[reportArgumentType]
-
-
-def _recurrent(name: str, **more: object) -> LayerKind:
-    return LayerKind(name, "recurrent", name, **more)  # pyright: ignore[reportArgumentType]
-
-
-def _function(name: str, module: str, attribute: str, arguments: tuple[LayerArgument, ...] = ()) -> LayerKind:
+def _function(name: str, target: str, *arguments: LayerArgument) -> LayerKind:
+    module, _, attribute = target.rpartition(".")
     return LayerKind(name, module, attribute, arguments, layer=False)
 
 
 _BOTH = ("train", "key")
+_AXIS = _argument("axis", "Index", needed=True)
 
 # Ops without a module are written in place: expressions.py says how.
 _ALL = (
-    _layer("Conv2d", _CONV, bind=_conv),
-    _layer("Linear", _LINEAR),
-    _layer("BatchNorm1d", _NORM, "BatchNorm", training=("train",)),
-    _layer("BatchNorm2d", _NORM, "BatchNorm", training=("train",)),
-    _layer("LayerNorm", (_a("normalized_shape", "counts", True), _a("eps", "real"), _a("elementwise_affine", "flag"), _BIAS)),
-    _layer("Embedding", (_a("num_embeddings", "count", True), _a("embedding_dim", "count", True), _a("padding_idx", "index or None"))),
-    _layer("Dropout", (_a("p", "share"),), training=_BOTH),
-    _recurrent("LSTM", arguments=_LSTM, most=2, gives="parts", training=_BOTH),
-    _recurrent("EmuBidirLSTM", bind=_bidirectional, fewest=2, most=2),
-    _recurrent("RecurrentAttention", bind=_attention, fewest=4, most=4, gives="parts", training=_BOTH),
-    _recurrent("Classifier", bind=_classifier),
-    _function(
-        "MaxPool2d",
-        "layers",
-        "max_pool2d",
-        (*_POOL, _a("dilation", "one", as_name=""), _a("return_indices", "false", as_name=""), _a("ceil_mode", "flag")),
-    ),
-    _function("AvgPool2d", "layers", "avg_pool2d", _POOL),
-    _function("AdaptiveAvgPool2d", "layers", "adaptive_avg_pool2d", (_a("output_size", "pair", True),)),
-    _function("ReLU", "jax.nn", "relu"),
-    _function("ReLU6", "jax.nn", "relu6"),
-    _function("Sigmoid", "jax.nn", "sigmoid"),
-    _function("SiLU", "jax.nn", "silu"),
-    _function("Tanh", "jax.numpy", "tanh"),
-    _function("LeakyReLU", "jax.nn", "leaky_relu", (_a("negative_slope", "real"),)),
-    _function("Softmax", "jax.nn", "softmax", (_a("dim", "index", True, "axis"),)),
-    _function("LogSoftmax", "jax.nn", "log_softmax", (_a("dim", "index", True, "axis"),)),
-    LayerKind("Add", bind=_bare, fewest=2, most=None),
-    LayerKind("Mul", bind=_bare, fewest=2, most=None),
-    LayerKind("Concat", arguments=(_a("dim", "index"),), most=None),
-    LayerKind("Size", arguments=(_a("dim", "index"),), gives="size"),
+    _own("Conv2d", only={"padding_mode": ("zeros",)}),
+    _own("Linear"),
+    _own("BatchNorm1d", attribute="BatchNorm", training=("train",)),
+    _own("BatchNorm2d", attribute="BatchNorm", training=("train",)),
+    _own("LayerNorm"),
+    _own("Embedding"),
+    _own("Dropout", training=_BOTH),
+    _own("LSTM", "recurrent", most=2, gives="parts", training=_BOTH, only={"proj_size": (0,)}),
+    _own("EmuBidirLSTM", "recurrent", bind=_bidirectional, fewest=2, most=2),
+    _own("RecurrentAttention", "recurrent", bind=_attention, fewest=4, most=4, gives="parts", training=_BOTH),
+    _own("Classifier", "recurrent", bind=_classifier),
+    _own("MaxPool2d", attribute="max_pool2d", only={"dilation": (1, (1, 1)), "return_indices": (False,)}),
+    _own("AvgPool2d", attribute="avg_pool2d"),
+    _own("AdaptiveAvgPool2d", attribute="adaptive_avg_pool2d"),
+    _function("ReLU", "jax.nn.relu"),
+    _function("ReLU6", "jax.nn.relu6"),
+    _function("Sigmoid", "jax.nn.sigmoid"),
+    _function("SiLU", "jax.nn.silu"),
+    _function("Tanh", "jax.numpy.tanh"),
+    _function("LeakyReLU", "jax.nn.leaky_relu", _argument("negative_slope", "float")),
+    _function("Softmax", "jax.nn.softmax", _AXIS),
+    _function("LogSoftmax", "jax.nn.log_softmax", _AXIS),
+    LayerKind("Add", fewest=2, most=None),
+    LayerKind("Mul", fewest=2, most=None),
+    LayerKind("Concat", arguments=(_argument("dim", "Index"),), most=None),
+    LayerKind("Size", arguments=(_argument("dim", "Index"),), gives="size"),
     LayerKind("View", bind=_view, most=None),
-    LayerKind("Transpose", arguments=(_a("dim0", "index", True), _a("dim1", "index", True))),
+    LayerKind("Transpose", arguments=(_argument("dim0", "Index", needed=True), _argument("dim1", "Index", needed=True))),
     LayerKind("__getitem__", bind=_item),
-    LayerKind("hidden", bind=_bare, fewest=0, most=0, gives="state"),
-    LayerKind("Input", bind=_bare, fewest=0, most=0),
+    LayerKind("hidden", fewest=0, most=0, gives="state"),
+    LayerKind("Input", fewest=0, most=0),
 )
 
 KINDS: dict[str, LayerKind] = {kind.name: kind for kind in _ALL}
-if len(KINDS) < len(_ALL):
-    raise AssertionError("two layers have one name")
-
 
 _ADDED: dict[str, LayerKind] = {}
 
@@ -364,7 +323,7 @@ def register_layer(
         raise ConversionError(f"training={training!r} has other words than 'train' and 'key'", where=f"layer {name!r}")
     if kind_named(name) is not None:
         raise ConversionError(f"layer {name!r} is known already", fix="choose another name")
-    listed = None if arguments is None else tuple(LayerArgument(each, "", lambda _: True) for each in arguments)
+    listed = None if arguments is None else tuple(LayerArgument(each, each, "Any") for each in arguments)
     _ADDED[name] = LayerKind(name, module, attribute, listed, layer, *operands, tuple(dict.fromkeys(training)))
 
 

@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-Pair = int | Sequence[int]
+# The words of annotations say which values a layer takes.
+Pair = Padding = int | Sequence[int]
+Index = int
 
 
 def pair(value: Pair) -> tuple[int, int]:
@@ -77,7 +79,7 @@ class Conv2d(nn.Module):
     out_channels: int
     kernel_size: Pair
     stride: Pair = 1
-    padding: Pair | str = 0
+    padding: Padding | str = 0
     dilation: Pair = 1
     groups: int = 1
     use_bias: bool = True
@@ -174,7 +176,7 @@ class Embedding(nn.Module):
 
     num_embeddings: int
     embedding_dim: int
-    padding_idx: int | None = None
+    padding_idx: Index | None = None
 
     @nn.compact
     def __call__(self, ids: jax.Array) -> jax.Array:
@@ -210,7 +212,7 @@ def _windows(
     combine: Callable[..., Any],
     kernel: Pair,
     stride: Pair | None,
-    padding: Pair,
+    padding: Padding,
     ceil: bool,
 ) -> jax.Array:
     """Each window made one element; `ceil` adds windows that reach beyond the padding."""
@@ -231,7 +233,7 @@ def max_pool2d(
     x: jax.Array,
     kernel_size: Pair,
     stride: Pair | None = None,
-    padding: Pair = 0,
+    padding: Padding = 0,
     ceil_mode: bool = False,
 ) -> jax.Array:
     """The greatest element of each window, as torch.nn.MaxPool2d."""
@@ -239,7 +241,7 @@ def max_pool2d(
 
 
 def avg_pool2d(
-    x: jax.Array, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0
+    x: jax.Array, kernel_size: Pair, stride: Pair | None = None, padding: Padding = 0
 ) -> jax.Array:
     """The mean of each window, padding included, as torch.nn.AvgPool2d."""
     sums = _windows(x, 0.0, lax.add, kernel_size, stride, padding, False)
