@@ -27,8 +27,8 @@ MESSAGE_ROUNDS = 5
 NARROWER = 0.7
 """A problem with at most this part of its entries is a new one, whose messages are shorter; any other goes to branch and bound."""
 
-BRANCHES = ((30_000, 200), (120_000, 2_000), (480_000, 20_000), (math.inf, 200_000))
-"""Columns and nodes of branch and bound, in turn. The cheapest columns often have the best assignment, which shortens the proof."""
+NODES = 200_000
+"""Of one branch and bound."""
 
 ROUNDING = 1e-9
 """Of sums of costs, in parts of them."""
@@ -106,52 +106,42 @@ class _Solver:
     # ------------------------------------------------------------------ the whole search
 
     def is_exhausted(self) -> bool:
-        """Searches in rounds of branch and bound; returns whether nothing better than the best exists."""
-        ascent: Ascent | None = None
-        for columns, nodes in BRANCHES:
-            while not self.close and not self.late:
-                if not self.stages[-1].feasible:
-                    return True
-                if not self.small.tables:
-                    self.offer(self.completed(self.current))
-                    return True
-                ascent = ascent or Ascent(relaxation.program(self.small), 2 * self.scale)
-                ascent.run(rounds=MESSAGE_ROUNDS, enough=self.target, end=self.end)
-                bound, slacks = ascent.slacks()
-                self.prove(bound)
-                keep = bound + slacks <= self.most
-                if self.close or keep.mean() > NARROWER:
-                    break
-                self.stages.append(reduced(relaxation.narrowed(self.small, ascent.of, keep)))
-                ascent = None
-            if self.close or self.late or ascent is None:
-                return False
-            if self.branch(ascent, columns, nodes):
+        """Searches by messages, then by branch and bound; returns whether nothing better than the best exists."""
+        while not self.close and not self.late:
+            if not self.stages[-1].feasible:
                 return True
+            if not self.small.tables:
+                self.offer(self.completed(self.current))
+                return True
+            ascent = Ascent(relaxation.program(self.small), 2 * self.scale)
+            ascent.run(rounds=MESSAGE_ROUNDS, enough=self.target, end=self.end)
+            bound, slacks = ascent.slacks()
+            self.prove(bound)
+            keep = bound + slacks <= self.most
+            if self.close or self.late:
+                return False
+            stage = reduced(relaxation.narrowed(self.small, ascent.of, keep))
+            if keep.mean() > NARROWER:
+                return self.branch(stage)
+            self.stages.append(stage)
         return False
 
-    def branch(self, ascent: Ascent, columns: float, nodes: int) -> bool:
+    def branch(self, stage: Reduced) -> bool:
         """Branch and bound on what may cost less than the best assignment; returns whether nothing better exists."""
-        bound, slacks = ascent.slacks()
-        most = self.most
-        if len(slacks) > columns:
-            most = min(most, bound + float(np.partition(slacks, int(columns))[int(columns)]))
-        is_whole = most >= self.most
-        stage = reduced(relaxation.narrowed(self.small, ascent.of, bound + slacks <= most))
-        for presolve in (True, False)[: 1 + is_whole]:  # HiGHS's presolve may lose the best solution
+        for presolve in (True, False):  # HiGHS's presolve may lose the best solution
             if not stage.feasible:
-                break
+                return not self.close
             if not stage.problem.tables:
                 self.offer(self.completed(stage.completed(self.current)))
-                self.prove(min(stage.cost, most))
-                break
+                self.prove(min(stage.cost, self.most))
+                return not self.close
             program = relaxation.program(stage.problem)
             room = self.gap * self.best_cost if self.best is not None else 0.0
             gap = min(0.9 * room / self.scale, 0.5)
-            searched = relaxation.search(program, self.scale, gap=gap, nodes=nodes, seconds=self.left, presolve=presolve)
+            searched = relaxation.search(program, self.scale, gap=gap, nodes=NODES, seconds=self.left, presolve=presolve)
             if not searched.feasible:
-                break
-            self.prove(min(searched.bound + stage.cost, most))
+                return not self.close
+            self.prove(min(searched.bound + stage.cost, self.most))
             if searched.values is not None:
                 start = stage.completed(relaxation.rounded(program, searched.values, self.current))
                 self.offer(self.completed(start))
@@ -159,11 +149,7 @@ class _Solver:
                     self.descend(start)
             if self.close or self.late or not searched.finished:
                 return False
-        else:
-            return False
-        if not is_whole:
-            self.prove(most)
-        return is_whole and not self.close
+        return False
 
     # ------------------------------------------------------------------ assignments and bounds
 

@@ -65,27 +65,9 @@ def _row(model: Model, buffer: LiveBuffer, copies: Mapping[Value, Value]) -> tup
     if value is None or buffer.value is None or buffer.reader is not None or buffer.sharding is not buffer.value.sharding:
         return None
     table = model.values.get(value)
-    place = (table, model.layouts[table]) if table is not None else _with_classes(model, value)
-    if place is None:
+    if table is None:
         return None
-    return place[0], np.array([bytes_of(value.type, layout, model.space.mesh) for layout in place[1]], float)
-
-
-def _with_classes(model: Model, value: Value) -> tuple[int, Sequence[Layout]] | None:
-    """A table that has all classes of a value with a choice, and the layout of the value in each of its entries."""
-    space, numbers = model.space, {c: i for i, c in enumerate(model.variables)}
-    classes = space.classes[value]
-    free = {numbers[c] for c in classes if c in numbers}
-    if not free:
-        return None
-    tables = ((len(t.costs), n) for n, t in enumerate(model.problem.tables) if free <= set(t.classes))
-    smallest = min(tables, default=None)
-    if smallest is None:
-        return None
-    table = model.problem.tables[smallest[1]]
-    columns = {c: table.classes.index(numbers[c]) for c in classes if c in numbers}
-    layouts = [tuple(space.strategies[c][row[columns[c]] if c in columns else 0] for c in classes) for row in table.strategies.tolist()]
-    return smallest[1], layouts
+    return table, np.array([bytes_of(value.type, layout, model.space.mesh) for layout in model.layouts[table]], float)
 
 
 def bytes_of(type_: Type, layout: Layout, mesh: Mesh) -> int:

@@ -509,7 +509,7 @@ class Searcher:
         return best, bound
 
     def cheapest_template(self) -> Candidate | None:
-        """The cheapest plan that fits of those that were finished, after templates that the model has below it, the cheapest first.
+        """The cheapest plan that fits of those that were finished.
 
         Where none fits yet, templates are finished until one does: those that were finished before there was a model, the best first, and
         then the cheapest by the model and those whose arguments and results take least, in turn.
@@ -524,13 +524,6 @@ class Searcher:
             if self.cheapest_fitting is not None or (tried >= TRIED and (not self.left or bytes_[start] > most)):
                 break
             self.candidate(starts[start], start)
-        tries = {each.assignment for each in self.finished}
-        for start in sorted(bytes_, key=lambda start: seconds[start]):
-            best = self.cheapest_fitting
-            if best is None or seconds[start] >= best.seconds or not self.left:
-                break
-            if start not in tries and bytes_[start] <= self.fixed.limit:
-                self.candidate(starts[start], start)
         return self.cheapest_fitting
 
     @property
