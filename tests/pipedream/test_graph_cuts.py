@@ -7,8 +7,8 @@ from hypothesis import given
 
 from shardy_py.errors import ShardyError
 from shardy_py.pipedream import ProfileGraph, ProfileNode, antichains, read_graph
-from shardy_py.pipedream.partitions.bound import lightest
 from shardy_py.pipedream.partitions.cuts import Cuts, all_downsets, antichain, optimized_part, reached_downsets
+from shardy_py.pipedream.partitions.search import lightest
 from shardy_py.pipedream.profiles.graph import positions
 from tests.pipedream.graphs import SHARED, chain, diamond, graphs, needs_shared
 from tests.pipedream.shapes import inception

@@ -134,7 +134,8 @@ def _body(cut: StagedModel, stage: ModelStage) -> list[str]:
             text.append(f"{local[id]} = {cut.names[id]}.shape[{'0' if program.by_id[id].gives == 'size' else ':-1'}]")
     for step in stage.steps:
         gives = [program.by_id[id].gives for id in step.operands]
-        value = written(step.call, step.name, [local[id] for id in step.operands], gives, cut.states.get(step.id, 0))
+        operands = ["None" if what == "state" else local[id] for id, what in zip(step.operands, gives)]
+        value = written(step.call, step.name, operands, gives)
         text.append(f"{local[step.id]} = {value}")
     results = []
     for id in stage.gives:

@@ -43,7 +43,7 @@ def modules_of(call: Call) -> tuple[str, ...]:
     return ("jax.numpy",) if call.kind.name in ("Concat", "Transpose") else ()
 
 
-def written(call: Call, name: str, operands: Sequence[str], gives: Sequence[str], states: int = 0) -> str:
+def written(call: Call, name: str, operands: Sequence[str], gives: Sequence[str]) -> str:
     """The code of the value of a call."""
     kind = call.kind
     if kind.module:
@@ -69,8 +69,6 @@ def written(call: Call, name: str, operands: Sequence[str], gives: Sequence[str]
             return lines.call(f"{array}.reshape", _new_shape(sizes, f"{array}.shape[0]", call.positional))
         case "__getitem__":
             return f"{operands[0]}[{_key(values[0])}]"
-        case "hidden":
-            return lines.several(["None"] * states)
         case other:
             raise AssertionError(other)
 

@@ -47,15 +47,6 @@ class GraphModel:
         """The steps by the id of their node."""
         return {step.id: step for step in self.steps}
 
-    @cached_property
-    def users(self) -> Mapping[str, tuple[ModelStep, ...]]:
-        """The steps that use each step's result, in order."""
-        users: dict[str, list[ModelStep]] = {step.id: [] for step in self.steps}
-        for step in self.steps:
-            for operand in dict.fromkeys(step.operands):
-                users[operand].append(step)
-        return {id: tuple(steps) for id, steps in users.items()}
-
 
 def read_program(graph: ProfileGraph) -> GraphModel:
     """Checks every node of a graph and orders them.
@@ -188,16 +179,11 @@ class ModelStage:
 
 @dataclass(frozen=True)
 class StagedModel:
-    """A program cut into stages.
-
-    Args:
-        states: For each `hidden`, how many states are taken from it.
-    """
+    """A program cut into stages. Hidden states that start as None are in none."""
 
     program: GraphModel
     stages: tuple[ModelStage, ...]
     names: Mapping[str, str]
-    states: Mapping[str, int]
 
 
 def cut(program: GraphModel) -> StagedModel:
@@ -216,7 +202,7 @@ def cut(program: GraphModel) -> StagedModel:
         inputs = [id for id in program.inputs if id in takes[stage]]
         others = sorted((id for id in takes[stage] if id not in program.inputs), key=lambda id: int(names[id][3:]))
         stages.append(ModelStage(stage, tuple(sorted(own, key=lambda step: order[step.id])), (*inputs, *others), tuple(gives[stage])))
-    return StagedModel(program, tuple(stages), names, _states(program))
+    return StagedModel(program, tuple(stages), names)
 
 
 def _stages_of_steps(program: GraphModel) -> dict[str, int]:
@@ -250,12 +236,8 @@ def _inputs_of(program: GraphModel, stage_of: Mapping[str, int], stage: int) -> 
     by_id = program.by_id
     repeated: set[str] = set()
     foreign: dict[str, None] = {}
-    waiting = [operand for step in program.steps if stage_of.get(step.id) == stage for operand in step.operands]
-    for id in waiting:
-        if by_id[id].gives == "state":
-            repeated.add(id)
-            waiting.extend(by_id[id].operands)
-        elif stage_of.get(id) != stage:
+    for id in (operand for step in program.steps if stage_of.get(step.id) == stage for operand in step.operands):
+        if by_id[id].gives != "state" and stage_of.get(id) != stage:
             foreign[id] = None
     arrays = {id for id in foreign if by_id[id].gives not in ("size", "shape")}
     for id in list(foreign):
@@ -265,12 +247,3 @@ def _inputs_of(program: GraphModel, stage_of: Mapping[str, int], stage: int) -> 
             repeated.add(id)
             foreign[step.operands[0]] = None
     return list(foreign), repeated
-
-
-def _states(program: GraphModel) -> dict[str, int]:
-    states = {}
-    for step in program.steps:
-        if step.call.kind.name == "hidden":
-            keys = [user.call.positional[0] for user in program.users[step.id] if user.call.kind.name == "__getitem__"]
-            states[step.id] = 1 + max((key for key in keys if isinstance(key, int)), default=0)
-    return states

@@ -199,26 +199,18 @@ def crossing_bytes(graph: ProfileGraph, members: Bools) -> Floats:
 
     Of a node with several outputs, users that are `__getitem__(k)` need output k alone.
     """
-    tensors = tensors_of(graph)
+    tensors: list[tuple[int, float, list[int]]] = []
+    for node, users in enumerate(graph.uses):
+        sizes = graph.nodes[node].activations
+        readers = [(user, output_index(graph, user, len(sizes))) for user in users]
+        takers = [[user for user, item in readers if item is None or item == k] for k in range(len(sizes))]
+        tensors += [(node, size, some) for size, some in zip(sizes, takers) if some]
     if not tensors:
         return np.zeros(len(members))
     # Nodes by rows, so that what is read together lies together.
     inside = np.ascontiguousarray(members.T)
     sent = inside[[node for node, _, _ in tensors]] & _any_of([takers for _, _, takers in tensors], ~inside)
     return np.array([size for _, size, _ in tensors]) @ sent.astype(np.float64)
-
-
-def tensors_of(graph: ProfileGraph) -> list[tuple[int, float, tuple[int, ...]]]:
-    """`(producer, bytes, readers)` of every tensor with readers."""
-    tensors = []
-    for node, users in enumerate(graph.uses):
-        sizes = graph.nodes[node].activations
-        readers = [(user, output_index(graph, user, len(sizes))) for user in users]
-        for k, size in enumerate(sizes):
-            takers = tuple(user for user, item in readers if item is None or item == k)
-            if takers:
-                tensors.append((node, size, takers))
-    return tensors
 
 
 @lru_cache(maxsize=4)

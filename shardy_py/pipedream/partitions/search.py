@@ -1,12 +1,12 @@
 """The cuts to search: all of them, or where their number explodes, a bounded family of promising ones.
 
-The family holds the cuts of a few topological orders, one behind every node, and cuts near the best ones so far.
+The family holds minimum cuts along a path, the cuts behind each node of a topological order, the smallest with and the largest without each
+node, and cuts near the best ones so far.
 Everything is bounded by counts, never by a clock, so that the answer depends on nothing but the graph.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,14 +15,17 @@ from operator import or_
 
 import numpy as np
 
-from shardy_py.pipedream.partitions.bound import classes, lower_bound
-from shardy_py.pipedream.partitions.cuts import Bools, Cuts, Floats, all_downsets, masks_as_rows, reached_downsets
+from shardy_py.pipedream.partitions.cuts import Bools, Cuts, Floats, all_downsets, masks_as_rows, output_index, reached_downsets
 from shardy_py.pipedream.partitions.levels import LADDER, SLACK, CutSolution, Machines, Rules, solve
-from shardy_py.pipedream.profiles.graph import ProfileGraph
+from shardy_py.pipedream.profiles.graph import ProfileGraph, positions
+from shardy_py.pipelines.minimum_cut import Network
 
 # How many nodes before and behind a cut are tried when it is improved, and how often.
 NEAR = 150
 ROUNDS = 10
+
+# Nodes of a path between two of which the lightest cut is looked for.
+PATH = 96
 
 # Parts of a family that lie near the best cuts found.
 SHARES = (0.5, 0.9)
@@ -36,14 +39,14 @@ def search(graph: ProfileGraph, rules: Rules, machines: Machines) -> tuple[CutSo
     if (solution := _over_all_cuts(graph, rules, machines)) is not None:
         return solution, solution.seconds
     pool = _CutPool(graph, transfers=rules.compression is not None)
-    lowest = lower_bound(graph, pool.classes, rules, machines.counts, machines.bandwidths)
+    lowest = lower_bound(graph, rules, machines)
     if not rules.exact:
         return _bounded(pool, rules, machines, lowest, []), lowest
     # With the cuts of PipeDream's mode, so that the exact mode is never worse.
     theirs = replace(rules, exact=False)
     start = _over_all_cuts(graph, theirs, machines)
     if start is None:
-        start = _bounded(pool, theirs, machines, lower_bound(graph, pool.classes, theirs, machines.counts, machines.bandwidths), [])
+        start = _bounded(pool, theirs, machines, lowest, [])
     # With several levels its cuts may lie beside each other; a node then belongs to the first stage that has it.
     fixed_cuts = [] if math.isinf(start.seconds) else list(accumulate(start.ends, or_))
     return _bounded(pool, rules, machines, lowest, fixed_cuts), lowest
@@ -55,8 +58,13 @@ def _over_all_cuts(graph: ProfileGraph, rules: Rules, machines: Machines) -> Cut
     downsets = all_downsets(graph, _limit(machines)) if rules.exact else reached_downsets(graph, states)
     if downsets is None:
         return None
-    even = sum(node.time_ms for node in graph.nodes) / 1000.0 / machines.total
-    return solve(Cuts(graph, _by_work(graph, downsets), not rules.exact), rules, machines, lowest=even)
+    return solve(Cuts(graph, _by_work(graph, downsets), not rules.exact), rules, machines, lowest=lower_bound(graph, rules, machines))
+
+
+def lower_bound(graph: ProfileGraph, rules: Rules, machines: Machines) -> float:
+    """Seconds below which the slowest stage of no partition can be: no machine waits, and only replicas divide the work of an op."""
+    times = [node.time_ms / 1000.0 for node in graph.nodes]
+    return max(sum(times) / machines.total, max(times) if rules.straight else 0.0)
 
 
 def _limit(machines: Machines) -> int:
@@ -72,12 +80,11 @@ def _bounded_limit(machines: Machines) -> int:
 
 
 class _CutPool:
-    """Promising cuts of a graph: the lightest of all classes, and those of some topological orders."""
+    """Promising cuts of a graph."""
 
     def __init__(self, graph: ProfileGraph, *, transfers: bool) -> None:
         self.graph = graph
-        self.classes = classes(graph, transfers=transfers)
-        self.cuts = list(dict.fromkeys([*self.classes.cuts, *(cut for chain in order_cuts(graph) for cut in chain)]))
+        self.cuts = promising(graph, transfers=transfers)
         self._work = np.array([node.time_ms / 1000.0 for node in graph.nodes])
         self._before = self.work(self.cuts)
 
@@ -152,9 +159,78 @@ def thin(downsets: Sequence[int], limit: int) -> list[int]:
     return list(downsets[:: max(1, -(-len(downsets) // limit))])
 
 
-def order_cuts(graph: ProfileGraph) -> list[list[int]]:
-    """Chains of closed sets: of the order that takes whichever ready node leaves the fewest bytes to send, and branch by branch."""
-    return [list(accumulate((1 << node for node in order), or_)) for order in (_leanest(graph), graph.order)]
+def promising(graph: ProfileGraph, *, transfers: bool) -> list[int]:
+    """Closed sets: the lightest along a path, those of an order, and of each node the smallest set with it and the largest without it."""
+    everything, path = (1 << len(graph)) - 1, _path(graph)
+    smallest = [graph.ancestors[node] | 1 << node for node in range(len(graph))]
+    largest = [everything & ~(graph.descendants[node] | 1 << node) for node in range(len(graph))]
+    pairs = zip([0, *(smallest[node] for node in path)], [*(everything & ~largest[node] for node in path), 0])
+    light = [lightest(graph, inside, outside)[1] for inside, outside in pairs] if transfers else []
+    cuts = dict.fromkeys([*light, *smallest, *largest, *accumulate((1 << node for node in graph.order), or_)])
+    cuts.pop(0, None)
+    return list(cuts)
+
+
+def lightest(graph: ProfileGraph, inside: int, outside: int) -> tuple[float, int]:
+    """The fewest bytes (each tensor once) across the border of a closed set with some nodes and without others, and the set as a mask.
+
+    Example:
+        >>> from shardy_py.pipedream import ProfileGraph, ProfileNode
+        >>> nodes = [ProfileNode(id, "ReLU", activations=(size,)) for id, size in zip("abc", (8.0, 2.0, 4.0))]
+        >>> lightest(ProfileGraph(tuple(nodes), (("a", "b"), ("b", "c"))), inside=0b001, outside=0b100)
+        (2.0, 3)
+    """
+    network = Network()
+    source, sink = network.vertex(), network.vertex()
+    free = positions(((1 << len(graph)) - 1) & ~inside & ~outside)
+    vertex = {node: network.vertex() for node in free}
+
+    def place(node: int) -> int:
+        if node in vertex:
+            return vertex[node]
+        return source if inside >> node & 1 else sink
+
+    border = [node for node in positions(inside) if any(not inside >> user & 1 for user in graph.uses[node])]
+    for node in [*border, *free]:
+        sizes = graph.nodes[node].activations
+        takers: list[list[int]] = [[] for _ in sizes]
+        for user in graph.uses[node]:
+            output = output_index(graph, user, len(sizes))
+            for k in range(len(sizes)) if output is None else [output]:
+                takers[k].append(place(user))
+        for size, users in zip(sizes, takers):
+            targets = [user for user in dict.fromkeys(users) if user != source]
+            if size and targets:
+                tensor = network.vertex()
+                network.edge(place(node), tensor, size)
+                for target in targets:
+                    network.edge(tensor, target, float("inf"))
+        if node in vertex:
+            for operand in dict.fromkeys(map(place, graph.operands[node])):
+                if operand != source:
+                    network.edge(vertex[node], operand, float("inf"))
+    amount, reached = network.cut(source, sink)
+    return amount, inside | sum(1 << node for node in free if reached[vertex[node]])
+
+
+def _path(graph: ProfileGraph) -> list[int]:
+    """A path that takes longest, thinned out to at most `PATH` nodes."""
+    best: list[tuple[float, int]] = [(0.0, 0)] * len(graph)
+    came: list[int | None] = [None] * len(graph)
+    for node in graph.order:
+        # Every node counts a little, so that a long path of cheap nodes beats a short one.
+        own = graph.nodes[node].time_ms
+        before = max(graph.operands[node], key=lambda other: (best[other], -other), default=None)
+        time, count = best[before] if before is not None else (0.0, 0)
+        best[node], came[node] = (time + own, count + 1), before
+    node: int | None = max(range(len(graph)), key=lambda other: (best[other], -other))
+    path: list[int] = []
+    while node is not None:
+        path.append(node)
+        node = came[node]
+    path.reverse()
+    step = max(1, -(-len(path) // PATH))
+    return path[::step]
 
 
 def near(graph: ProfileGraph, downsets: Sequence[int], limit: int) -> list[int]:
@@ -173,39 +249,3 @@ def near(graph: ProfileGraph, downsets: Sequence[int], limit: int) -> list[int]:
             cuts[downset & ~(graph.descendants[node] | 1 << node)] = None
     cuts.pop(0, None)
     return list(cuts)
-
-
-def _leanest(graph: ProfileGraph) -> list[int]:
-    """A topological order that always takes a ready node after which the fewest bytes cross; the first in the file of several."""
-    sizes = [node.activation_bytes for node in graph.nodes]
-    operands = [set(nodes) for nodes in graph.operands]
-    missing = [len(nodes) for nodes in operands]
-    waiting = [len(users) for users in graph.uses]
-
-    def grows(node: int) -> float:
-        freed = sum(sizes[operand] for operand in operands[node] if waiting[operand] == 1)
-        return (sizes[node] if graph.uses[node] else 0.0) - freed
-
-    ready = [(grows(node), node) for node in range(len(graph)) if not missing[node]]
-    heapq.heapify(ready)
-    order: list[int] = []
-    is_scheduled = [False] * len(graph)
-    while ready:
-        amount, node = heapq.heappop(ready)
-        # What was pushed before another user of an operand was taken is stale; the fresh entry is pushed then.
-        if is_scheduled[node] or amount != grows(node):
-            continue
-        is_scheduled[node] = True
-        order.append(node)
-        changed = []
-        for operand in operands[node]:
-            waiting[operand] -= 1
-            if waiting[operand] == 1:
-                changed += [user for user in graph.uses[operand] if not is_scheduled[user] and not missing[user]]
-        for user in graph.uses[node]:
-            missing[user] -= 1
-            if not missing[user]:
-                changed.append(user)
-        for other in dict.fromkeys(changed):
-            heapq.heappush(ready, (grows(other), other))
-    return order

@@ -205,10 +205,6 @@ class ProfileGraph:
         """Ids of the operands of a node, in order."""
         return tuple(self.nodes[i].id for i in self.operands[self.position(id)])
 
-    def users_of(self, id: str) -> tuple[str, ...]:
-        """Ids of the nodes that use the result of a node."""
-        return tuple(self.nodes[i].id for i in self.uses[self.position(id)])
-
     def predecessors(self, id: str) -> tuple[str, ...]:
         """Ids of all nodes that a node depends on, in file order."""
         return self.ids(self.ancestors[self.position(id)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,9 +114,6 @@ def _source_of(op: Op) -> tuple[int, ...]:
 # Runs of a piece that are timed, of which the fastest counts.
 RUNS = 5
 
-_SCOPE = "profile_piece="
-_NUMBER = re.compile(re.escape(_SCOPE) + r"(\d+)")
-
 
 class Seconds(NamedTuple):
     """Seconds of one piece; backward is 0 for a piece without derivatives."""
@@ -199,14 +195,13 @@ def _filled(struct: Any) -> Any:
 
 @dataclass(frozen=True)
 class Shards:
-    """The number of parts of each value, and the axes, with their sizes, that shard it."""
+    """The axes, with their sizes, that shard each value."""
 
-    parts: Mapping[Var, int]
     axes: Mapping[Var, Mapping[str, int]]
 
     def bytes(self, v: Var) -> float:
         """Bytes of a value on one device."""
-        return float(-(-bytes_of(v) // self.parts.get(v, 1)))
+        return float(-(-bytes_of(v) // math.prod(self.axes.get(v, {}).values())))
 
     def workers(self, eqn: JaxprEqn) -> int:
         """Number of devices that share the work of an equation: those of all axes that cut an operand or a result."""
@@ -232,13 +227,11 @@ def shards_of(line: EquationLine, args: Sequence[Any], mesh: Any, in_shardings: 
         return run(*(env[v] for v in inputs))
 
     plan = auto_shard(everything, mesh=mesh, in_shardings=in_shardings).plan(*args)
-    parts: dict[Var, int] = {}
     axes: dict[Var, dict[str, int]] = {}
     for v, planned in (*zip(line.invars, plan.inputs), *zip(results, plan.outputs)):
         if planned.sharding is not None:
             axes[v] = {str(axis): axis.size_in(plan.mesh) for dim in planned.sharding.dims for axis in dim.axes}
-            parts[v] = math.prod(axes[v].values())
-    return Shards(parts, axes)
+    return Shards(axes)
 
 
 def profile(
@@ -301,7 +294,7 @@ def profile(
     line = line_of(traced, weights)
     if not line.steps:
         raise ShardyError("nothing is computed", where=f"function {getattr(function, '__name__', function)!r}", why="no equation is left")
-    shards = shards_of(line, args, mesh, in_shardings) if mesh is not None else Shards({}, {})
+    shards = shards_of(line, args, mesh, in_shardings) if mesh is not None else Shards({})
     batch = [(v, jax.tree_util.keystr(path)) for v, path, flag in zip(line.invars, paths, weights) if not flag]
     inputs = {v: f"Input{number} {path}" for number, (v, path) in enumerate(batch)}
     pieces = pieces_of(line, by)
@@ -368,6 +361,6 @@ class _Grapher:
     def share(self, piece: LinePiece) -> float:
         """The part of the work of a piece that each device has."""
         whole = math.fsum(self.step_seconds[step] for step in piece.steps)
-        if not self.shards.parts or not whole:
+        if not self.shards.axes or not whole:
             return 1.0
         return math.fsum(self.step_seconds[step] / self.shards.workers(step.eqn) for step in piece.steps) / whole
