@@ -60,6 +60,14 @@ class Workers:
     def told(self, number: int) -> str:
         return f"{self.outputs[number].read_text()[-2000:]}\n{self.errors[number].read_text()[-20000:]}"
 
+    def said(self, number: int) -> bool:
+        """Waits until a process has printed its result, or ended."""
+        while "\n{" not in "\n" + self.outputs[number].read_text():
+            if self.processes[number].poll() is not None or time.monotonic() > self.deadline:
+                return False
+            time.sleep(0.2)
+        return True
+
     def results(self) -> list[dict[str, Any]]:
         for number in range(len(self.processes)):
             assert self.wait(number) == 0, self.told(number)
@@ -141,7 +149,8 @@ def test_processes_that_differ_end_in_errors(start: Any) -> None:
         assert found.pop("same") == pytest.approx([256.0, -12.7], rel=0.01)
         kinds, message = found["pipeline"][:-1], found.pop("pipeline")[-1]
         assert kinds[0] == "PipelineError"
-        assert f"devices of processes 0, 1\n  where: mesh=, in process {own}" in message
+        assert "devices of processes 0, 1, and nothing moves values between them" in message
+        assert f"where: mesh=, in process {own}" in message
         assert len(found) == 17
         for case, (*kinds, message) in found.items():
             assert {"PlanMismatchError", "ValueError", "RuntimeError"} <= set(kinds), case

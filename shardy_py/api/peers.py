@@ -105,7 +105,7 @@ class Peers:
         self.processes = tuple(processes)
         self.own = own
         self.entry = ProcessState()
-        self._root = f"shardy_py/{digest(repr(self.processes))}"
+        self.root = f"shardy_py/{digest(repr(self.processes))}"
         self._agreed: set[str] = set()
         self._lock = threading.RLock()
 
@@ -164,7 +164,7 @@ class Peers:
     def say(self, **changes: Any) -> None:
         """Changes the entry of this process."""
         self.entry = replace(self.entry, **changes)
-        self.store.key_value_set(f"{self._root}/entry/{self.own}", json.dumps(asdict(self.entry)), allow_overwrite=True)
+        self.store.key_value_set(f"{self.root}/entry/{self.own}", json.dumps(asdict(self.entry)), allow_overwrite=True)
 
     def entries(self) -> tuple[dict[int, ProcessState], dict[int, str]]:
         """What the processes say, and those that have ended with the reasons."""
@@ -173,7 +173,7 @@ class Peers:
             return {int(key.rpartition("/")[2]): text for key, text in self.store.key_value_dir_get(directory)}
 
         ended = read(_ENDED)  # before the entries: a process that has agreed says so before it ends
-        said = read(f"{self._root}/entry/")
+        said = read(f"{self.root}/entry/")
         return {p: ProcessState.read(said[p]) if p in said else ProcessState() for p in self.processes}, ended
 
     def all_agreed(self, program: str) -> None:
@@ -181,16 +181,16 @@ class Peers:
         rounds = self.entry.rounds
         self.say(rounds=rounds + 1, calls=())
         with contextlib.suppress(RuntimeError, ValueError):  # another process has just done it
-            self.store.key_value_set(f"{self._root}/agreed/{rounds}/{program}", "")
-            self.store.key_value_delete(f"{self._root}/agreed/{rounds - 1}")
+            self.store.key_value_set(f"{self.root}/agreed/{rounds}/{program}", "")
+            self.store.key_value_delete(f"{self.root}/agreed/{rounds - 1}")
 
     def send(self, key: str, text: str) -> None:
         """Publishes a long text."""
         packed = zlib.compress(text.encode())
         chunks = [packed[i : i + _CHUNK] for i in range(0, len(packed), _CHUNK)]
         for i, chunk in enumerate(chunks):
-            self.store.key_value_set_bytes(f"{self._root}/text/{key}/{i}", chunk, allow_overwrite=True)
-        self.store.key_value_set(f"{self._root}/text/{key}/chunks", str(len(chunks)), allow_overwrite=True)
+            self.store.key_value_set_bytes(f"{self.root}/text/{key}/{i}", chunk, allow_overwrite=True)
+        self.store.key_value_set(f"{self.root}/text/{key}/chunks", str(len(chunks)), allow_overwrite=True)
 
     def receive(self, key: str, seconds: float = 10.0) -> str | None:
         """A text that another process publishes; None if it does not come in time."""
@@ -198,7 +198,7 @@ class Peers:
         if chunks is None:
             return None
         try:
-            parts = [self.store.blocking_key_value_get_bytes(f"{self._root}/text/{key}/{i}", 10_000) for i in range(int(chunks))]
+            parts = [self.store.blocking_key_value_get_bytes(f"{self.root}/text/{key}/{i}", 10_000) for i in range(int(chunks))]
         except (RuntimeError, ValueError, KeyError):
             return None
         return zlib.decompress(b"".join(parts)).decode()
@@ -208,8 +208,8 @@ class Peers:
         begin = time.monotonic()
         try:
             if seconds <= 0:
-                return self.store.key_value_try_get(f"{self._root}/{key}")
-            return self.store.blocking_key_value_get(f"{self._root}/{key}", max(1, int(seconds * 1000)))
+                return self.store.key_value_try_get(f"{self.root}/{key}")
+            return self.store.blocking_key_value_get(f"{self.root}/{key}", max(1, int(seconds * 1000)))
         except (RuntimeError, ValueError, KeyError):  # NOT_FOUND, DEADLINE_EXCEEDED, or the store itself is gone
             time.sleep(max(0.0, seconds - (time.monotonic() - begin)))
             return None
@@ -391,6 +391,87 @@ class _Wait:
 
 _Stuck = tuple[Any, bool, Callable[[], NoReturn]]
 """Why no agreement is in sight, whether that is certain, and what raises the error."""
+
+
+class Watch:
+    """Waits for what several processes compute together, and says in each of them which one failed first.
+
+    A process whose wait fails says so and listens for a second: those who are silent have died, or wait elsewhere. What it finds out
+    first is what all raise, then and ever after: their transfers do not pair any more.
+    """
+
+    def __init__(self, peers: Peers, place: str, timeout: float | None) -> None:
+        self.peers, self.place, self.timeout = peers, place, timeout
+        self._root = f"{peers.root}/run"
+
+    @contextmanager
+    def running(self, task: Callable[[], str]) -> Iterator[None]:
+        """Tells the others if what is inside fails; `task` says where."""
+        try:
+            yield
+        except PeerMissingError:
+            raise
+        except Exception as error:
+            own = f"process {self.peers.own} has failed in {task()}: {_error_text(error)}"
+            is_late = isinstance(error, jax.errors.JaxRuntimeError)  # may be what comes of another one's failure
+            first = self._verdict(own, is_late)
+            if first == own:
+                raise
+            self._raise(first, error)
+
+    def wait(self, arrays: Iterable[Any]) -> None:
+        """Until arrays have been computed; raises what another process failed of, or where it takes longer than the timeout."""
+        begin, pause, look = time.monotonic(), 5e-5, time.monotonic() + _LONGEST
+        for array in arrays:
+            while not array.is_ready():
+                time.sleep(pause)
+                pause, now = min(2 * pause, 1e-3), time.monotonic()
+                if now >= look:
+                    look = now + _LONGEST
+                    self._look(now - begin)
+            jax.block_until_ready(array)
+
+    def _look(self, seconds: float) -> None:
+        said, ended = self._said(), self.peers.entries()[1]
+        over = [p for p in self.peers.processes if p in ended]
+        if over:
+            self._raise(self._first(f"process {over[0]} has ended" + (f": {ended[over[0]]}" if ended[over[0]] else "")))
+        if said:
+            self._raise(self._verdict(f"process {self.peers.own} waits", is_late=True))
+        if self.timeout is not None and seconds > self.timeout:
+            slow = f"no process has failed, and none has finished its step within {self.timeout:g} s"
+            self._raise(self._verdict(slow, is_late=True))
+
+    def _said(self) -> dict[str, str]:
+        return {key.rpartition("/")[2]: text for key, text in self.peers.store.key_value_dir_get(f"{self._root}/")}
+
+    def _verdict(self, own: str, is_late: bool) -> str:
+        """What failed first: what was found out before, else a process that does not answer, else this failure."""
+        store, me = self.peers.store, str(self.peers.own)
+        store.key_value_set(f"{self._root}/{me}", own, allow_overwrite=True)
+        deadline = time.monotonic() + 4 * _LONGEST
+        while is_late and "first" not in (said := self._said()) and time.monotonic() < deadline:
+            if all(str(p) in said for p in self.peers.processes):
+                break
+            time.sleep(_SHORTEST)
+        silent = [p for p in self.peers.processes if str(p) not in self._said()] if is_late else ()
+        failed = [text for key, text in sorted(self._said().items()) if " has failed in " in text]
+        if silent:
+            return self._first(f"{listed(silent)} did not answer when a wait failed or took too long ({own})")
+        return self._first(own if not is_late else (failed or [own])[0])
+
+    def _first(self, text: str) -> str:
+        with contextlib.suppress(RuntimeError, ValueError):  # another process was faster
+            self.peers.store.key_value_set(f"{self._root}/first", text)
+        return self._said()["first"]
+
+    def _raise(self, first: str, cause: Exception | None = None) -> NoReturn:
+        raise PeerFailedError(
+            first,
+            where=f"step of {self.place}, in process {self.peers.own}",
+            why="every process runs its part of each step, and waits for what the others send",
+            fix="look at the output of that process, then start all of them again, from the last checkpoint",
+        ) from cause
 
 
 def _difference(first: str, one: str, second: str, other: str) -> str:

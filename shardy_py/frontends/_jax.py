@@ -153,6 +153,12 @@ def coordination_number() -> int:
     return _distributed.global_state.process_id
 
 
+def transfers_enabled(device: Any) -> bool:
+    """Whether `jax.device_put` moves arrays between processes; with port 0 those that receive would wait for ever."""
+    address = _xla_bridge.CROSS_HOST_TRANSFER_SOCKET_ADDRESS.value
+    return not address.endswith(":0") if address else getattr(device.client, "supports_cross_host_transfers", False)
+
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

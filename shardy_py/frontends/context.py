@@ -28,6 +28,7 @@ from shardy_py.frontends._jax import no_context_devices as no_context_devices
 from shardy_py.frontends._jax import pmul_p as pmul_p
 from shardy_py.frontends._jax import settings as settings
 from shardy_py.frontends._jax import trace_context as trace_context
+from shardy_py.frontends._jax import transfers_enabled as transfers_enabled
 from shardy_py.frontends._jax import under_settings as under_settings
 
 

@@ -130,6 +130,7 @@ class PipelineOptions:
     memory_bytes: float | None
     hardware: Hardware
     planner: Planner | None = None
+    peer_timeout: float | None = None
 
 
 @dataclass(frozen=True)

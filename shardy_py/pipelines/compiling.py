@@ -19,6 +19,7 @@ from shardy_py.facade import Plan
 from shardy_py.pipelines.jaxprs import dtype_of, shape_of, struct_of
 from shardy_py.pipelines.placing import Places, axes_of
 from shardy_py.pipelines.programs import PartialSums, TaskProgram, stages_reading
+from shardy_py.pipelines.transfers import stub
 
 
 def compile_program(program: TaskProgram, places: Places, donate: Sequence[int]) -> Any:
@@ -47,6 +48,14 @@ def exchange(program: TaskProgram, places: Places, hardware: Hardware) -> tuple[
 def structs(program: TaskProgram) -> list[jax.ShapeDtypeStruct]:
     """The types of what a program takes."""
     return [struct_of(v) for v in (*program.inputs, *program.sums)]
+
+
+def results_elsewhere(program: TaskProgram, places: Places) -> list[jax.Array]:
+    """Stubs for the results of a program whose stage is in other processes."""
+    if places.is_here(program.stage):
+        return []
+    results = (*program.outputs, *program.sums, *program.resets)
+    return [stub(shape_of(v), dtype_of(v), sharding) for v, sharding in zip(results, shardings(program, places)[1])]
 
 
 def shardings(program: TaskProgram, places: Places) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

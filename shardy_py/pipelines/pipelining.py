@@ -5,16 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, overload
 
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import Mesh
 
 from shardy_py.api import nnx_modules
+from shardy_py.api.agreement import covering, passed_value
+from shardy_py.api.peers import peers_of
 from shardy_py.api.specs import refuse_host_memory
-from shardy_py.api.trees import location_of, parameter_names
+from shardy_py.api.trees import Leaf, location_of, parameter_names
 from shardy_py.backends import compare as arrays
 from shardy_py.backends.compare import fetch, plain
 from shardy_py.cost.hardware import Hardware
@@ -29,7 +33,8 @@ from shardy_py.pipelines.orders import Schedule, check_name
 from shardy_py.pipelines.placing import replicated
 from shardy_py.pipelines.planned import check_planner, planned
 from shardy_py.pipelines.report import PipelineReport, check_memory, report, stage_memory
-from shardy_py.pipelines.runner import Runner, Statistics
+from shardy_py.pipelines.runner import Runner, Statistics, statement
+from shardy_py.pipelines.transfers import is_global
 from shardy_py.planner.options import Planner
 
 
@@ -88,6 +93,7 @@ def pipeline(
     hardware: str | Hardware = ...,
     memory_bytes: float | str | None = ...,
     planner: Planner | None = ...,
+    peer_timeout: float | None = ...,
 ) -> Pipelined[P]: ...
 
 
@@ -108,6 +114,7 @@ def pipeline(
     hardware: str | Hardware = ...,
     memory_bytes: float | str | None = ...,
     planner: Planner | None = ...,
+    peer_timeout: float | None = ...,
 ) -> Callable[[Callable[P, Any]], Pipelined[P]]: ...
 
 
@@ -130,6 +137,7 @@ def pipeline(
     hardware: str | Hardware = "h100",
     memory_bytes: float | str | None = None,
     planner: Planner | None = None,
+    peer_timeout: float | None = None,
 ) -> Any:
     """Runs a training step as a pipeline, as PipeDream does, but synchronously: the numbers are those of the step on one device.
 
@@ -162,6 +170,8 @@ def pipeline(
         planner: Chooses what is left open by the cost of a step on its hardware, within its memory: where to cut, the mesh of every
             stage and the shardings inside. `mesh` is then a number of devices, or None for those of this process; with `num_stages`
             left out too, the number of stages is chosen, one of them if that is fastest. `search` of the pipeline says what it found.
+        peer_timeout: With several processes, the seconds that one waits for the others in a step, or to compare the pipeline before the
+            first; None waits as long as they live.
 
     Returns:
         A `Pipelined`: call it as the function.
@@ -185,6 +195,7 @@ def pipeline(
             pipeline, num_microbatches=num_microbatches, num_stages=num_stages, partition=partition, mesh=mesh, axis=axis,
             schedule=schedule, virtual=virtual, in_shardings=in_shardings, batch_argnums=batch_argnums,
             batch_statistics=batch_statistics, donate_argnums=donate_argnums, hardware=hardware, memory_bytes=memory_bytes, planner=planner,
+            peer_timeout=peer_timeout,
         )  # fmt: skip
     for label, value in (("num_microbatches", num_microbatches), ("num_stages", num_stages), ("virtual", virtual)):
         if value is None and label == "num_stages":
@@ -215,7 +226,7 @@ def pipeline(
     options = PipelineOptions(
         fun, num_stages, partition, num_microbatches, mesh, axis, schedule, virtual, in_shardings, numbers,
         batch_statistics == "microbatch", _numbers(donate_argnums, "donate_argnums"), memory_bytes,
-        hardware_named(hardware) if planner is None else planner.machine, planner,
+        hardware_named(hardware) if planner is None else planner.machine, planner, peer_timeout,
     )  # fmt: skip
     return Pipelined(options)
 
@@ -337,11 +348,30 @@ class Pipelined(Generic[P]):
         key = (donate, tree, kinds)
         runner = self._runners.get(key)
         if runner is None:
-            built = self.build(*args)
-            donated = [a in donate for a in built.signature.argument]
-            runner = self._runners[key] = Runner(built, donated)
+            runner = self._runners[key] = self._new_runner(args, leaves, donate)
         self._runner, self._last = runner, runner.built
         return jax.tree.unflatten(runner.built.out_tree, runner.step(leaves))
+
+    def _new_runner(self, args: tuple[Any, ...], leaves: Sequence[Any], donate: tuple[int, ...]) -> Runner:
+        """Builds and compiles; of several processes none goes on before all have come with the same pipeline, and compiled it."""
+        options, place = self._options, location_of(self._options.fun)
+        meshes = options.mesh if isinstance(options.mesh, list | tuple) else (options.mesh,)
+        peers = peers_of(device for mesh in meshes if isinstance(mesh, Mesh) for device in mesh.devices.flat)
+        with nullcontext() if peers is None else peers.reporting(place):
+            built = self.build(*args)
+            built.places.check_devices()
+            donated = [a in donate for a in built.signature.argument]
+            peers = built.places.peers()
+            if peers is None:
+                return Runner(built, donated)
+            text = statement(built, leaves, donated)
+            given = zip(built.signature.paths, built.signature.structs, leaves)
+            values = [(Leaf(path, struct.shape, str(struct.dtype)), None if is_global(x) else passed_value(x)) for path, struct, x in given]
+            peers.agree(text, place, values, timeout=options.peer_timeout)
+            with peers.reporting(place), covering():
+                runner = Runner(built, donated, peers, options.peer_timeout)
+            peers.agree(f"ready to run\n{text}", place, timeout=options.peer_timeout)
+            return runner
 
     @api_boundary
     def build(self, *args: Any, **kwargs: Any) -> StagedStep:
@@ -401,11 +431,11 @@ class Pipelined(Generic[P]):
 
     @property
     def programs_per_stage(self) -> list[int]:
-        """Number of programs of every stage, updates left out."""
+        """Number of programs of every stage that this process has compiled, updates left out."""
         if self._runner is None:
             raise PipelineError("nothing has run", where="Pipelined.programs_per_stage", fix="call the function first")
         engine = self._runner.engine
-        return [sum(s == t for _, t in engine.programs) for s in range(engine.places.stages)]
+        return [sum(s == t and step.call is not None for (_, t), step in engine.steps.items()) for s in range(engine.places.stages)]
 
     def report(self, *args: Any, hardware: str | Hardware | None = None, **kwargs: Any) -> PipelineReport:
         """Predicts the costs of the pipeline: a row per stage and the simulated schedule. Nothing runs or is compiled.

@@ -14,6 +14,8 @@ import numpy as np
 from jax.extend.core import Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from shardy_py.api.peers import Peers, peers_of
+from shardy_py.frontends.context import transfers_enabled
 from shardy_py.pipelines.errors import PipelineError
 from shardy_py.planner.options import Planner
 
@@ -63,17 +65,32 @@ class Places:
                 why="only `report` and `build` do without devices",
                 fix="make it smaller, pass a Mesh of devices, or set jax_num_cpu_devices before JAX starts to try it",
             )  # fmt: skip
-        processes = sorted({device.process_index for mesh in self.meshes if isinstance(mesh, Mesh) for device in mesh.devices.flat})
-        if processes != [jax.process_index()]:
-            need = sum(mesh.size for mesh in self.meshes)
-            own = len(jax.local_devices())
+        processes, own = sorted(set().union(*map(_processes, self.meshes))), jax.process_index()
+        if processes == [own]:
+            return
+        if own not in processes or processes != list(range(jax.process_count())):
             raise PipelineError(
                 f"the mesh has devices of {'processes' if len(processes) > 1 else 'process'} {', '.join(map(str, processes))}",
-                where=f"mesh=, in process {jax.process_index()}, which has {own} of the {len(jax.devices())} devices",
-                why=f"one process hands out the programs of all {len(self.meshes)} stages, and it reaches its own devices only",
-                fix=f"give every process a mesh of {own} devices or fewer, of jax.local_devices(), and let it run a pipeline of its own"
-                + (f" in place of the mesh of {need}" if need > own else ""),
-            )
+                where=f"mesh=, in process {own} of {jax.process_count()}",
+                why="every process takes part in every transfer, also where it has no part of it",
+                fix="pass a mesh with devices of all processes, or in every process one of its own jax.local_devices()",
+            )  # fmt: skip
+        if len({*map(_processes, self.meshes)}) > 1 and not transfers_enabled(jax.local_devices()[0]):
+            raise PipelineError(
+                f"the mesh has devices of processes {', '.join(map(str, processes))}, and nothing moves values between them",
+                where=f"mesh=, in process {own}",
+                why="stages lie in different processes, and here jax.device_put needs a socket to move arrays from one to another",
+                fix='call jax.config.update("jax_cross_host_transfer_socket_address", "<this host>:<port>") before JAX starts its devices, '
+                "in every process with another free port, not 0",
+            )  # fmt: skip
+
+    def peers(self) -> Peers | None:
+        """The processes of the meshes; None for one."""
+        return peers_of(device for mesh in self.meshes if isinstance(mesh, Mesh) for device in mesh.devices.flat)
+
+    def is_here(self, stage: int) -> bool:
+        """Whether this process has devices of a stage."""
+        return jax.process_index() in _processes(self.mesh(stage))
 
     def sharding(self, v: Var, stage: int) -> NamedSharding:
         """The sharding of a value on the mesh of a stage."""
@@ -84,6 +101,11 @@ class Places:
         """The axes that a value is sharded over on any of the meshes."""
         specs = [self.specs.get(v, ()), *(self.at.get((v, stage), ()) for stage in range(self.stages))]
         return {name for spec in specs for entry in spec for name in axes_of(entry)}
+
+
+@functools.lru_cache(maxsize=4096)
+def _processes(mesh: Mesh | AbstractMesh) -> frozenset[int]:
+    return frozenset(device.process_index for device in mesh.devices.flat) if isinstance(mesh, Mesh) else frozenset()
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:

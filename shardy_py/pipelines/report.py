@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jax.extend.core import Var
+from jax.sharding import Mesh
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.dialect.format import aligned
 from shardy_py.pipelines.building import StagedStep
 from shardy_py.pipelines.compiling import defer_sums, exchange
 from shardy_py.pipelines.errors import PipelineError
-from shardy_py.pipelines.jaxprs import dtype_of, shape_of
-from shardy_py.pipelines.programs import PASSES, sent, stage_times
+from shardy_py.pipelines.jaxprs import dtype_of, shape_of, struct_of
+from shardy_py.pipelines.programs import PASSES, sent, stage_times, stages_reading
 from shardy_py.pipelines.simulation import Simulation, peak_held, simulate
+from shardy_py.pipelines.transfers import Transfer
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
 
@@ -131,11 +133,13 @@ class PipelineReport:
     Attributes:
         simulation: The schedule with these times, in seconds.
         hardware: The hardware that was modelled.
+        crossing_bytes: Bytes of activations and cotangents that a microbatch sends from one process to another.
     """
 
     rows: tuple[StageRow, ...]
     simulation: Simulation
     hardware: str
+    crossing_bytes: int = 0
 
     @property
     def bubble(self) -> float:
@@ -147,7 +151,8 @@ class PipelineReport:
         lines = aligned([head, *((row.name, *row.cells()) for row in self.rows)], right=range(1, len(head)))
         schedule = self.simulation.schedule
         step = f"{seconds_text(self.simulation.makespan)} per step on {self.hardware}"
-        return "\n".join([*lines, f"{schedule.name}, {schedule.microbatches} microbatches: {step}, bubble {self.bubble:.1%}"])
+        between = f", {format_bytes(self.crossing_bytes)} between processes per microbatch" if self.crossing_bytes else ""
+        return "\n".join([*lines, f"{schedule.name}, {schedule.microbatches} microbatches: {step}, bubble {self.bubble:.1%}{between}"])
 
 
 def report(built: StagedStep, hardware: Hardware) -> PipelineReport:
@@ -173,4 +178,13 @@ def report(built: StagedStep, hardware: Hardware) -> PipelineReport:
         )
         for s, memory in enumerate(stage_memory(built))
     )
-    return PipelineReport(rows, simulation, hardware.name)
+    return PipelineReport(rows, simulation, hardware.name, _crossing_bytes(built))
+
+
+def _crossing_bytes(built: StagedStep) -> int:
+    places, readers = built.places, stages_reading(built.programs.values())
+    if not all(isinstance(mesh, Mesh) for mesh in places.meshes):
+        return 0
+    moves = [(v, s, t) for (_, s), program in built.programs.items() for v in program.outputs for t in readers.get(v, ()) if t != s]
+    ends = [(struct_of(v), places.sharding(v, s), places.sharding(v, t)) for v, s, t in moves if places.mesh(s) != places.mesh(t)]
+    return sum(Transfer([struct], [source], [target]).crossing_bytes for struct, source, target in ends)

@@ -1,0 +1,228 @@
+"""One of the processes of test_hosts.py: `hosts_worker.py MODE PROCESS PROCESSES PORT`; prints one line of JSON. 8 devices in all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+import time
+from typing import Any
+from unittest import mock
+
+MODE, PROCESS, PROCESSES, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+EACH = 8 // PROCESSES
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = re.sub(r"(?<=device_count=)\d+", str(EACH), os.environ["XLA_FLAGS"])
+
+import shardy_py as sp  # isort: skip  (asks for enough threads, before jax is imported)
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from shardy_py.pipelines import runner as runners
+
+ADAM = optax.adam(1e-2, eps=1e-3)  # so that it does not magnify rounding of small gradients
+
+
+def start() -> list[Any]:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        jax.config.update("jax_cross_host_transfer_socket_address", f"127.0.0.1:{free.getsockname()[1]}")
+    jax.distributed.initialize(
+        f"127.0.0.1:{PORT}", PROCESSES, PROCESS, initialization_timeout=60, heartbeat_timeout_seconds=15, shutdown_timeout_seconds=20
+    )
+    return jax.devices()
+
+
+def mesh_of(devices: list[Any], *shape: int) -> Mesh:
+    return Mesh(np.array(devices, dtype=object).reshape(shape), ("stage", "data"))
+
+
+def drawn(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return {name: (draw.normal(size=shape) / 4).astype("float32") for name, shape in shapes.items()}
+
+
+LAYERS = 8
+MLP = drawn({"in": (8, 16), "out": (16, 8), **{f"layer{i}": (16, 16) for i in range(LAYERS)}})
+ROWS = drawn({"x": (32, 8), "y": (32, 8)}, 1)
+
+
+def mlp(params: Any, batch: Any) -> Any:
+    h = jnp.tanh(batch["x"] @ params["in"])
+    for i in range(LAYERS):
+        h = h + jnp.tanh(h @ params[f"layer{i}"])
+    return jnp.mean((h @ params["out"] - batch["y"]) ** 2)
+
+
+def mlp_step(params: Any, batch: Any) -> Any:
+    loss, gradients = jax.value_and_grad(mlp)(params, batch)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+
+GPT = drawn({"embedding": (32, 16), **{f"{name}{i}": (16, 16) for i in range(4) for name in "qkvo"}, "scale": (16,)})
+TOKENS = np.random.default_rng(2).integers(0, 32, (16, 9))
+
+
+def gpt(params: Any, tokens: Any) -> Any:
+    """One head, tied embedding."""
+    x = params["embedding"][tokens[:, :-1]]
+    for i in range(4):
+        q, k, v = (x @ params[f"{name}{i}"] for name in "qkv")
+        scores = jnp.where(jnp.tril(jnp.ones((8, 8), bool)), q @ k.swapaxes(1, 2), -1e9)
+        x = x + jax.nn.softmax(scores) @ v @ params[f"o{i}"]
+    logits = (x * params["scale"]) @ params["embedding"].T
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], 2))
+
+
+def gpt_step(state: Any, tokens: Any) -> Any:
+    params, moments = state
+    loss, gradients = jax.value_and_grad(gpt)(params, tokens)
+    updates, moments = ADAM.update(gradients, moments, params)
+    return (optax.apply_updates(params, updates), moments), {"loss": loss, "norm": optax.global_norm(gradients)}
+
+
+STACKED = drawn({"layers": (8, 8, 8)})
+
+
+def scanned(params: Any, batch: Any) -> Any:
+    h, _ = jax.lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), batch["x"], params["layers"])
+    return jnp.mean((h - batch["y"]) ** 2)
+
+
+def scanned_step(params: Any, batch: Any) -> Any:
+    loss, gradients = jax.value_and_grad(scanned)(params, batch)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), (loss, jnp.abs(batch["x"]).sum(1))
+
+
+def noisy(params: Any, batch: Any, key: Any) -> Any:
+    """Keys differ between microbatches, and loss per token is known beforehand."""
+    h = jnp.tanh(batch["x"] @ params["in"])
+    for i in range(LAYERS):
+        h = h + 0 * jax.random.normal(key, h.shape) + jnp.tanh(h @ params[f"layer{i}"])
+    weight = batch["x"] > 0
+    return jnp.sum(jnp.where(weight, (h @ params["out"] - batch["y"]) ** 2, 0)) / jnp.sum(weight)
+
+
+def gap(got: Any, wanted: Any) -> float:
+    """The largest difference of what this process holds, relative to the largest element where that is above 1."""
+    worst = 0.0
+    for x, whole in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        for shard in x.addressable_shards:
+            off = np.max(np.abs(np.asarray(shard.data) - np.asarray(whole)[shard.index]), initial=0.0)
+            worst = max(worst, float(off / np.max(np.abs(whole), initial=1.0)))
+    return worst
+
+
+def trained(step: Any, state: Any, batch: Any, steps: int = 3, batch_of: Any = lambda batch: batch, **keywords: Any) -> dict[str, Any]:
+    """Differences from the same steps on one device, and where everything is."""
+    compiled: list[int] = []
+
+    def counted(program: Any, places: Any, donate: Any) -> Any:
+        compiled.append(program.stage)
+        return compile_program(program, places, donate)
+
+    compile_program = runners.compile_program
+    run = sp.pipeline(step, num_microbatches=4, donate_argnums=0, **keywords)
+    alone = jax.jit(step)
+    own, results, worst = state, None, 0.0
+    with mock.patch.object(runners, "compile_program", counted):
+        for _ in range(steps):
+            own, aux = alone(own, batch)
+            state, results = run(state, batch_of(batch))
+            worst = max(worst, gap((state, results), (own, aux)))
+    scalars = [float(x) for x in jax.tree.leaves(results) if not x.shape]
+    counts, report = run.statistics, run.report()
+    shards = sorted({s for shard in jax.tree.leaves(state) for s in [len(shard.addressable_shards)]})
+    return {
+        "worst": worst, "scalars": scalars, "compiled": sorted(set(compiled)), "per_stage": run.programs_per_stage,
+        "sent": counts.sent_bytes, "shared": counts.shared_bytes, "tasks": counts.tasks, "shards": shards,
+        "reported": 4 * report.crossing_bytes, "simulated": repr(report.simulation.spans),
+    }  # fmt: skip
+
+
+def numbers() -> dict[str, Any]:
+    """Layouts and schedules: stages across processes, data across processes, neither even."""
+    devices = start()
+    wide = mesh_of(devices, PROCESSES, EACH)
+    across = Mesh(np.array(devices, dtype=object).reshape(PROCESSES, EACH).T[:2], ("stage", "data"))
+    adam = (GPT, ADAM.init(GPT))
+    found = {"gpt": trained(gpt_step, adam, TOKENS, 5, num_stages=PROCESSES, mesh=wide)}
+    if PROCESSES == 4:
+        for name in ("gpipe", "zb-h1", "eager-1f1b"):
+            found[name] = trained(mlp_step, MLP, ROWS, num_stages=4, mesh=wide, schedule=name)
+        found["interleaved"] = trained(mlp_step, MLP, ROWS, num_stages=8, virtual=2, mesh=wide, schedule="interleaved")
+        return found
+    found["gpipe"] = trained(mlp_step, MLP, ROWS, num_stages=2, mesh=wide, schedule="gpipe")
+    found["across"] = trained(gpt_step, adam, TOKENS, num_stages=2, mesh=across)
+    found["scanned"] = trained(scanned_step, STACKED, ROWS, num_stages=2, mesh=wide)
+    uneven = [Mesh(np.array(part, dtype=object), ("data",)) for part in (devices[:1], devices[1:3], devices[3:7], devices[7:])]
+    found["uneven"] = trained(mlp_step, MLP, ROWS, num_stages=4, mesh=uneven)
+    whole = NamedSharding(wide, P("data"))
+    last = NamedSharding(mesh_of(devices[-2:], 1, 2), P("data"))
+    for name, sharding in (("everywhere", whole), ("last", last)):
+        place = lambda batch, sharding=sharding: jax.tree.map(  # noqa: E731
+            lambda a: jax.make_array_from_callback(a.shape, sharding, lambda index: a[index], dtype=a.dtype), batch
+        )
+        found[f"batch {name}"] = trained(mlp_step, MLP, ROWS, 2, place, num_stages=PROCESSES, mesh=wide)
+    run = sp.pipeline(noisy, num_microbatches=4, num_stages=PROCESSES, mesh=wide, batch_argnums=1)
+    expected = jax.jit(jax.value_and_grad(noisy))(MLP, ROWS, jax.random.key(0))
+    found["noisy"] = {"worst": gap(run(MLP, ROWS, jax.random.key(0)), expected)}
+    return found
+
+
+def error_of(call: Any) -> list[str]:
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+def refused() -> dict[str, Any]:
+    """What cannot run says why before it is compiled, in every process."""
+    with mock.patch.object(socket.socket, "getsockname", return_value=("", 0)):  # port 0
+        devices = start()
+    wide = mesh_of(devices, PROCESSES, EACH)
+    run = sp.pipeline(mlp, num_stages=2, num_microbatches=4, mesh=wide)
+    found = {"port": error_of(lambda: run(MLP, ROWS))}
+    other = mesh_of(devices[:2], 2, 1)
+    found["part"] = error_of(lambda: sp.pipeline(mlp, num_stages=2, num_microbatches=4, mesh=other)(MLP, ROWS))
+    across = Mesh(np.array(devices, dtype=object).reshape(PROCESSES, EACH).T[:2], ("stage", "data"))
+    run = sp.pipeline(mlp, num_stages=2, num_microbatches=4 if PROCESS else 8, mesh=across)
+    found["different"] = error_of(lambda: run(MLP, ROWS))
+    run = sp.pipeline(mlp, num_stages=2, num_microbatches=4, mesh=across, schedule="gpipe")
+    found["values"] = error_of(lambda: run(jax.tree.map(lambda a: a + PROCESS, MLP), ROWS))
+    return found
+
+
+def failing() -> dict[str, Any]:
+    """In the second step process 1 raises in a task, is killed, or stays away, as the environment says."""
+    devices, how = start(), os.environ["HOW"]
+    run = sp.pipeline(mlp_step, num_stages=PROCESSES, num_microbatches=4, mesh=mesh_of(devices, PROCESSES, EACH), peer_timeout=3)
+    state, _ = run(MLP, ROWS)
+    if PROCESS == 1 and how == "raises":
+        runner = run._runner
+        assert runner is not None
+        runner.engine.steps["B", 1].call = mock.Mock(side_effect=OSError("no part-3"))
+    if PROCESS == 1 and how != "raises":
+        time.sleep(1)
+        if how == "killed":
+            os._exit(3)
+        time.sleep(12)
+    begin = time.monotonic()
+    error = error_of(lambda: run(state, ROWS))
+    return {"error": error, "seconds": time.monotonic() - begin}
+
+
+if __name__ == "__main__":
+    modes = {f.__name__: f for f in (numbers, refused, failing)}
+    print(json.dumps(modes[MODE]()), flush=True)
+    if MODE == "failing":
+        time.sleep(20)  # until it is ended: leaving would end the others too

@@ -1,0 +1,88 @@
+"""Pipelines over 2 and 4 processes of this machine; each process is one run of hosts_worker.py, 8 CPU devices in all."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.test_multi_process import Workers, free_port
+
+WORKER = str(pathlib.Path(__file__).parent / "hosts_worker.py")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., Workers]]:
+    started: list[Workers] = []
+
+    def start(mode: str, processes: int, **environment: str) -> Workers:
+        port = str(free_port())
+        command = [[WORKER, mode, str(i), str(processes), port] for i in range(processes)]
+        started.append(Workers(tmp_path, command, **environment))
+        return started[-1]
+
+    yield start
+    for workers in started:
+        workers.end()
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_numbers_are_those_of_one_process(start: Callable[..., Workers], processes: int) -> None:
+    """Of every layout and schedule; scalars can be read everywhere, and each process compiles its own stages alone."""
+    results = start("numbers", processes).results()
+    for case in results[0]:
+        found = [result[case] for result in results]
+        assert max(each["worst"] for each in found) < 1e-6, case
+        if case == "noisy":
+            continue
+        assert all(each["scalars"] == found[0]["scalars"] for each in found), case
+        assert all(each["simulated"] == found[0]["simulated"] for each in found), case
+        assert sum(each["sent"] for each in found) == found[0]["reported"], case
+        assert all(each["compiled"] == [s for s, count in enumerate(each["per_stage"]) if count] for each in found), case
+        if case not in ("across", "uneven"):
+            assert all(s % processes == own for own, each in enumerate(found) for s in each["compiled"]), case
+    assert results[0]["gpt"]["shared"] > 0, "the tied embedding is sent once per step"
+    if processes == 2:
+        assert {result["across"]["sent"] for result in results} == {0}
+        assert [result["uneven"]["compiled"] for result in results] == [[0, 1, 2], [2, 3]]
+
+
+def test_what_cannot_run_is_refused_in_every_process(start: Callable[..., Workers]) -> None:
+    for own, found in enumerate(start("refused", 2).results()):
+        kind, message = found["port"]
+        assert kind == "PipelineError"
+        assert "devices of processes 0, 1, and nothing moves values between them" in message
+        assert 'jax.config.update("jax_cross_host_transfer_socket_address"' in message
+        assert found["different"][0] == "PlanMismatchError"
+        assert f"in process {own}" in found["different"][1]
+        assert found["values"][0] == "ValueMismatchError"
+        assert "params['in']" in found["values"][1]
+        if own == 0:
+            assert found["part"] == []
+        else:
+            assert "the mesh has devices of process 0\n  where: mesh=, in process 1 of 2" in found["part"][1]
+
+
+@pytest.mark.parametrize("how", ["raises", "killed", "stays away"])
+def test_a_process_that_fails_is_named(start: Callable[..., Workers], how: str) -> None:
+    """By those that get nothing of it, too: nobody waits for ever."""
+    workers = start("failing", 4 if how == "killed" else 2, HOW=how)
+    found = {i: _answer(workers, i) for i in range(len(workers.processes)) if not (i == 1 and how == "killed")}
+    first, message = found[0]["error"]
+    assert first == "PeerFailedError"
+    if how == "raises":
+        assert "process 1 has failed in B of stage 'stage1', microbatch 0: OSError: no part-3" in message
+        assert found[1]["error"] == ["OSError", "no part-3"]
+    else:
+        assert message.startswith("process 1 did not answer")
+    if how == "killed":
+        assert "process 1 did not answer" in found[2]["error"][1]
+
+
+def _answer(workers: Workers, number: int) -> dict[str, Any]:
+    assert workers.said(number), workers.told(number)
+    return workers.result(number)
