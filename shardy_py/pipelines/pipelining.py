@@ -60,8 +60,8 @@ def compare(results: Any, expected: Any, rtol: float) -> float:
 
 
 def on_one_device(fun: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """The result of the step under `jax.jit` on the first device, which donates nothing."""
-    device = jax.devices()[0]
+    """The result of the step under `jax.jit` on the first device of this process, which donates nothing."""
+    device = jax.local_devices()[0]
 
     def here(x: Any) -> Any:
         if isinstance(x, jax.Array) and not is_extended_dtype(x.dtype):
@@ -300,6 +300,8 @@ class Pipelined(Generic[P]):
         inner, args, _ = self._opened(_positional(self._options.fun, args, kwargs))
         results = inner._run(args, ())
         self._remember(inner)
+        if self._runner is not None and self._runner.peers is not None:
+            results, args = jax.tree.map(self._runner.local, (results, args))
         fun = jax.value_and_grad(inner._options.fun) if inner._latest().is_loss else inner._options.fun
         return compare(results, on_one_device(fun, args), rtol)
 

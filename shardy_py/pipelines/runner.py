@@ -321,7 +321,7 @@ class Runner:
         self.shared_bytes += sent
         return there
 
-    def _local(self, value: Any) -> Any:
+    def local(self, value: Any) -> Any:
         """A value in this process, for what each process computes for itself."""
         if self.peers is None:
             return jax.device_put(value, NamedSharding(self.places.mesh(0), PartitionSpec()))
@@ -337,7 +337,7 @@ class Runner:
         values: dict[Var, Any] = dict(zip(self.inputs, leaves))
         extra = dict(built.split.micro.consts)
         if self.prologue is not None:
-            extra.update(zip(built.split.prologue, self.prologue(lambda i: self._local(leaves[i]))))
+            extra.update(zip(built.split.prologue, self.prologue(lambda i: self.local(leaves[i]))))
         located: list[dict[Var, Any]] = [{} for _ in range(places.stages)]
 
         def at(v: Var, s: int) -> Any:

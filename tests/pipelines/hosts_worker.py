@@ -173,6 +173,7 @@ def numbers() -> dict[str, Any]:
         found[f"batch {name}"] = trained(mlp_step, MLP, ROWS, 2, place, num_stages=PROCESSES, mesh=wide)
     run = sp.pipeline(noisy, num_microbatches=4, num_stages=PROCESSES, mesh=wide, batch_argnums=1)
     expected = jax.jit(jax.value_and_grad(noisy))(MLP, ROWS, jax.random.key(0))
+    found["verified"] = {"worst": sp.pipeline(mlp_step, num_microbatches=4, num_stages=2, mesh=wide).verify(MLP, ROWS)}
     found["noisy"] = {"worst": gap(run(MLP, ROWS, jax.random.key(0)), expected)}
     return found
 
