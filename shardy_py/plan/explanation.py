@@ -18,27 +18,11 @@ from shardy_py.plan.report import Report
 FORMAT = "shardy_py.explanation"
 VERSION = 1
 
-KINDS = {
-    "conflict": "other axes are where it would go",
-    "closed": "an annotation closes the dimension",
-    "replicated": "an annotation says that the axis is not used",
-    "used": "it is on another dimension of the value",
-    "indivisible": "its devices do not divide the dimension, or the factor of it that an op has",
-    "major": "a more significant part of the dimension would have to be sharded whole first",
-    "part": "the neighbour has it on a part of its dimension that does not go with this one",
-    "blocked": "nothing propagates along the factor of the op between",
-    "barrier": "a propagation barrier lets nothing pass in this direction",
-    "manual": "it is a manual axis of a shard_map",
-    "no-rule": "an op without a rule stands between",
-    "unrelated": "no rule relates the dimension to one that has the axis",
-    "cut": "it was there and was cut after the propagation",
-    "conservative": "it would have to be split, which conservative propagation does not do",
-    "mesh": "the neighbour is on another mesh",
-    "one-device": "the op that makes it runs on one device",
-    "late": "the propagation did not return to the op between after the neighbour got it",
-    "absent": "no annotation names it",
-}
-"""Kinds of `Missing`: reasons why a dimension lacks an axis."""
+KINDS = (
+    "conflict closed replicated used indivisible major part blocked barrier manual no-rule unrelated cut "
+    "conservative mesh one-device late absent"
+).split()
+"""Kinds of `Missing`, which says what each is, in the order of what they say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +88,15 @@ class Missing:
     """The reason why a dimension lacks an axis.
 
     Attributes:
+        kind: `conflict`: other axes are where it would go; `closed`: an annotation closes the dimension; `replicated`: an annotation says
+            that the axis is not used; `used`: it is on another dimension of the value; `indivisible`: its devices do not divide the
+            dimension, or the factor of it that an op has; `major`: a more significant part of the dimension would have to be sharded whole
+            first; `part`: the neighbour has it on a part of its dimension that does not go with this one; `blocked`: nothing propagates
+            along the factor of the op between; `barrier`: a propagation barrier lets nothing pass in this direction; `manual`: it is a
+            manual axis of a shard_map; `no-rule`: an op without a rule stands between; `unrelated`: no rule relates the dimension to one
+            that has the axis; `cut`: it was there and was cut after the propagation; `conservative`: it would have to be split, which
+            conservative propagation does not do; `mesh`: the neighbour is on another mesh; `one-device`: the op that makes it runs on one
+            device; `late`: the propagation did not return to the op between after the neighbour got it; `absent`: no annotation names it.
         value: The value at which the axis stopped; the target itself, where it reached a neighbour of that.
         source: The nearest value that has the axis; empty where there is none.
         through: The primitive that stands between the two.
