@@ -267,7 +267,7 @@ def calling(
     if any(isinstance(c, Tracer) or getattr(c, "nbytes", 0) > _LIGHT for c in consts):
         program_of_operands = program()  # takes them as operands
         program = lambda: program_of_operands  # noqa: E731
-    first = jaxpr, PlannedCall((ins, outs), program)
+    first = jaxpr, ((ins, outs), program)
     partition = DerivedRegions(request.view, request.settings.options, mesh, first, request.settings.lowering, context)
 
     def run(*leaves: Any) -> list[Any]:
@@ -295,14 +295,14 @@ class DerivedRegions:
 
     def plan(self, jaxpr: ClosedJaxpr, in_shardings: Shardings, out_shardings: Shardings) -> PlannedCall:
         """See `Partitioner`; the decorated function itself, `first`, is planned already."""
-        if self.first is not None and jaxpr is self.first[0] and (in_shardings, out_shardings) == self.first[1].shardings:
+        if self.first is not None and jaxpr is self.first[0] and (in_shardings, out_shardings) == self.first[1][0]:
             return self.first[1]
         with no_collection():
             imported = import_and_propagate(jaxpr, self.view, self.options, in_shardings, out_shardings)
         main, whole = imported.program.main, cast(Any, jaxpr)
         ins = tuple(decided(a.sharding, aval.ndim) for a, aval in zip(main.arguments, whole.in_avals, strict=True))
         outs = tuple(decided(s, aval.ndim) for s, aval in zip(main.result_shardings, whole.out_avals, strict=True))
-        return PlannedCall((ins, outs), functools.partial(self._region, jaxpr, imported, ins, outs))
+        return (ins, outs), functools.partial(self._region, jaxpr, imported, ins, outs)
 
     def _region(self, jaxpr: ClosedJaxpr, imported: Imported, ins: Shardings, outs: Shardings) -> ClosedJaxpr:
         if self.context is not None and not fits_inside(imported, self.context, ins, outs):

@@ -43,12 +43,8 @@ Shardings = tuple[TensorSharding | None, ...]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
-class PlannedCall:
-    """The shardings that the inputs and the results of a call get, and what makes its program of local arrays, with the same inputs."""
-
-    shardings: tuple[Shardings, Shardings]
-    program: Callable[[], ClosedJaxpr]
+PlannedCall = tuple[tuple[Shardings, Shardings], Callable[[], ClosedJaxpr]]
+"""The shardings that the inputs and the results of a call get, and what makes its program of local arrays, with the same inputs."""
 
 
 class Partitioner(Hashable, Protocol):
@@ -128,14 +124,14 @@ class _Call:
     @functools.cached_property
     def shardings(self) -> Shardings:
         """The shardings of inputs, then of results."""
-        ins, outs = self._planned.shardings
+        (ins, outs), _ = self._planned
         return (*ins, *outs)
 
     @functools.cached_property
     def program(self) -> ClosedJaxpr:
         """The program that runs on the devices."""
         assert self.shardings is not None  # all that is needed of the plan once the program is there
-        program = without_calls(self._planned.program())
+        program = without_calls(self._planned[1]())
         del self._planned
         return program
 

@@ -139,25 +139,21 @@ def scan(eqn: JaxprEqn, step: Callable[..., list[Any]], operands: Sequence[Any],
 
 
 def _hoist_while(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
-    params = eqn.params
-    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-    cond, body = open_jaxpr(params["cond_jaxpr"]), open_jaxpr(params["body_jaxpr"])
-    in_cond, in_body = _split(cond, cond.invars[:n_cond]), _split(body, body.invars[:n_body])
-    if (in_cond is None and in_body is None) or cond.constvars or body.constvars:
-        return None
-
-    def ready(split_body: tuple[Jaxpr, Jaxpr] | None, whole: Jaxpr, consts: Sequence[Any]) -> Callable[..., list[Any]]:
-        if split_body is None:
-            return lambda state: eval_jaxpr(whole, (), *consts, *state)
-        hoisted_results = eval_jaxpr(split_body[0], (), *consts)
-        return lambda state: eval_jaxpr(split_body[1], (), *hoisted_results, *consts, *state)
-
-    def run(*operands: Any) -> list[Any]:
-        go_on = ready(in_cond, cond, operands[:n_cond])
-        step = ready(in_body, body, operands[n_cond : n_cond + n_body])
-        return lax.while_loop(lambda state: go_on(state)[0], step, list(operands[n_cond + n_body :]))
-
-    return retraced(run, eqn, sizes)
+    """The loop with results of hoisted code as further constants of its condition and of its body."""
+    before: list[JaxprEqn] = []
+    operands, params, state = list[Any](), dict(eqn.params), list(eqn.invars)
+    for part in ("cond", "body"):
+        count, whole = params[f"{part}_nconsts"], open_jaxpr(params[f"{part}_jaxpr"])
+        consts, state = state[:count], state[count:]
+        split = _split(whole, whole.invars[:count])
+        if split is not None:
+            eqns, results = copy_equations(split[0], eqn, consts)
+            before += eqns
+            operands += results
+            params[f"{part}_nconsts"] = count + len(results)
+            params[f"{part}_jaxpr"] = with_jaxpr(split[1], params[f"{part}_jaxpr"])
+        operands += consts
+    return ([*before, eqn.replace(invars=[*operands, *state], params=params)], list(eqn.outvars)) if before else None
 
 
 _HOIST: dict[str, Replacement] = {"scan": _hoist_scan, "while": _hoist_while}
