@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Generic, ParamSpec, overload
+from typing import Any, Generic, ParamSpec, Required, TypedDict, Unpack, overload
 
 import jax
 import numpy as np
@@ -74,48 +74,32 @@ def on_one_device(fun: Callable[..., Any], args: Sequence[Any]) -> Any:
 P = ParamSpec("P")
 
 
-@overload
-def pipeline(
-    fun: Callable[P, Any],
-    /,
-    *,
-    num_microbatches: int,
-    num_stages: int | None = ...,
-    partition: Marking | None = ...,
-    mesh: Any = ...,
-    axis: str = ...,
-    schedule: str | Schedule = ...,
-    virtual: int = ...,
-    in_shardings: Any = ...,
-    batch_argnums: int | Sequence[int] | None = ...,
-    batch_statistics: str | None = ...,
-    donate_argnums: int | Sequence[int] = ...,
-    hardware: str | Hardware = ...,
-    memory_bytes: float | str | None = ...,
-    planner: Planner | None = ...,
-    peer_timeout: float | None = ...,
-) -> Pipelined[P]: ...
+class PipelineKeywords(TypedDict, total=False):
+    """The keyword arguments of `pipeline`."""
+
+    num_microbatches: Required[int]
+    num_stages: int | None
+    partition: Marking | None
+    mesh: Any
+    axis: str
+    schedule: str | Schedule
+    virtual: int
+    in_shardings: Any
+    batch_argnums: int | Sequence[int] | None
+    batch_statistics: str | None
+    donate_argnums: int | Sequence[int]
+    hardware: str | Hardware
+    memory_bytes: float | str | None
+    planner: Planner | None
+    peer_timeout: float | None
 
 
 @overload
-def pipeline(
-    *,
-    num_microbatches: int,
-    num_stages: int | None = ...,
-    partition: Marking | None = ...,
-    mesh: Any = ...,
-    axis: str = ...,
-    schedule: str | Schedule = ...,
-    virtual: int = ...,
-    in_shardings: Any = ...,
-    batch_argnums: int | Sequence[int] | None = ...,
-    batch_statistics: str | None = ...,
-    donate_argnums: int | Sequence[int] = ...,
-    hardware: str | Hardware = ...,
-    memory_bytes: float | str | None = ...,
-    planner: Planner | None = ...,
-    peer_timeout: float | None = ...,
-) -> Callable[[Callable[P, Any]], Pipelined[P]]: ...
+def pipeline(fun: Callable[P, Any], /, **options: Unpack[PipelineKeywords]) -> Pipelined[P]: ...
+
+
+@overload
+def pipeline(**options: Unpack[PipelineKeywords]) -> Callable[[Callable[P, Any]], Pipelined[P]]: ...
 
 
 @api_boundary
