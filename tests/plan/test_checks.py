@@ -123,6 +123,20 @@ def test_masks_and_broadcasts_are_none() -> None:
     assert planned(f, W, in_shardings=P("data", "model")).findings == ()
 
 
+def test_values_that_nothing_reads_are_none() -> None:
+    """The trace of a gradient through checkpointed layers has a second mask, of the first run, which no result depends on."""
+
+    def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        query = (x @ w).reshape(16, 512, 4, 64)
+        return x + jax.nn.dot_product_attention(query, query, query, is_causal=True).reshape(x.shape), None
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(jax.lax.scan(jax.checkpoint(layer), x, w)[0] ** 2)
+
+    plan = planned(jax.grad(loss), f32(2, 256, 256), f32(16, 512, 256), in_shardings=(P(None, None, "model"), P("data")))
+    assert not [finding for finding in plan.findings if "bool" in finding.message]
+
+
 def test_what_nothing_divides_says_which_size_would() -> None:
     finding = only(planned(lambda w, x: (w.sum(), x * 2), f32(1023, 1025), W, in_shardings=(None, P("data", "model"))))
     assert finding.path == "w"

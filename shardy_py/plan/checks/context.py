@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.ir import Op, Value
-from shardy_py.passes.dataflow import MANUAL_COMPUTATION
+from shardy_py.passes.dataflow import MANUAL_COMPUTATION, NAMED_COMPUTATION
 from shardy_py.plan.checks.fixes import Proposal, key_of
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.record import PlanRecord
@@ -54,6 +54,19 @@ class CheckContext:
                 manual.add(op)
             ops.append((op, inside))
         return tuple(ops)
+
+    @functools.cached_property
+    def read(self) -> set[Value]:
+        """Values that the results of the program depend on; no device computes others."""
+        read: set[Value] = set()
+        for op, _ in reversed(self.ops):
+            call = op if op.name == NAMED_COMPUTATION else op.parent
+            if call is not None and call.name == NAMED_COMPUTATION and (op is call or not op.results):
+                ends = call.regions[0].arguments if op is call else call.results
+                read.update(operand for operand, end in zip(op.operands, ends) if end in read)
+            elif not op.results or op.name == "stablehlo.custom_call" or not read.isdisjoint(op.results):
+                read.update(op.operands)
+        return read
 
     def cut_values(self, reason: str) -> Iterator[tuple[PlannedValue, TensorSharding]]:
         """Arguments and results that a pass after the propagation cut down, each with its sharding before.

@@ -133,6 +133,8 @@ def _intermediates(context: CheckContext) -> tuple[set[Value], set[Value], _Grou
         for value in op.results:
             if not is_replicated(value.sharding) or not isinstance(value.type, TensorType) or context.local(value.type, None) < NOTABLE:
                 continue
+            if value not in context.read:
+                continue
             root = _is_root(op, value, large, cheap, context)
             large.add(value)
             if value in replicating or any(result in replicating for user, _ in value.uses for result in user.results):
