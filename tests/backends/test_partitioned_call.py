@@ -32,7 +32,7 @@ class Plain:
         return jaxpr
 
     def plan(self, jaxpr: ClosedJaxpr, ins: Any, outs: Any) -> PlannedCall:
-        return PlannedCall((ins, outs), lambda: self(jaxpr, ins, outs))
+        return (ins, outs), lambda: self(jaxpr, ins, outs)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Recording(Plain):
             return cut(aval.ndim, name) if sharding is None else sharding
 
         shardings = tuple(map(decide, jaxpr.in_avals, ins)), tuple(map(decide, jaxpr.out_avals, outs))
-        return PlannedCall(shardings, lambda: self(jaxpr, ins, outs))
+        return shardings, lambda: self(jaxpr, ins, outs)
 
 
 def cut(rank: int, name: str) -> TensorSharding:
