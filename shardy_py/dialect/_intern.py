@@ -33,13 +33,13 @@ class Interned:
         cls.__match_args__ = cls._fields
 
     @classmethod
-    def _interned(cls, key: object, **slots: object) -> Self:
-        """The one object for `key`, which must be the constructor's arguments in their proper form."""
+    def _interned(cls, *key: object, **derived: object) -> Self:
+        """The one object for `key`, the constructor's arguments in their proper form, with its derived attributes."""
         interned: Self | None = cls._table.get(key)
         if interned is not None:
             return interned
         new = object.__new__(cls)
-        for name, value in slots.items():
+        for name, value in (*zip(cls._fields, key, strict=True), *derived.items()):
             object.__setattr__(new, name, value)
         return cls._table.setdefault(key, new)
 

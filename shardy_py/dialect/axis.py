@@ -44,7 +44,7 @@ class AxisRef(Interned):
 
     mnemonic = "axis_ref"
     _fields = ("name", "pre_size", "size")
-    __slots__ = ("_text", "_within", "is_full", "name", "next_pre_size", "pre_size", "size", "sub_axis")
+    __slots__ = ("_text", "is_full", "name", "next_pre_size", "pre_size", "size", "span", "sub_axis")
 
     name: str
     pre_size: int | None
@@ -52,7 +52,7 @@ class AxisRef(Interned):
     is_full: bool
     sub_axis: str
     next_pre_size: int | None
-    _within: tuple[int, int]
+    span: tuple[int, int]
     _text: str
 
     def __new__(cls, name: str, pre_size: int | None = None, size: int | None = None) -> AxisRef:  # noqa: D102
@@ -62,32 +62,16 @@ class AxisRef(Interned):
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"an axis name must be a string, got {name!r}")
         name = str(name)
-        if pre_size is None and size is None:
-            return cls._interned(
-                (name, None, None),
-                name=name,
-                pre_size=None,
-                size=None,
-                is_full=True,
-                sub_axis="",
-                next_pre_size=None,
-                _within=(1, _UNBOUNDED),
-                _text=quoted(name),
-            )
-        if pre_size is None or size is None:
+        part, after = "", None
+        if pre_size is not None and size is not None:
+            pre_size, size = integer(pre_size), integer(size)
+            part, after = f"({pre_size}){size}", pre_size * size
+        elif pre_size is not None or size is not None:
             raise TypeError(f"a sub-axis of {name!r} needs both pre_size and size, got {pre_size} and {size}")
-        pre_size, size = integer(pre_size), integer(size)
-        return cls._interned(
-            (name, pre_size, size),
-            name=name,
-            pre_size=pre_size,
-            size=size,
-            is_full=False,
-            sub_axis=f"({pre_size}){size}",
-            next_pre_size=pre_size * size,
-            _within=(pre_size, size),
-            _text=f"{quoted(name)}:({pre_size}){size}",
-        )
+        is_full = size is None
+        text = quoted(name) if is_full else f"{quoted(name)}:{part}"
+        within = (1, _UNBOUNDED) if after is None else (pre_size, after)
+        return cls._interned(name, pre_size, size, is_full=is_full, sub_axis=part, next_pre_size=after, span=within, _text=text)
 
     def size_in(self, mesh: Mesh) -> int:
         """Number of shards along it."""
@@ -96,10 +80,10 @@ class AxisRef(Interned):
     def sort_key(self, mesh: Mesh | None = None) -> tuple[Any, int, int]:
         """Key that sorts references by mesh order, or by name where no mesh is given; then from major to minor."""
         first = self.name if mesh is None else mesh.axis_index(self.name)
-        return (first, *self._within)
+        return (first, *self.span)
 
     def __lt__(self, other: AxisRef) -> bool:
-        return (self.name, self._within) < (other.name, other._within)
+        return (self.name, self.span) < (other.name, other.span)
 
     @classmethod
     def read(cls, scanner: Scanner) -> AxisRef:
@@ -178,15 +162,8 @@ def bounds(axis: AxisRef, mesh: Mesh) -> tuple[int, int]:
 
 def contains(axis: AxisRef, other: AxisRef) -> bool:
     """Whether every part of `other` is in `axis`."""
-    if axis is other:
-        return True
-    if axis.name != other.name:
-        return False
-    if axis.pre_size is None or axis.next_pre_size is None:
-        return True
-    if other.pre_size is None or other.next_pre_size is None:
-        return False
-    return axis.pre_size <= other.pre_size and axis.next_pre_size >= other.next_pre_size
+    (begin, end), (start, stop) = axis.span, other.span
+    return axis.name == other.name and begin <= start and stop <= end
 
 
 def is_prefix_of(axis: AxisRef, other: AxisRef) -> bool:
@@ -196,21 +173,15 @@ def is_prefix_of(axis: AxisRef, other: AxisRef) -> bool:
 
 def overlaps(axis: AxisRef, other: AxisRef) -> bool:
     """Whether they share a part."""
-    if axis.name != other.name:
-        return False
-    if axis.pre_size is None or axis.next_pre_size is None or other.pre_size is None or other.next_pre_size is None:
-        return True
-    return axis.pre_size < other.next_pre_size and other.pre_size < axis.next_pre_size
+    (begin, end), (start, stop) = axis.span, other.span
+    return axis.name == other.name and begin < stop and start < end
 
 
 def can_coexist(axis: AxisRef, other: AxisRef) -> bool:
     """Whether two references fit into one factorization of their axis, each as one or several neighbouring factors."""
-    if axis.name != other.name:
+    if axis.name != other.name or axis.is_full or other.is_full:
         return True
-    if axis.pre_size is None or axis.next_pre_size is None or other.pre_size is None or other.next_pre_size is None:
-        return True
-    min_pre, max_pre = sorted((axis.pre_size, other.pre_size))
-    min_next, max_next = sorted((axis.next_pre_size, other.next_pre_size))
+    (min_pre, max_pre), (min_next, max_next) = (sorted(pair) for pair in zip(axis.span, other.span, strict=True))
     if min_next > max_pre:
         return min_next % max_pre == 0 and max_pre % min_pre == 0 and max_next % min_next == 0
     return max_pre % min_next == 0
@@ -218,17 +189,12 @@ def can_coexist(axis: AxisRef, other: AxisRef) -> bool:
 
 def overlap(axis: AxisRef, other: AxisRef) -> AxisRef | None:
     """The common part of two axes; None if they do not overlap or cannot coexist."""
-    if axis.name != other.name:
+    if not overlaps(axis, other) or not can_coexist(axis, other):
         return None
-    if axis.pre_size is None or axis.next_pre_size is None:
-        return other
-    if other.pre_size is None or other.next_pre_size is None:
-        return axis
-    max_pre = max(axis.pre_size, other.pre_size)
-    min_next = min(axis.next_pre_size, other.next_pre_size)
-    if min_next <= max_pre or not can_coexist(axis, other):
-        return None
-    return AxisRef(axis.name, max_pre, min_next // max_pre)
+    if axis.is_full or other.is_full:
+        return other if axis.is_full else axis
+    begin = max(axis.span[0], other.span[0])
+    return AxisRef(axis.name, begin, min(axis.span[1], other.span[1]) // begin)
 
 
 def prefix_without_overlap(axis: AxisRef, other: AxisRef) -> AxisRef | None:

@@ -39,10 +39,10 @@ class AxisRefList(_Attribute):
 
     def __new__(cls, axes: Iterable[AxisRef | str] = ()) -> AxisRefList:  # noqa: D102
         try:
-            return cls._table[axes]
+            return cls._table[axes,]
         except (KeyError, TypeError):
             axes = axis_refs(axes)
-            return cls._interned(axes, axes=axes)
+            return cls._interned(axes)
 
     @property
     def _body(self) -> str:
@@ -65,10 +65,10 @@ class ListOfAxisRefLists(_Attribute):
 
     def __new__(cls, lists: Iterable[AxisRefList | Iterable[AxisRef | str]] = ()) -> ListOfAxisRefLists:  # noqa: D102
         try:
-            return cls._table[lists]
+            return cls._table[lists,]
         except (KeyError, TypeError):
             items = tuple(item if type(item) is AxisRefList else AxisRefList(tuple(item)) for item in lists)
-            return cls._interned(items, lists=items)
+            return cls._interned(items)
 
     @property
     def _body(self) -> str:
@@ -96,7 +96,7 @@ class AllToAllParam(_Attribute):
             return cls._table[axes, source, target]
         except (KeyError, TypeError):
             axes, source, target = axis_refs(axes), integer(source), integer(target)
-            return cls._interned((axes, source, target), axes=axes, source=source, target=target)
+            return cls._interned(axes, source, target)
 
     @property
     def _body(self) -> str:
@@ -123,10 +123,10 @@ class AllToAllParamList(_Attribute):
 
     def __new__(cls, params: Iterable[AllToAllParam | tuple[Iterable[AxisRef | str], int, int]]) -> AllToAllParamList:  # noqa: D102
         try:
-            return cls._table[params]
+            return cls._table[params,]
         except (KeyError, TypeError):
             items = tuple(param if type(param) is AllToAllParam else AllToAllParam(*param) for param in params)
-            return cls._interned(items, params=items)
+            return cls._interned(items)
 
     @property
     def _body(self) -> str:
@@ -151,10 +151,10 @@ class ManualAxes(_Attribute):
         if isinstance(axes, str):
             raise TypeError(f"manual axes must be a sequence of names, got the string {axes!r}; write ({axes!r},)")
         try:
-            return cls._table[axes]
+            return cls._table[axes,]
         except (KeyError, TypeError):
             axes = tuple(map(str, axes))
-            return cls._interned(axes, axes=axes)
+            return cls._interned(axes)
 
     @property
     def _body(self) -> str:

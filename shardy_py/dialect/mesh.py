@@ -41,7 +41,7 @@ class MeshAxis(Interned):
         name, size = str(name), integer(size)
         if size < 1:
             raise DialectError(f"axis size must be at least 1, got: {size}", where=f"mesh axis {quoted(name)}")
-        return cls._interned((name, size), name=name, size=size)
+        return cls._interned(name, size)
 
     @classmethod
     def read(cls, scanner: Scanner) -> MeshAxis:
@@ -104,9 +104,8 @@ class Mesh(Interned):
             device_ids = ()
         names = tuple(axis.name for axis in axes)
         return cls._interned(
-            (axes, device_ids),
-            axes=axes,
-            device_ids=device_ids,
+            axes,
+            device_ids,
             axis_names=names,
             shape=MappingProxyType({axis.name: axis.size for axis in axes}),
             size=size,

@@ -153,7 +153,7 @@ class OpShardingRule(Interned):
         interned = cls._table.get(key)
         if interned is not None:
             return interned
-        return cls._interned(key, **dict(zip(cls._fields, key, strict=True)), **_derived(*key[:6]))
+        return cls._interned(*key, **_derived(*key[:6]))
 
     def is_in_all_non_scalar_tensors(self, factor: int) -> bool:
         """Whether every tensor that has dimensions has the factor."""

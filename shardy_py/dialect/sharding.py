@@ -49,10 +49,9 @@ class DimensionSharding(Interned):
         priority = None if priority is None else integer(priority)
         parts = [*map(str, axes), *([] if is_closed else ["?"])]
         return cls._interned(
-            (axes, is_closed, priority),
-            axes=axes,
-            is_closed=is_closed,
-            priority=priority,
+            axes,
+            is_closed,
+            priority,
             is_open=not is_closed,
             _text=f"{{{', '.join(parts)}}}" + ("" if priority is None else f"p{priority}"),
         )
@@ -174,11 +173,10 @@ class TensorSharding(Interned):
             unreduced = axis_refs(unreduced)
         cut = any(dim.axes for dim in dim_shardings)
         return cls._interned(
-            (mesh, dim_shardings, replicated, unreduced),
-            mesh=mesh,
-            dims=dim_shardings,
-            replicated=replicated,
-            unreduced=unreduced,
+            mesh,
+            dim_shardings,
+            replicated,
+            unreduced,
             rank=len(dim_shardings),
             has_axes=bool(cut or replicated or unreduced),
             is_fully_replicated=not cut,
@@ -348,14 +346,14 @@ class TensorShardingPerValue(Interned):
 
     def __new__(cls, shardings: Iterable[TensorSharding] = ()) -> TensorShardingPerValue:  # noqa: D102
         try:
-            return cls._table[shardings]
+            return cls._table[shardings,]
         except (KeyError, TypeError):
             pass
         shardings = tuple(shardings)
         for sharding in shardings:
             if type(sharding) is not TensorSharding:
                 raise TypeError(f"expected a TensorSharding, got {sharding!r}")
-        return cls._interned(shardings, shardings=shardings)
+        return cls._interned(shardings)
 
     def text(self, *, short: bool = False) -> str:
         """SDY text; `short` leaves out `#sdy.sharding_per_value` and its angle brackets, as in an op."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardy_py.dialect import TensorSharding, TensorShardingPerValue
-from shardy_py.ir.attribute_text import attribute_text, entries_text
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, RESOURCES, attribute_text, entries_text, name_text
 from shardy_py.ir.core import PRINTERS, Block, Function, Op, Program, Value
 from shardy_py.ir.numbering import Names
 from shardy_py.ir.op_forms import FORMS
@@ -40,23 +40,14 @@ def print_program(program: Program) -> str:
           }
         }
     """
-    printer = _Printer()
-    attributes = dict(program.attributes)
-    name = attributes.pop("sym_name", None)
-    head = "module" if name is None else f"module @{name}"
-    if attributes:
-        head += f" attributes {printer.dictionary(attributes)}"
-    printer.lines.append(f"{head} {{")
-    printer.lines += [f"  sdy.mesh @{name} = {mesh.text(short=True)}" for name, mesh in program.meshes.items()]
-    for function in program.functions:
-        printer.function(function, "  ")
-    printer.lines.append("}")
+    printer = Printer()
+    printer.program(program)
     return "\n".join(printer.lines)
 
 
 def print_function(function: Function) -> str:
     """The text of one function, without the meshes it refers to."""
-    printer = _Printer()
+    printer = Printer()
     printer.function(function, "")
     return "\n".join(printer.lines)
 
@@ -72,13 +63,15 @@ def print_op(op: Op, *, regions: bool = True) -> str:
         if parent.block is None:
             break
         top = parent.block
-    printer = _Printer(regions)
+    printer = Printer(regions)
     printer.names = Names(top)
     printer.op(op, "", isinstance(op.block, Block) and isinstance(op.block.parent, Function))
     return "\n".join(printer.lines)
 
 
-class _Printer:
+class Printer:
+    """Writes ops in the forms that MLIR prints."""
+
     def __init__(self, regions: bool = True) -> None:
         self.lines: list[str] = []
         self.names = Names(None)
@@ -87,22 +80,43 @@ class _Printer:
         self.shardings: dict[tuple[TensorSharding | None, ...], str] = {}
 
     def type(self, type_: Type) -> str:
+        """The text of a type."""
         text = self.types.get(type_)
         if text is None:
             text = self.types[type_] = type_text(type_)
         return text
 
+    def program(self, program: Program) -> None:
+        """Adds the lines of a module."""
+        attributes = program.attributes
+        name = attributes.get("sym_name")
+        head = "module" if name is None else f"module @{name_text(name)}"
+        if shown := {key: value for key, value in attributes.items() if key not in (MLIR_TEXT_KEY, RESOURCES, "sym_name")}:
+            head += f" attributes {self.dictionary(shown)}"
+        self.lines.append(f"{head} {{")
+        for name, mesh in program.meshes.items():
+            extra = program.mesh_attributes.get(name)
+            self.lines.append(f"  sdy.mesh @{name_text(name)} = {mesh.text(short=True)}{f' {self.dictionary(extra)}' if extra else ''}")
+        self.lines += attributes.get(MLIR_TEXT_KEY, ())
+        for function in program.functions:
+            self.function(function, "  ")
+        self.lines += ["}", *attributes.get(RESOURCES, ())]
+
     def typed(self, values: Sequence[Value]) -> str:
+        """The types of values, with commas between."""
         return ", ".join([self.type(value.type) for value in values])
 
     def functional(self, op: Op) -> str:
+        """The type of an op as a function."""
         results = self.typed(op.results)
         return f"({self.typed(op.operands)}) -> {results if len(op.results) == 1 else f'({results})'}"
 
     def dictionary(self, attributes: dict[str, Any]) -> str:
+        """Attributes in braces."""
         return entries_text((name, attribute_text(value)) for name, value in attributes.items() if value is not None)
 
     def function(self, function: Function, indent: str) -> None:
+        """Adds the lines of a function."""
         self.names = Names(function)
         declared = not function.body.ops and function.visibility == "private"
         arguments = [
@@ -115,14 +129,15 @@ class _Printer:
                 function.result_types, function.result_shardings, function.result_attributes, strict=False
             )
         ]
-        head = f"{indent}func.func {'' if function.visibility == 'public' else f'{function.visibility} '}@{function.name}"
-        head += f"({', '.join(arguments)})"
+        shows_visibility = function.visibility != "public" or "sym_visibility" in function.attributes
+        visibility = f"{function.visibility} " if shows_visibility else ""
+        head = f"{indent}func.func {visibility}@{name_text(function.name)}({', '.join(arguments)})"
         if results:
             text = ", ".join(results)
             bare = len(results) == 1 and not text.endswith("}")
             head += f" -> {text if bare else f'({text})'}"
-        if function.attributes:
-            head += f" attributes {self.dictionary(function.attributes)}"
+        if attributes := {name: value for name, value in function.attributes.items() if name != "sym_visibility"}:
+            head += f" attributes {self.dictionary(attributes)}"
         if declared:
             self.lines.append(head)
             return
@@ -131,15 +146,18 @@ class _Printer:
         self.lines.append(f"{indent}}}")
 
     def value_attributes(self, sharding: TensorSharding | None, attributes: dict[str, Any]) -> str:
+        """The sharding and other attributes of an argument or result."""
         if sharding is None and not attributes:
             return ""
         return f" {self.dictionary({**attributes, 'sdy.sharding': sharding})}"
 
     def block(self, block: Block, indent: str, in_function: bool = False) -> None:
+        """Adds the lines of the ops of a block."""
         for op in block.ops:
             self.op(op, indent, in_function)
 
     def op(self, op: Op, indent: str, in_function: bool = False) -> None:
+        """Adds the lines of an op."""
         name, names = op.name, self.names
         head = f"{indent}{names.results(op)}"
         if name.endswith(".return"):
@@ -154,6 +172,7 @@ class _Printer:
         self.lines.append(f"{head}{text}")
 
     def plain(self, op: Op, indent: str, in_function: bool) -> str:
+        """The text of an op without regions, or with regions in their generic form."""
         name = op.name
         if name == _OPTIMIZATION_BARRIER:
             operands = self.names.list(op.operands)
@@ -229,6 +248,7 @@ class _Printer:
         return "\n".join(["{", *inner, f"{indent}}}"])
 
     def generic_regions(self, op: Op, indent: str) -> str:
+        """Regions in parentheses."""
         texts: list[str] = []
         for region in op.regions:
             text = self.body(region, indent)
@@ -239,6 +259,7 @@ class _Printer:
         return f" ({', '.join(texts)})"
 
     def while_(self, op: Op, indent: str) -> str:
+        """The text of a loop."""
         cond, body = op.regions
         for mine, theirs in zip(body.arguments, cond.arguments, strict=False):
             self.names.of[mine] = self.names.get(theirs)
@@ -251,6 +272,7 @@ class _Printer:
         return f"{text}\n{indent}cond {self.body(cond, indent)} do {self.body(body, indent)}"
 
     def computation(self, op: Op, indent: str) -> str:
+        """The text of a named or manual computation."""
         attributes = op.attributes
         text = op.name
         if op.name == _NAMED_COMPUTATION:
@@ -268,10 +290,10 @@ class _Printer:
         return f"{text} ({arguments}) {self.body(body, indent)}{self.extra(op, written)} : {self.functional(op)}"
 
 
-_WITH_REGIONS: dict[str, Callable[[_Printer, Op, str], str]] = {
-    _WHILE: _Printer.while_,
-    _NAMED_COMPUTATION: _Printer.computation,
-    _MANUAL_COMPUTATION: _Printer.computation,
+_WITH_REGIONS: dict[str, Callable[[Printer, Op, str], str]] = {
+    _WHILE: Printer.while_,
+    _NAMED_COMPUTATION: Printer.computation,
+    _MANUAL_COMPUTATION: Printer.computation,
 }
 
 

@@ -22,16 +22,13 @@ from shardy_py.frontends.mlir import ModuleReader, locate, locate_text, make_con
 from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE, plain
 from shardy_py.frontends.mlir_attributes import attribute_text as text_in
 from shardy_py.ir import Block, Function, Location, Op, Program
-from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText, attribute_text, name_text, split_entries
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, RESOURCES, AttributeText, attribute_text, name_text, split_entries
 from shardy_py.ir.type_text import type_text
 from shardy_py.opt.mlir_limits import check_text, place
 from shardy_py.passes.collection import no_collection
 
 PROPERTIES = "mlir.properties"
 """Name under which an op of an unknown dialect keeps the text of its properties."""
-
-RESOURCES = "mlir.resources"
-"""Name under which a program keeps the data of constants that its text refers to by name."""
 
 _SHARDING = "sdy.sharding"
 _RULE = "sdy.sharding_rule"
@@ -219,10 +216,10 @@ def unread_attributes(op_name: str, texts: Mapping[str, str]) -> AttributeText |
     return AttributeText(f"{{{', '.join(entries)}}}") if entries else None
 
 
-def module_resources(module: ir.Module) -> dict[str, AttributeText]:
+def module_resources(module: ir.Module) -> dict[str, tuple[AttributeText, ...]]:
     """The data of constants that the text of a module refers to by name, as the section at the end of the text."""
     _, mark, section = str(module).rpartition("\n{-#")
-    return {RESOURCES: AttributeText(f"{{-#{section}")} if mark and "dialect_resources" in section else {}
+    return {RESOURCES: (AttributeText(f"{{-#{section}"),)} if mark and "dialect_resources" in section else {}
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardy_py.dialect import TensorSharding, TensorShardingPerValue
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE
-from shardy_py.ir import Block, Function, Op, Program, Type, Value
-from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText, attribute_text, entries_text, name_text
-from shardy_py.ir.type_text import type_text
-from shardy_py.opt.from_mlir import MODELLED, PROPERTIES, RESOURCES, location_text, parse_module
-
-_SHARDING = "sdy.sharding"
-_RULE = "sdy.sharding_rule"
-_OWN_MODULE_ATTRIBUTES = frozenset((MLIR_TEXT_KEY, RESOURCES, "sym_name"))
+from shardy_py.ir import Op, Program
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText, attribute_text
+from shardy_py.ir.printer import Printer
+from shardy_py.opt.from_mlir import MODELLED, PROPERTIES, location_text, parse_module
 
 
 def to_mlir(program: Program, *, locations: bool = False, pretty: bool = True, context: Any = None) -> str:
@@ -55,142 +50,39 @@ def to_mlir(program: Program, *, locations: bool = False, pretty: bool = True, c
     return str(module.operation.get_asm(enable_debug_info=True)) if locations else str(module)
 
 
-class _Writer:
+class _Writer(Printer):
+    """Writes ops in their generic form, with all that MLIR needs to read them."""
+
     def __init__(self, locations: bool) -> None:
-        self.lines: list[str] = []
+        super().__init__()
         self.locations = locations
-        self.types: dict[Type, str] = {}
-        self.shardings: dict[tuple[TensorSharding | None, ...], str] = {}
-        self.names: dict[Value, str] = {}
-        self.count = 0
 
-    def program(self, program: Program) -> None:
-        attributes = program.attributes
-        name = attributes.get("sym_name")
-        head = "module" if name is None else f"module @{name_text(name)}"
-        entries = [(key, attribute_text(value)) for key, value in attributes.items() if key not in _OWN_MODULE_ATTRIBUTES]
-        if entries:
-            head += f" attributes {entries_text(entries)}"
-        self.lines.append(f"{head} {{")
-        for name, mesh in program.meshes.items():
-            text = f"sdy.mesh @{name_text(name)} = {mesh.text(short=True)}"
-            extra = program.mesh_attributes.get(name)
-            self.lines.append(f"{text} {entries_text((k, attribute_text(v)) for k, v in extra.items())}" if extra else text)
-        self.lines += attributes.get(MLIR_TEXT_KEY, ())
-        for function in program.functions:
-            self.function(function)
-        self.lines.append("}")
-        if RESOURCES in attributes:
-            self.lines.append(attributes[RESOURCES])
-
-    def type(self, type_: Type) -> str:
-        cached = self.types.get(type_)
-        if cached is None:
-            cached = self.types[type_] = type_text(type_)
-        return cached
-
-    def function(self, function: Function) -> None:
-        self.names, self.count = {}, 0
-        declared = not function.body.ops
-        inputs = []
-        for value, attributes in zip(function.arguments, function.argument_attributes, strict=True):
-            name = "" if declared else f"{self.name(value)}: "
-            inputs.append(f"{name}{self.type(value.type)}{_value_attributes(value.sharding, attributes)}")
-        results = [
-            f"{self.type(type_)}{_value_attributes(sharding, attributes)}"
-            for type_, sharding, attributes in zip(
-                function.result_types, function.result_shardings, function.result_attributes, strict=True
-            )
-        ]
-        shows_visibility = function.visibility != "public" or "sym_visibility" in function.attributes
-        visibility = f"{function.visibility} " if shows_visibility else ""
-        head = f"func.func {visibility}@{name_text(function.name)}({', '.join(inputs)})"
-        if results:
-            head += f" -> ({', '.join(results)})"
-        entries = [(name, attribute_text(value)) for name, value in function.attributes.items() if name != "sym_visibility"]
-        if entries:
-            head += f" attributes {entries_text(entries)}"
-        if declared:
-            self.lines.append(head)
-            return
-        self.lines.append(f"{head} {{")
-        self.block(function.body)
-        self.lines.append("}")
-
-    def name(self, value: Value) -> str:
-        """Names a value that is being defined."""
-        name = self.names[value] = f"%{self.count}"
-        self.count += 1
-        return name
-
-    def block(self, block: Block) -> None:
-        for op in block.ops:
-            self.op(op)
-
-    def op(self, op: Op) -> None:
+    def op(self, op: Op, indent: str, in_function: bool = False) -> None:
+        """Adds the lines of an op."""
         names = self.names
-        results = op.results
-        if not results:
-            head = ""
-        elif len(results) == 1:
-            head = f"{self.name(results[0])} = "
-        else:
-            group = self.name(results[0])
-            head = f"{group}:{len(results)} = "
-            for value in results:
-                names[value] = f"{group}#{value.index}"
-        try:
-            operands = ", ".join([names[value] for value in op.operands])
-        except KeyError:
-            raise ShardyError(f"an operand of '{op.name}' is not defined before it", fix="run the verifier of programs") from None
-        head += f'"{op.name}"({operands}){f" {op.attributes[PROPERTIES]}" if PROPERTIES in op.attributes else ""}'
-        regions = op.regions
-        if regions:
+        head = f'{names.results(op)}"{op.name}"({names.list(op.operands)})'
+        if PROPERTIES in op.attributes:
+            head += f" {op.attributes[PROPERTIES]}"
+        if op.regions:
             self.lines.append(f"{head} (")
-            for i, region in enumerate(regions):
+            for i, region in enumerate(op.regions):
                 self.lines.append("{" if i == 0 else "}, {")
                 if region.arguments:
-                    self.lines.append(f"^bb0({', '.join([f'{self.name(v)}: {self.type(v.type)}' for v in region.arguments])}):")
-                self.block(region)
+                    self.lines.append(f"^bb0({', '.join([f'{names.get(v)}: {self.type(v.type)}' for v in region.arguments])}):")
+                self.block(region, indent)
             head = "})"
         entries = op_entries(op)
-        if results:
-            self.annotate(op, entries)
+        own = SHARDING_ATTRIBUTE.get(op.name)
+        if own is not None and op.results[0].sharding is not None:
+            entries.append(f"{own} = {op.results[0].sharding}")
+        elif own is None and (shardings := self.per_value(op)):
+            entries.append(f"sdy.sharding = {shardings}")
         if op.rule is not None:
-            entries.append(f"{_RULE} = {op.rule}")
+            entries.append(f"sdy.sharding_rule = {op.rule}")
         if entries:
             head += f" {{{', '.join(entries)}}}"
-        types = ", ".join([self.type(value.type) for value in op.operands])
-        outs = ", ".join([self.type(value.type) for value in results])
         tail = location_text(op.location) if self.locations else ""
-        self.lines.append(f"{head} : ({types}) -> ({outs}){tail}")
-
-    def annotate(self, op: Op, entries: list[str]) -> None:
-        """Adds the shardings of results; where some results have one, the others are open."""
-        shardings = tuple([result.sharding for result in op.results])
-        first = next((sharding for sharding in shardings if sharding is not None), None)
-        if first is None:
-            return
-        own = SHARDING_ATTRIBUTE.get(op.name)
-        if own is not None:
-            entries.append(f"{own} = {first}")
-            return
-        text = self.shardings.get(shardings)
-        if text is None:
-            filled = (TensorSharding.open(first.mesh, v.type.rank) if s is None else s for v, s in zip(op.results, shardings))
-            text = str(TensorShardingPerValue(filled))
-            if None not in shardings:
-                self.shardings[shardings] = text
-        entries.append(f"{_SHARDING} = {text}")
-
-
-def _value_attributes(sharding: TensorSharding | None, attributes: dict[str, object]) -> str:
-    if sharding is None and not attributes:
-        return ""
-    entries = [(name, attribute_text(value)) for name, value in attributes.items() if value is not None]
-    if sharding is not None:
-        entries.append((_SHARDING, str(sharding)))
-    return f" {entries_text(entries)}" if entries else ""
+        self.lines.append(f"{head} : ({self.typed(op.operands)}) -> ({self.typed(op.results)}){tail}")
 
 
 _PLACED = frozenset((MLIR_TEXT_KEY, PROPERTIES))
