@@ -24,6 +24,7 @@ from shardy_py.backends.compare import fetch, plain
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.cost.quantity import quantity
+from shardy_py.dialect.grouping import grouped
 from shardy_py.frontends.context import api_boundary, traced_dtype
 from shardy_py.pipelines.building import CallSignature, PipelineOptions, PipelineSearch, StagedStep, batch_leaves, build
 from shardy_py.pipelines.errors import PipelineError
@@ -34,7 +35,7 @@ from shardy_py.pipelines.placing import replicated
 from shardy_py.pipelines.planned import check_planner, planned
 from shardy_py.pipelines.report import PipelineReport, check_memory, report, stage_memory
 from shardy_py.pipelines.runner import Runner, Statistics, statement
-from shardy_py.pipelines.transfers import is_global
+from shardy_py.pipelines.transfers import is_global, is_here, stub
 from shardy_py.planner.options import Planner
 
 
@@ -397,6 +398,42 @@ class Pipelined(Generic[P]):
                 argument.append(number)
         batch = batch_leaves(self._options, paths, structs, argument)
         return CallSignature(jax.tree.structure(args), tuple(structs), tuple(argument), tuple(paths), batch)
+
+    @api_boundary
+    def shardings(self, *args: Any) -> tuple[Any, ...]:
+        """The shardings of the arguments: every leaf of the state on the mesh of the stage that keeps it, as a step returns it.
+
+        Args:
+            args: As in a call, arrays or `jax.ShapeDtypeStruct`s; none for those of the last call or `build`.
+        """
+        built = self.build(*args) if args else self._latest()
+        owner = built.updates.owner
+        return jax.tree.unflatten(built.signature.tree, [built.places.sharding(v, owner.get(v, 0)) for v in built.split.micro.invars])
+
+    @api_boundary
+    def init(self, fun: Callable[..., Any], /, *args: Any) -> Any:
+        """The first argument of the step, each leaf computed only where it is kept; in processes without it there is a stub.
+
+        Args:
+            fun: Gives the state, such as parameters and those of an optimizer. All processes call it alike.
+            args: Its arguments, such as a key.
+
+        Raises:
+            PipelineError: The step has not been built, or its state has another structure.
+        """
+        shardings, tree = jax.tree.flatten(self.shardings()[0])
+        structs, given = jax.tree.flatten(jax.eval_shape(fun, *args))
+        if given != tree:
+            raise PipelineError(
+                f"the function gives {given}", where="Pipelined.init", why=f"the pipeline was built for {tree}",
+                fix="build it first with what the function gives: run.build(jax.eval_shape(init, key), batch)",
+            )  # fmt: skip
+        leaves = [stub(x.shape, x.dtype, there) if not is_here(there) else None for x, there in zip(structs, shardings)]
+        for here in grouped((i for i, leaf in enumerate(leaves) if leaf is None), lambda i: shardings[i].mesh).values():
+            part = jax.jit(lambda *a, here=here: [jax.tree.leaves(fun(*a))[i] for i in here], out_shardings=[shardings[i] for i in here])
+            for i, leaf in zip(here, part(*args)):
+                leaves[i] = leaf
+        return jax.tree.unflatten(tree, leaves)
 
     @property
     def search(self) -> PipelineSearch | None:

@@ -147,6 +147,22 @@ def trained(step: Any, state: Any, batch: Any, steps: int = 3, batch_of: Any = l
     }  # fmt: skip
 
 
+def initialized(mesh: Mesh) -> dict[str, Any]:
+    """A state that no process holds as a whole."""
+
+    def init(key: Any) -> Any:
+        return {name: jax.random.normal(jax.random.fold_in(key, i), a.shape) for i, (name, a) in enumerate(MLP.items())}
+
+    key = jax.random.key(1)
+    run = sp.pipeline(mlp_step, num_microbatches=4, num_stages=2, mesh=mesh)
+    run.build(jax.eval_shape(init, key), ROWS)
+    state = run.init(init, key)
+    assert {name: x.sharding for name, x in state.items()} == run.shardings()[0]
+    worst = gap(state, jax.jit(init)(key))
+    state, loss = run(state, ROWS)
+    return {"worst": max(worst, gap((state, loss), jax.jit(mlp_step)(jax.jit(init)(key), ROWS)))}
+
+
 def numbers() -> dict[str, Any]:
     """Layouts and schedules: stages across processes, data across processes, neither even."""
     devices = start()
@@ -174,6 +190,7 @@ def numbers() -> dict[str, Any]:
     run = sp.pipeline(noisy, num_microbatches=4, num_stages=PROCESSES, mesh=wide, batch_argnums=1)
     expected = jax.jit(jax.value_and_grad(noisy))(MLP, ROWS, jax.random.key(0))
     found["verified"] = {"worst": sp.pipeline(mlp_step, num_microbatches=4, num_stages=2, mesh=wide).verify(MLP, ROWS)}
+    found["init"] = initialized(wide)
     found["noisy"] = {"worst": gap(run(MLP, ROWS, jax.random.key(0)), expected)}
     return found
 

@@ -37,7 +37,7 @@ def test_numbers_are_those_of_one_process(start: Callable[..., Workers], process
     for case in results[0]:
         found = [result[case] for result in results]
         assert max(each["worst"] for each in found) < 1e-6, case
-        if case in ("noisy", "verified"):
+        if case in ("noisy", "verified", "init"):
             continue
         assert all(each["scalars"] == found[0]["scalars"] for each in found), case
         assert all(each["simulated"] == found[0]["simulated"] for each in found), case
@@ -65,6 +65,16 @@ def test_what_cannot_run_is_refused_in_every_process(start: Callable[..., Worker
             assert found["part"] == []
         else:
             assert "the mesh has devices of process 0\n  where: mesh=, in process 1 of 2" in found["part"][1]
+
+
+def test_the_example(tmp_path: pathlib.Path) -> None:
+    flags = ["--processes=2", f"--coordinator=127.0.0.1:{free_port()}", "--steps=3", "--layers=4", "--width=16", "--schedule=gpipe"]
+    workers = Workers(tmp_path, [["examples/pipeline_hosts.py", f"--process={i}", *flags] for i in range(2)])
+    for number in range(2):
+        assert workers.wait(number) == 0, workers.told(number)
+        printed = workers.outputs[number].read_text()
+        assert f"process {number} of 2: holds 2 of 4 layers" in printed
+        assert "unsharded" in printed
 
 
 @pytest.mark.parametrize("how", ["raises", "killed", "stays away"])

@@ -177,6 +177,17 @@ def test_devices_of_another_process_are_refused(mesh: Any, monkeypatch: pytest.M
     assert "in process 1 of 1" in str(error.value)
 
 
+def test_a_state_is_computed_where_it_is_kept() -> None:
+    run = sp.pipeline(loss, num_stages=2, num_microbatches=2)
+    run.build(params(), *data())
+    state = run.init(lambda scale: jax.tree.map(lambda p: scale * p, params()), 1.0)
+    assert {name: x.sharding for name, x in state.items()} == run.shardings()[0]
+    assert len({x.sharding for x in state.values()}) == 2
+    assert abs(float(run(state, *data())[0]) - float(loss(params(), *data()))) < 1e-6
+    with pytest.raises(PipelineError, match="the pipeline was built for"):
+        run.init(lambda: 1.0)
+
+
 @pytest.mark.parametrize("mesh", [None, {"stage": 4, "data": 2}])
 def test_stages_hold_their_rows_of_stacked_parameters(mesh: Any) -> None:
     def deep(p: Any, x: Any, y: Any) -> Any:
