@@ -22,6 +22,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.api.errors import MeshError
+from shardy_py.backends.named_shardings import coordinates_of
 from shardy_py.cost.links import Lattice, lattices
 from shardy_py.dialect import Mesh
 from shardy_py.dialect.format import sizes_text
@@ -79,12 +80,9 @@ class MeshView:
 
     @functools.cached_property
     def lattices(self) -> Mapping[str, Lattice]:
-        """How the axes lie on the torus of the mesh's devices; empty where these do not have a place each, as TPUs of one slice have."""
-        devices = list(self.user_mesh.devices.flat) if isinstance(self.user_mesh, JaxMesh) else []
-        coordinates = {tuple(getattr(device, "coords", ())) for device in devices}
-        if len(coordinates) < max(len(devices), 2):
-            return {}
-        return lattices(self.sizes, [tuple(device.coords) for device in devices])
+        """How the axes lie on the torus of the mesh's devices; empty where these have no places on one."""
+        coordinates = coordinates_of(self.user_mesh)
+        return lattices(self.sizes, coordinates) if coordinates else {}
 
     @property
     def auto(self) -> MeshView:

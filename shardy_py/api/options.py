@@ -40,6 +40,9 @@ class Options:
             `"move"` puts it there in each call.
         progress: True shows a line while a plan of more than a second is made, on a terminal or in a notebook, and nothing elsewhere; False
             shows none. A function is called with each `Progress` instead.
+        overlap: Whether products run in pieces along a ring of devices while other pieces are sent, in place of an all_gather in front of
+            them or a reduce_scatter behind: by default on TPUs where, by the prices of the chip, these would wait for longer than pieces
+            cost; True wherever there is such a product, False nowhere.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -62,17 +65,18 @@ class Options:
     misplaced: Literal["raise", "move"] = "raise"
     axis_types: Literal["auto", "explicit"] | None = None
     progress: bool | Callable[[Progress], None] = True
+    overlap: bool | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "platform", platform_named(self.platform))
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value not in choices and not (name in ("platform", "axis_types") and value is None):
+            if value not in choices and not (name in ("platform", "axis_types", "overlap") and value is None):
                 raise SpecError(
                     f"{name} is {value!r}",
                     where=f"Options({name}=...)",
                     why=f"the {name} is one of {', '.join(map(repr, choices))}",
-                    fix=did_you_mean(str(value), choices),
+                    fix=did_you_mean(str(value), list(map(str, choices))),
                 )
         if self.peer_timeout is not None and not (isinstance(self.peer_timeout, int | float) and self.peer_timeout >= 0):
             raise SpecError(
@@ -108,4 +112,5 @@ _CHOICES = {
     "indivisible": ("raise", "drop"),
     "misplaced": ("raise", "move"),
     "axis_types": ("auto", "explicit"),
+    "overlap": (True, False),
 }

@@ -183,6 +183,7 @@ class RegionBuilder:
                     used,
                     self.by_planner,
                     by_xla=request.settings.lowering == "jit",
+                    overlap=request.settings.options.overlap,
                 )
         return self._partitioned
 
@@ -312,7 +313,8 @@ class DerivedRegions:
 
         @functools.cache
         def region() -> Partitioned:
-            return partitioned(closed, imported, view.auto_mesh, ins, outs, platform, view.user_mesh, self.context)
+            overlap = self.options.overlap
+            return partitioned(closed, imported, view.auto_mesh, ins, outs, platform, view.user_mesh, self.context, overlap=overlap)
 
         why = obstacle(region) if self.lowering == "auto" else None
         if why is None and self.lowering != "jit":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -16,6 +17,13 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from shardy_py.dialect import AxisRef, TensorSharding
 
 AnyMesh = Mesh | AbstractMesh
+
+
+def coordinates_of(mesh: AnyMesh | None) -> list[tuple[int, ...]]:
+    """Where a mesh's devices stand on their torus; empty where these do not have a place each, as TPUs of one slice have."""
+    devices: list[Any] = list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
+    coordinates = [tuple(getattr(device, "coords", ())) for device in devices]
+    return coordinates if len(set(coordinates)) >= max(len(devices), 2) else []
 
 
 class NamedShardings:

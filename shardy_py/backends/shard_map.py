@@ -10,6 +10,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.backends.local import regions
 from shardy_py.backends.local.effects import inspect_sharding
@@ -17,11 +18,16 @@ from shardy_py.backends.local.frames import framed
 from shardy_py.backends.local.interpreter import EquationSite, Interpreter, LayoutHint
 from shardy_py.backends.local.jaxpr_analysis import JaxprAnalysis
 from shardy_py.backends.local.moved_values import MovedValues, MovementRecorder
+from shardy_py.backends.local.overlap import Overlap
 from shardy_py.backends.local.passes import merged_as_by_xla, optimize_region
-from shardy_py.backends.local.read_collectives import read_collectives
+from shardy_py.backends.local.read_collectives import read_collectives, spelled
 from shardy_py.backends.local.sharded_value import RegionContext
 from shardy_py.backends.local.table import HANDLERS, LOCAL_RULES, RUNS_WHOLE
-from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, cuts_of, parts_of, refine
+from shardy_py.backends.named_shardings import AnyMesh, NamedShardings, coordinates_of, cuts_of, parts_of, refine
+from shardy_py.cost.collectives import collective_seconds
+from shardy_py.cost.hardware import HardwareError, lay_out
+from shardy_py.cost.hardware_table import hardware
+from shardy_py.cost.links import lattices, levels_of, ring
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.frontends.context import local_type, types_enabled
 from shardy_py.frontends.importer import Scope
@@ -32,7 +38,7 @@ from shardy_py.ir import Value
 from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
 from shardy_py.partition.region.layouts import Layout, layout, names, num_shards, replicated
 from shardy_py.passes.collection import no_collection
-from shardy_py.plan.collectives import Collective
+from shardy_py.plan.collectives import Collective, axes_of
 from shardy_py.plan.findings import Finding
 
 
@@ -124,6 +130,7 @@ def partitioned(
     used: Sequence[bool] | None = None,
     by_planner: bool = False,
     by_xla: bool = False,
+    overlap: bool | None = None,
 ) -> Partitioned:
     """The traced jaxpr as one region over all axes of the mesh; `by_xla` where it stands for a program that XLA partitions."""
     manual = () if context is None else context.manual_axes
@@ -163,7 +170,11 @@ def partitioned(
 
     def optimized(body: Jaxpr) -> Jaxpr:
         nonlocal moved
-        body = optimize_region(body, layouts.mesh.shape, platform, layouts.spelling, traced.jaxpr.eqns[0].params["in_specs"])
+        in_specs, rings = (
+            traced.jaxpr.eqns[0].params["in_specs"],
+            _overlap(False if by_xla else overlap, platform, mesh, auto_mesh, layouts),
+        )
+        body = optimize_region(body, layouts.mesh.shape, platform, layouts.spelling, in_specs, rings)
         body, moved = movements.read_off(body, COLLECTIVE_KINDS)
         return body
 
@@ -171,6 +182,25 @@ def partitioned(
     jaxpr = jaxpr.replace(constvars=[*jaxpr.constvars, *jaxpr.invars[:count]], invars=jaxpr.invars[count:])
     whole = ClosedJaxpr(jaxpr, [*traced.consts, *closed.consts])
     return Partitioned(whole, layouts.auto_mesh, layouts.spelling, platform, tuple(dict.fromkeys(interpreter.findings)), moved)
+
+
+def _overlap(choice: bool | None, platform: str, mesh: AnyMesh | None, auto_mesh: AbstractMesh, layouts: Layouts) -> Overlap | None:
+    """How products overlap with collectives, by `Options.overlap`; None where they do not."""
+    if choice is False or (choice is None and (platform != "tpu" or not isinstance(mesh, JaxMesh))):
+        return None
+    coordinates, machine, sizes = coordinates_of(mesh), None, dict(auto_mesh.shape)
+    if choice is None and isinstance(mesh, JaxMesh):
+        try:
+            machine = hardware(mesh.devices.flat[0].device_kind)
+        except HardwareError:  # a chip without prices
+            return None
+    links = {} if machine is None else lay_out(sizes, machine, lattices(sizes, coordinates) if coordinates else None)
+
+    def seconds(kind: str, axes: tuple[str, ...], size: int) -> float:
+        over = axes_of(Collective(kind, spelled(axes, layouts.spelling), 0, size), sizes)
+        return collective_seconds(kind, size, levels_of(over, links, sizes))
+
+    return Overlap(machine, seconds, lambda axes: ring(layouts.auto_mesh.shape, axes, coordinates))
 
 
 class LocalRun:

@@ -159,6 +159,28 @@ def lattices(axes: Mapping[str, int], coordinates: Sequence[tuple[int, ...]]) ->
     return out
 
 
+def ring(sizes: Mapping[str, int], axes: Sequence[str], coordinates: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The devices along axes of a mesh in the order of a ring: each beside the next where they fill a rectangle, else in that of the mesh.
+
+    Example:
+        >>> ring({"x": 2, "y": 4}, ["y"], [(0, 0), (1, 0), (0, 1), (1, 1), (1, 3), (0, 3), (1, 2), (0, 2)])
+        (2, 3, 1, 0)
+    """
+    order = tuple(range(math.prod(sizes[axis] for axis in axes)))
+    if not coordinates:
+        return order
+    grid = np.moveaxis(np.array(coordinates).reshape(*sizes.values(), -1), [list(sizes).index(axis) for axis in axes], range(len(axes)))
+    places = grid.reshape(len(order), -1, grid.shape[-1])[:, 0]
+    extents = np.ptp(places, axis=0) + 1
+    long = sorted(np.flatnonzero(extents > 1), key=lambda dim: extents[dim] % 2)
+    if len(long) != 2 or extents.prod() != len(order) or len(order) % 2:
+        return order
+    at = {tuple(place): device for device, place in enumerate((places - places.min(0))[:, long].tolist())}
+    rows, columns = extents[long]
+    there = [(r, c) for r in range(rows) for c in (range(1, columns) if r % 2 == 0 else range(columns - 1, 0, -1))]
+    return tuple(at[place] for place in (*there, *((r, 0) for r in reversed(range(rows)))))
+
+
 @dataclass(frozen=True)
 class Level:
     """A number of devices and the links between them."""

@@ -50,6 +50,7 @@ class Collective:
         location: `file:line` of the user's code; empty where unknown.
         module: The named scopes of what makes the parts of a sum, else of what reads the result; as those of `PlannedValue`.
         backward: Whether it is of a backward pass.
+        overlapped: Whether it runs beside a product that does not wait for it: a step of a ring, see `Options.overlap`.
 
     Example:
         >>> gather = Collective("all_gather", ("model",), 4, 256, trips=6, dtype="float32", shape=(8, 8), value="w")
@@ -69,6 +70,7 @@ class Collective:
     location: str = ""
     module: str = ""
     backward: bool = False
+    overlapped: bool = False
 
     @property
     def received_bytes(self) -> int:
@@ -92,8 +94,9 @@ class Collective:
 
     @property
     def title(self) -> str:
-        """Kind and axes, `all_gather(model)`."""
-        return f"{self.kind}({','.join(self.axes)})" if self.axes else self.kind
+        """Kind and axes, `all_gather(model)`; that of an overlapped permute is `ring_permute`."""
+        kind = "ring_permute" if self.overlapped else self.kind
+        return f"{kind}({','.join(self.axes)})" if self.axes else kind
 
     @property
     def operand(self) -> str:

@@ -171,8 +171,9 @@ class CostAnalysis(Report, Mapping[str, float]):
     def step_seconds(self) -> Range | None:
         """Bounds on the time of a call.
 
-        At most: all ops and all collectives one after the other, with what is fed during the call before: the longer of both, and an eighth
-        of the other. At least: the longest of all ops, of the collectives that share links, of the critical path, and of what is fed.
+        At most: all ops and all collectives one after the other, but that all ops cover overlapped collectives as long as they last; with
+        what is fed during the call before: the longer of both, and an eighth of the other.
+        At least: the longest of all ops, of the collectives that share links, of the critical path, and of what is fed.
         """
         busy, feeding = self._busy_seconds, self.feeding_seconds
         if busy is None or feeding is None:
@@ -193,7 +194,8 @@ class CostAnalysis(Report, Mapping[str, float]):
         for c in self.collectives:
             for used in self._resources(c.collective):
                 busy[used] = busy.get(used, 0.0) + (c.seconds or 0.0)
-        high = self.compute_seconds + self.communication_seconds
+        covered = min(self.compute_seconds, self._seconds(c for c in self.collectives if c.collective.overlapped) or 0.0)
+        high = self.compute_seconds + self.communication_seconds - covered
         return Range(min(high, max(self.compute_seconds, self.path_seconds or 0.0, *busy.values(), 0.0)), high)
 
     @property

@@ -29,7 +29,10 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
     layout = {} if machine is None else lay_out(sizes, machine, {**plan.lattices, **(links or {})})
 
     def timed(collective: Collective) -> float:
-        return collective_seconds(collective.kind, collective.operand_bytes, levels_of(axes_of(collective, sizes), layout, sizes))
+        levels = levels_of(axes_of(collective, sizes), layout, sizes)
+        if collective.overlapped:  # a step of a ring: all steps in both directions bring what an all_gather brings, as fast
+            return collective_seconds("all_gather", collective.operand_bytes, levels) / (collective.group_size - 1)
+        return collective_seconds(collective.kind, collective.operand_bytes, levels)
 
     program = executed(plan)
     moved = collectives_of(plan)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardy_py.cost.hardware import lay_out
 from shardy_py.cost.hardware_table import HARDWARE, hardware
-from shardy_py.cost.links import Fabric, LinkError, Links, lattices, levels_of, split
+from shardy_py.cost.links import Fabric, LinkError, Links, lattices, levels_of, ring, split
 
 
 def names(axes: dict[str, int], machine: str, **links: object) -> dict[str, list[tuple[str, int]]]:
@@ -153,3 +153,17 @@ def test_axes_on_the_chips_of_a_mesh() -> None:
     assert not any(lattices({"x": 4, "y": 4}, torus)["y"].links(hardware("v5e").fabric).wrapped)
     on_switch = lay_out({"x": 2, "y": 4}, hardware("h100"), of)
     assert on_switch == lay_out({"x": 2, "y": 4}, hardware("h100"))
+
+
+@pytest.mark.parametrize("sides", [(4, 4), (3, 4), (4, 3), (8, 2)], ids=str)
+def test_rings_go_from_neighbour_to_neighbour(sides: tuple[int, int]) -> None:
+    places = [(r, c, 0) for r in range(sides[0]) for c in range(sides[1])]
+    order = ring({"x": 1, "y": len(places)}, ["y"], places)
+    assert sorted(order) == list(range(len(places)))
+    steps = [(places[order[k - 1]], places[device]) for k, device in enumerate(order)]
+    assert all(sum(abs(p - q) for p, q in zip(*step)) == 1 for step in steps)
+
+
+@pytest.mark.parametrize("coordinates", [[], [(0, c) for c in range(9)], [(r, c) for r in range(3) for c in range(3)]], ids=len)
+def test_rings_in_the_order_of_the_mesh(coordinates: list[tuple[int, ...]]) -> None:
+    assert ring({"x": 9}, ["x"], coordinates) == tuple(range(9))

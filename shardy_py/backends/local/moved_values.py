@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn
@@ -18,6 +18,7 @@ from shardy_py.backends.local.jaxpr_rewriting import rewrite_bodies
 from shardy_py.ir import Value
 
 _SCOPE = "region_movement="
+_BESIDE = "overlapped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,16 @@ class RegionMovement:
 
     values: tuple[Value, ...]
     primitive: str
+    overlapped: bool = False
 
 
 MovedValues = Mapping[Any, RegionMovement]
 """The first result of a collective -> the movement that it is a part of."""
+
+
+def overlapping() -> contextlib.AbstractContextManager[Any]:
+    """A context in which collectives run while products compute that do not wait for them."""
+    return extend_name_stack(f"{_SCOPE}{_BESIDE}")
 
 
 class MovementRecorder:
@@ -50,11 +57,12 @@ class MovementRecorder:
 
         def read(eqn: JaxprEqn) -> JaxprEqn:
             stack = eqn.source_info.name_stack
-            numbers = [scope.name for scope in stack.stack if _is_number(scope)]
+            numbers = [scope.name.removeprefix(_SCOPE) for scope in stack.stack if _is_number(scope)]
             if not numbers:
                 return eqn
             if eqn.primitive.name in collectives:
-                moved[eqn.outvars[0]] = movements[int(numbers[-1].removeprefix(_SCOPE))]
+                of = [movements[int(number)] for number in numbers if number != _BESIDE] or [RegionMovement((), eqn.primitive.name)]
+                moved[eqn.outvars[0]] = replace(of[-1], overlapped=_BESIDE in numbers)
             unnumbered = stack[:0]
             for i, scope in enumerate(stack.stack):
                 unnumbered = unnumbered if _is_number(scope) else unnumbered + stack[i : i + 1]

@@ -16,6 +16,7 @@ from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
 from shardy_py.backends.local.in_place import update_out_of_place
 from shardy_py.backends.local.jaxpr_rewriting import Rewritten, axes_of, retraced, rewrite_by_name
 from shardy_py.backends.local.local_rule import block_index, is_key
+from shardy_py.backends.local.overlap import Overlap, overlapped
 from shardy_py.backends.local.scaled_sums import scale_sums
 from shardy_py.backends.local.simplify import simplify
 
@@ -26,14 +27,19 @@ def optimize_region(
     platform: str,
     spelling: Mapping[str, str] | None = None,
     specs: Sequence[PartitionSpec] = (),
+    overlap: Overlap | None = None,
 ) -> Jaxpr:
     """Optimizes the collectives of a region: drops equal and dead ones, moves them out of loops, scales sums, not their parts.
+
+    Products run along rings where `overlap` says so.
 
     On CPU, updates are out of place where XLA would run them wrongly in place. On TPU, sums are scattered over one axis after the other,
     and short vectors exchanged in place of gathered.
     """
     jaxpr = simplify(jaxpr)
     optimized = scale_sums(defer_sums(hoist_collectives(jaxpr, sizes), sizes), frozenset(sizes), specs)
+    if overlap is not None:
+        optimized = overlapped(optimized, sizes, overlap)
     if platform == "tpu":
         optimized = tpu_collectives(optimized, sizes, spelling or {})
     optimized = optimized if optimized is jaxpr else simplify(optimized)

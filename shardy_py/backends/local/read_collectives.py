@@ -100,6 +100,7 @@ class _CollectiveReader:
                 _primitive(movement, kind),
                 where,
                 *inside,
+                movement.overlapped,
             )
 
 
