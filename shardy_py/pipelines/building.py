@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -162,34 +162,21 @@ class StagedStep:
     programs: dict[tuple[str, int], TaskProgram]
     update: list[TaskProgram]
     parts: list[TaskProgram]
-    results: tuple[Any, ...]
-    out_tree: Any
     plan: Any
-    is_loss: bool
     search: PipelineSearch | None = None
-
-
-@dataclass(frozen=True)
-class TracedStep:
-    """A step, traced and cut in two parts."""
-
-    split_step: SplitStep
-    out_tree: Any
-    is_loss: bool
-    others: tuple[Var, ...]
 
 
 def build(options: PipelineOptions, signature: CallSignature) -> StagedStep:
     """Traces, cuts and places a step; compiles nothing. Raises PipelineError if it cannot be run as asked."""
-    meshes_needed = _meshes_needed(options)
+    meshes_needed = None if options.num_stages is None else _per_mesh(options.num_stages, options.virtual)
     inner_first = None if meshes_needed is None else submeshes(options.mesh, options.axis, meshes_needed)
     places = None if inner_first is None else Places(inner_first, len(inner_first) * options.virtual)
     context = trace_mesh(places) if places is not None else jax.sharding.AbstractMesh((), ())
-    traced = trace_step(options, signature, context)
-    assigned = assign(traced.split_step, options.num_stages, options.hardware, stage_names(options))
+    split_step = trace_step(options, signature, context)
+    assigned = assign(split_step, options.num_stages, options.hardware, stage_names(options))
     if places is None:
         places = Places(submeshes(options.mesh, options.axis, _per_mesh(assigned.stages, options.virtual)), assigned.stages)
-    return staged(options, signature, traced, assigned, places)
+    return staged(options, signature, split_step, assigned, places)
 
 
 def stage_names(options: PipelineOptions) -> list[str] | None:
@@ -197,22 +184,30 @@ def stage_names(options: PipelineOptions) -> list[str] | None:
     return None if options.partition is None else [marker_of(number) for number in range(options.num_stages or 0)]
 
 
-def trace_step(options: PipelineOptions, signature: CallSignature, context: Any) -> TracedStep:
+def trace_step(options: PipelineOptions, signature: CallSignature, context: Any) -> SplitStep:
     """Traces a step, and cuts it in what runs per microbatch and what runs once.
 
     Raises PipelineError if it depends on its batch in a way that microbatches do not reproduce.
     """
-    whole, out_tree, is_loss = _traced(options, signature, context)
+    fun = forward = _partitioned(options, signature)
+    whole, result = _trace(fun, signature, context)
+    is_loss = _is_loss(whole, result)
+    if is_loss:
+        whole, result = _trace(jax.value_and_grad(forward), signature, context)
     split_step = split(whole, signature.batch, options.num_microbatches, options.local_statistics)
-    others = tuple(v for v, is_batch in zip(split_step.micro.invars, signature.batch) if not is_batch)
-    return TracedStep(split_step, out_tree, is_loss, others)
+    return replace(split_step, out_tree=result.outline.tree, is_loss=is_loss)
 
 
 def staged(
-    options: PipelineOptions, signature: CallSignature, traced: TracedStep, assigned: Assignment, places: Places, *, propagate: bool = True
+    options: PipelineOptions,
+    signature: CallSignature,
+    split_step: SplitStep,
+    assigned: Assignment,
+    places: Places,
+    *,
+    propagate: bool = True,
 ) -> StagedStep:
     """The programs of a step whose equations have stages. Raises PipelineError if it cannot be run as asked."""
-    split_step, others = traced.split_step, traced.others
     order = _schedule(options, split_step, assigned, places)
     split_stages = {stage for stage, _ in order.split_backwards}
     splits = [s in split_stages for s in range(assigned.stages)]
@@ -220,36 +215,30 @@ def staged(
     placed = reduce_sends(split_step, assigned, places, options.hardware)
     split_step, assigned = placed.split, placed.assigned
     places.specs.update({copy: places.specs[v] for copy, v in placed.copies.items() if v in places.specs})
-    parts = parts_of_parameters(split_step, [v for v in others if len(assigned.uses.get(v, ())) > 1])
+    parts = parts_of_parameters(split_step, [v for v in split_step.parameters if len(assigned.uses.get(v, ())) > 1])
     programs = stage_programs(split_step, assigned, splits, parts)
-    updates, update, results = updating(traced, split_step, programs, parts)
+    updates, update = updating(split_step, programs, parts)
     cut = part_programs(split_step, parts, updates.owner, [v for program in programs.values() for v in program.inputs if v in parts])
     recomputed: set[Var] = set()
     for s, handover in enumerate(handovers(split_step, assigned, programs)):
         recomputed |= rematerialized(handover, options.hardware, Layout(places.specs, dict(places.mesh(s).shape)))
     programs = stage_programs(split_step, assigned, splits, parts, recomputed)
     return StagedStep(
-        options, signature, split_step, assigned, updates, order, places, programs, update, cut, results, traced.out_tree, plan,
-        traced.is_loss,
+        options, signature, split_step, assigned, updates, order, places, programs, update, cut, plan,
     )  # fmt: skip
 
 
 def updating(
-    traced: TracedStep, split_step: SplitStep, programs: Mapping[tuple[str, int], TaskProgram], parts: Mapping[Var, Var]
-) -> tuple[Updates, list[TaskProgram], tuple[Any, ...]]:
-    """The part that runs once: its rounds and stages, its programs, and the results of the step."""
+    split_step: SplitStep, programs: Mapping[tuple[str, int], TaskProgram], parts: Mapping[Var, Var]
+) -> tuple[Updates, list[TaskProgram]]:
+    """The part that runs once: its rounds and stages, and its programs."""
     located = {v: program.stage for program in programs.values() for v in program.sums}
     used: dict[Var, set[int]] = {}
     for (_, s), program in programs.items():
         for v in program.inputs:
             used.setdefault(parts.get(v, v), set()).add(s)
-    updates = place_updates(split_step.update, located, {v: sorted(s) for v, s in used.items()}, traced.others)
-    results = split_step.results
-    return updates, update_programs(split_step, updates, [v for v in results if isinstance(v, Var)]), results
-
-
-def _meshes_needed(options: PipelineOptions) -> int | None:
-    return None if options.num_stages is None else _per_mesh(options.num_stages, options.virtual)
+    updates = place_updates(split_step.update, located, {v: sorted(s) for v, s in used.items()}, split_step.parameters)
+    return updates, update_programs(split_step, updates, [v for v in split_step.results if isinstance(v, Var)])
 
 
 def _per_mesh(stages: int, virtual: int) -> int:
@@ -277,15 +266,6 @@ def _schedule(options: PipelineOptions, split_step: SplitStep, assigned: Assignm
             why=f"the pipeline has {meshes}, {options.virtual} and {options.num_microbatches}", fix="make it for these numbers",
         )  # fmt: skip
     return custom
-
-
-def _traced(options: PipelineOptions, signature: CallSignature, context: Any) -> tuple[FlatStep, Any, bool]:
-    fun = forward = _partitioned(options, signature)
-    whole, result = _trace(fun, signature, context)
-    is_loss = _is_loss(whole, result)
-    if is_loss:
-        whole, result = _trace(jax.value_and_grad(forward), signature, context)
-    return whole, result.outline.tree, is_loss
 
 
 def _partitioned(options: PipelineOptions, signature: CallSignature) -> Callable[..., Any]:
@@ -316,7 +296,6 @@ def _is_loss(flat: FlatStep, result: Leaves) -> bool:
 def _shard(options: PipelineOptions, signature: CallSignature, split_step: SplitStep, places: Places) -> Any:
     """Propagates shardings through one microbatch and the update; fills `places.specs` for all values, so that any cut finds its own."""
     micro = split_step.micro
-    batch_of = dict(zip(micro.invars, signature.batch))
     variables = [v for node in (*micro.nodes, *split_step.update) for v in node.eqn.outvars]
     structs = [struct_of(v) for v in micro.invars]
 
@@ -333,7 +312,7 @@ def _shard(options: PipelineOptions, signature: CallSignature, split_step: Split
     if shardings is None:
         axis = next(iter(places.inner))
         size = places.inner[axis]
-        leaves = [PartitionSpec(axis) if batch_of[v] and shape_of(v)[0] % size == 0 else None for v in micro.invars]
+        leaves = [PartitionSpec(axis) if v in split_step.examples and shape_of(v)[0] % size == 0 else None for v in micro.invars]
         shardings = jax.tree.unflatten(signature.tree, leaves)
     named = functools.wraps(options.fun)(lambda *arguments: function(*arguments))
     plan = auto_shard(named, mesh=places.inner, in_shardings=shardings).plan(*arguments)

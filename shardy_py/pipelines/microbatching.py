@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -53,7 +53,7 @@ OVER: Axes = (AxisRef(AXIS),)
 UNSEEN = "a microbatch does not see the examples of the others"
 
 
-@dataclass
+@dataclass(frozen=True)
 class SplitStep:
     """A step cut in two.
 
@@ -73,11 +73,22 @@ class SplitStep:
     examples: set[Var]
     whole: FlatStep
     whole_of: dict[Var, Var]
-    sums: list[Var] = field(default_factory=list)
-    stacked: list[Var] = field(default_factory=list)
-    prologue: list[Var] = field(default_factory=list)
-    data_only: set[Var] = field(default_factory=set)
-    dims: dict[Var, int] = field(default_factory=dict)
+    sums: list[Var]
+    prologue: list[Var]
+    data_only: set[Var]
+    dims: dict[Var, int]
+    out_tree: Any = None
+    is_loss: bool = False
+
+    @property
+    def batch(self) -> list[Var]:
+        """The arguments that are parts of the batch."""
+        return [v for v in self.micro.invars if v in self.examples]
+
+    @property
+    def parameters(self) -> list[Var]:
+        """The other arguments."""
+        return [v for v in self.micro.invars if v not in self.examples]
 
 
 def split(whole: FlatStep, batch: Sequence[bool], count: int, local_statistics: bool) -> SplitStep:
@@ -456,11 +467,10 @@ class _StepSplitter:
             self.examples,
             self.whole,
             {**whole_of, **{copy: whole_of[v] for copies in (self.total, self.own) for v, copy in copies.items() if v in whole_of}},
-            sums=[v for v in crossing if v in sums],
-            stacked=[v for v in crossing if v not in sums],
-            prologue=[v for v in self.prologue if v in used],
-            data_only=self.data_only,
-            dims={v: self.local.dims.get(v, 0) for v in crossing},
+            [v for v in crossing if v in sums],
+            [v for v in self.prologue if v in used],
+            self.data_only,
+            {v: self.local.dims.get(v, 0) for v in crossing if v not in sums},
         )
 
     def visit(self, node: FlatEquation) -> None:

@@ -287,7 +287,7 @@ class Pipelined(Generic[P]):
         self._remember(inner)
         if self._runner is not None and self._runner.peers is not None:
             results, args = jax.tree.map(self._runner.local, (results, args))
-        fun = jax.value_and_grad(inner._options.fun) if inner._latest().is_loss else inner._options.fun
+        fun = jax.value_and_grad(inner._options.fun) if inner._latest().split.is_loss else inner._options.fun
         return compare(results, on_one_device(fun, args), rtol)
 
     def _opened(self, args: tuple[Any, ...]) -> tuple[Pipelined, tuple[Any, ...], nnx_modules.OpenedModules | None]:
@@ -337,7 +337,7 @@ class Pipelined(Generic[P]):
         if runner is None:
             runner = self._runners[key] = self._new_runner(args, leaves, donate)
         self._runner, self._last = runner, runner.built
-        return jax.tree.unflatten(runner.built.out_tree, runner.step(leaves))
+        return jax.tree.unflatten(runner.built.split.out_tree, runner.step(leaves))
 
     def _new_runner(self, args: tuple[Any, ...], leaves: Sequence[Any], donate: tuple[int, ...]) -> Runner:
         """Builds and compiles; of several processes none goes on before all have come with the same pipeline, and compiled it."""

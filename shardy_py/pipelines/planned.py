@@ -28,7 +28,6 @@ from shardy_py.pipelines.building import (
     PipelineSearch,
     PlannedStage,
     StagedStep,
-    TracedStep,
     stage_names,
     staged,
     trace_step,
@@ -299,15 +298,15 @@ class _PipelineSearch:
         self.meshes = None if options.mesh is None or isinstance(options.mesh, int) else _meshes(options)
         self.devices: int = options.mesh or len(jax.local_devices()) if self.meshes is None else sum(m.size for m in self.meshes)
         context = trace_mesh(Places(self.meshes, len(self.meshes))) if self.meshes else AbstractMesh((), ())
-        self.traced: TracedStep = trace_step(options, signature, context)
-        inputs = zip(self.traced.split_step.whole.invars, self.traced.split_step.micro.invars, signature.argument, strict=True)
+        self.split: SplitStep = trace_step(options, signature, context)
+        inputs = zip(self.split.whole.invars, self.split.micro.invars, signature.argument, strict=True)
         donated = {v for w, v, argument in inputs if argument in options.donate_argnums}
-        donated |= {self.traced.split_step.whole_of.get(v, v) for v in donated}
+        donated |= {self.split.whole_of.get(v, v) for v in donated}
         self.stages = StagePlanner(self.planner, donated.__contains__)
         self.prices = ProgramPrices(self.planner)
         self.rows = signature.structs[signature.batch.index(True)].shape[0] // options.num_microbatches
         most = max(PIECES, options.num_stages or 0, len(self.meshes or ()))
-        self.cuts = None if options.partition is not None else pieces(self.traced.split_step, most, options.hardware)
+        self.cuts = None if options.partition is not None else pieces(self.split, most, options.hardware)
         self.counts = self._counts()
 
     def _counts(self) -> list[int]:
@@ -369,7 +368,7 @@ class _PipelineSearch:
 
     def assigned(self, count: int | None, cuts: Sequence[int] | None = None) -> Assignment:
         """The assignment of equations to `count` stages, cut at the marks of the user where there are any."""
-        return assign(self.traced.split_step, count, self.options.hardware, stage_names(self.options), cuts)
+        return assign(self.split, count, self.options.hardware, stage_names(self.options), cuts)
 
     def by_propagation(self) -> Iterator[_Priced]:
         """The pipelines that there are without a planner: stages of equal time on equal meshes, along which the batch lies."""
@@ -378,18 +377,18 @@ class _PipelineSearch:
             if self.meshes is not None or self.devices % count == 0:
                 meshes = self.meshes or submeshes({axis: count, AXES[0]: self.devices // count}, axis, count)
                 places = Places(meshes, count)
-                built = staged(self.options, self.signature, self.traced, self.assigned(count), places)
+                built = staged(self.options, self.signature, self.split, self.assigned(count), places)
                 yield self.priced("batch along each mesh", built)
 
     def alone(self) -> Iterator[_Priced]:
         """The plan without a pipeline: one stage with the whole batch."""
         if 1 in self.counts and self.meshes is None and isinstance(self.options.schedule, str):
             options = replace(self.options, num_microbatches=1)
-            traced = trace_step(options, self.signature, AbstractMesh((), ()))
-            assigned = assign(traced.split_step, 1, options.hardware, stage_names(options))
+            split = trace_step(options, self.signature, AbstractMesh((), ()))
+            assigned = assign(split, 1, options.hardware, stage_names(options))
             places = Places(tuple(meshes_of([(self.devices,)], AXES[:1])), 1, planner=self.stages.planner)
             yield self.planned(
-                "the batch as a whole, planned", staged(options, self.signature, traced, assigned, places, propagate=False), True
+                "the batch as a whole, planned", staged(options, self.signature, split, assigned, places, propagate=False), True
             )
 
     def by_planner(self) -> Iterator[_Priced]:
@@ -405,7 +404,7 @@ class _PipelineSearch:
             # Parameters are gathered for each microbatch, gradients summed once: neither a microbatch nor the batch has both.
             for name, by_batch in (("planned", True), ("planned by microbatch", False)):
                 places = Places(tuple(meshes), len(runs), planner=self.stages.planner)
-                built = staged(self.options, self.signature, self.traced, self.assigned(len(runs), cuts), places, propagate=False)
+                built = staged(self.options, self.signature, self.split, self.assigned(len(runs), cuts), places, propagate=False)
                 priced = self.planned(name, built, by_batch)
                 best = min(best, priced.seconds if self.fits(priced) else math.inf)
                 yield priced
@@ -436,11 +435,10 @@ class _PipelineSearch:
     def pieces(self) -> dict[tuple[int, ...], list[float]]:
         """Shape of a mesh -> seconds of the whole batch in each piece on it."""
         finest = self.assigned(None if self.cuts is None else len(self.cuts) + 1, self.cuts)
-        split_step = self.traced.split_step
-        programs = stage_programs(split_step, finest, [False] * finest.stages)
-        updates = updating(self.traced, split_step, programs, {})[1]
+        programs = stage_programs(self.split, finest, [False] * finest.stages)
+        updates = updating(self.split, programs, {})[1]
         parts = [[p for p in (*programs.values(), *updates) if p.stage == s] for s in range(finest.stages)]
-        whole, single = ([self.program_of(split_step, part, by_batch) for part in parts] for by_batch in (True, False))
+        whole, single = ([self.program_of(self.split, part, by_batch) for part in parts] for by_batch in (True, False))
         if self.meshes is not None:
             largest = max(self.meshes, key=lambda mesh: mesh.size)
             each = whole if self.rows % largest.size == 0 else single
@@ -461,8 +459,7 @@ class _PipelineSearch:
     def priced(self, name: str, built: StagedStep) -> _Priced:
         """A pipeline with its price: its schedule, simulated with the programs that run, and what runs once."""
         places, count, microbatches = built.places.copy(), built.places.stages, built.options.num_microbatches
-        batch = [v for v, is_batch in zip(built.split.micro.invars, built.signature.batch) if is_batch]
-        programs, updates = defer_sums(built.programs, built.update, places, batch)
+        programs, updates = defer_sums(built.programs, built.update, places, built.split.batch)
         times = {role: [0.0] * count for role in ("forward", "backward", "weight")}
         for (role, s), program in programs.items():
             times[PASSES[role]][s] += self.prices.seconds(program, places)

@@ -165,7 +165,7 @@ def parts_of_parameters(split: SplitStep, parameters: Iterable[Var]) -> dict[Var
     """Slices of parameters that microbatches read only in slices, such as the rows of stacked parameters."""
     slices: dict[Var, Var] = {}
     whole_of = {v: v for v in parameters}
-    read_whole: set[Var] = {v for v in split.micro.outvars if isinstance(v, Var)} & {*split.sums, *split.stacked}
+    read_whole: set[Var] = {v for v in split.micro.outvars if isinstance(v, Var)} & {*split.sums, *split.dims}
     for node in split.micro.nodes:
         operands = reads(node.eqn)
         cut = node.eqn.primitive.name == "slice" and operands[0] in whole_of
@@ -202,7 +202,7 @@ def stage_programs(
     producer = {v: of[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
     last = assigned.stages - 1
     summed = dict.fromkeys(split.sums)
-    pinned = [v for v in (*summed, *split.stacked) if producer.get(v) is None]
+    pinned = [v for v in (*summed, *split.dims) if producer.get(v) is None]
     keys = [(role, s) for s in range(assigned.stages) for role in (("F", "b", "W") if split_backward[s] else ("F", "B"))]
     bodies: dict[tuple[str, int], list[FlatEquation]] = {}
     inputs: dict[tuple[str, int], list[Var]] = {}
@@ -224,7 +224,7 @@ def stage_programs(
     programs: dict[tuple[str, int], TaskProgram] = {}
     for key in keys:
         own = [v for node in bodies[key] for v in node.eqn.outvars if producer[v] == key or (key == ("F", last) and v in pinned)]
-        outputs = [v for v in own if any(other != key for other in read_by.get(v, ())) or v in split.stacked]
+        outputs = [v for v in own if any(other != key for other in read_by.get(v, ())) or v in split.dims]
         sums = [v for v in own if v in summed]
         body = tuple(bodies[key])
         recomputed_here = () if key[0] == "F" else tuple(node for node in body if any(v in recomputed for v in node.eqn.outvars))

@@ -71,12 +71,10 @@ def _listed(stages: Sequence[StageMemory]) -> str:
 
 
 def _of(built: StagedStep, s: int) -> StageMemory:
-    inputs = built.split.micro.invars
-    is_batch = dict(zip(inputs, built.signature.batch))
     programs = [program for (_, t), program in built.programs.items() if t == s]
     read = dict.fromkeys(v for program in programs for v in program.inputs)
-    parts = {v for program in built.parts for v in program.outputs}
-    shared = [v for v in read if (v in is_batch and not is_batch[v]) or v in built.split.micro.consts or v in parts]
+    parts, own = {v for program in built.parts for v in program.outputs}, set(built.split.parameters)
+    shared = [v for v in read if v in own or v in built.split.micro.consts or v in parts]
     first = programs[0]
     outputs_of_forward = set(first.outputs)
     late = dict.fromkeys(v for program in programs[1:] for v in program.inputs)
@@ -159,9 +157,8 @@ def report(built: StagedStep, hardware: Hardware) -> PipelineReport:
     """The report of a pipeline."""
     times = stage_times(built.programs, built.places, hardware)
     exchanged = [0] * built.places.stages
-    batch = [v for v, is_batch in zip(built.split.micro.invars, built.signature.batch) if is_batch]
     places = built.places.copy()
-    for (role, s), program in defer_sums(built.programs, built.update, places, batch)[0].items():
+    for (role, s), program in defer_sums(built.programs, built.update, places, built.split.batch)[0].items():
         seconds, size = exchange(program, places, hardware)
         times[PASSES[role]][s] += seconds
         exchanged[s] += size

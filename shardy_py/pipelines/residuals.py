@@ -173,11 +173,6 @@ class Handover:
     sent: frozenset[Var]
     bound: tuple[tuple[Var, Var], ...]
 
-    @property
-    def values(self) -> tuple[Var, ...]:
-        """Everything that could be kept."""
-        return (*self.arriving, *(v for node in self.nodes for v in node.eqn.outvars))
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -252,15 +252,12 @@ class Runner:
         self.watch = None if peers is None else Watch(peers, location_of(built.options.fun), timeout)
         self.places = built.places.copy()
         self.inputs = built.split.micro.invars
-        self.is_batch = dict(zip(self.inputs, built.signature.batch))
         self.position = {v: i for i, v in enumerate(self.inputs)}
         self.donated = {v for v, flag in zip(self.inputs, donated) if flag}
-        self.results = built.results
-        each = [*(v for v in self.inputs if self.is_batch[v]), built.split.number]
-        stacked = set(built.split.stacked)
-        batch = [v for v in self.inputs if self.is_batch[v]]
+        self.results = built.split.results
+        batch = built.split.batch
         programs, self.updates = defer_sums(built.programs, _with_resets(built), self.places, batch)
-        self.engine = Engine(programs, built.schedule, self.places, each, stacked)
+        self.engine = Engine(programs, built.schedule, self.places, [*batch, built.split.number], built.split.dims)
         self.shared = self.engine.shared_inputs
         self.crossing = set[Var]() if peers is None else self._crossing()
         self.calls = [self._compile(i) for i in range(len(self.updates))]
@@ -385,7 +382,7 @@ class Runner:
         variables = dict.fromkeys(v for row in self.engine.each for v in row)
         parts: dict[Var, list[Any]] = {}
         for v in variables:
-            if not self.is_batch.get(v):
+            if v is self.built.split.number:
                 parts[v] = [np.int32(i) for i in range(count)]
             elif self.peers is None and isinstance(values[v], jax.Array):
                 parts[v] = self.cut(_automatic(values[v]))
@@ -449,7 +446,7 @@ def _with_resets(built: StagedStep) -> list[TaskProgram]:
             mine = [len(updates) - 1]
         last = updates[mine[-1]]
         # A sum that is itself a result has to be taken out of what stands for it, a mean to be divided.
-        returned = [v for v in sums if v in built.results]
+        returned = [v for v in sums if v in built.split.results]
         read = tuple(dict.fromkeys((*last.inputs, *sums)))
         updates[mine[-1]] = replace(last, resets=sums, inputs=read, outputs=tuple(dict.fromkeys((*last.outputs, *returned))))
     return updates

@@ -26,7 +26,7 @@ def test_optimizer_runs_once() -> None:
 
     made = build(step).split
     assert [v.aval.shape for v in made.sums] == [(), (8, 8), (8, 8), (8, 8)]
-    assert not made.stacked
+    assert not made.dims
     assert {node.eqn.primitive.name for node in made.update} >= {"sqrt", "sub"}
     assert "sqrt" not in {node.eqn.primitive.name for node in made.micro.nodes}
 
@@ -85,7 +85,7 @@ def test_numbers_that_are_those_of_the_whole_batch(fun: Any) -> None:
 
 def test_results_per_example() -> None:
     made = build(lambda p, x, y: (jax.grad(loss)(p, x, y), net(p, x).argmax(-1)))
-    assert [v.aval.shape for v in made.split.stacked] == [(4,)]
+    assert [v.aval.shape for v in made.split.dims] == [(4,)]
 
 
 def test_layers_in_a_loop_come_apart() -> None:
