@@ -8,9 +8,10 @@ devices. Whatever else devices would exchange is refused.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -242,6 +243,7 @@ class _Partitioner(Interpreter):
         self.numbers = {id(eqn): i for i, eqn in enumerate(eqns)}
         mesh = Mesh([(AXIS, count)])
         analysis = JaxprAnalysis(LOCAL_RULES, {**HANDLERS, **_HANDLERS}, mesh, RUNS_WHOLE)
+        self.is_trial = False
         self.ends: dict[int, list[Layout]] = {}  # id of a body -> layouts of its results, when it ran last
         super().__init__(RegionContext(mesh, jax.default_backend()), lambda _, rank: replicated(rank), analysis, hint=LayoutHint.FORWARD)
 
@@ -250,18 +252,19 @@ class _Partitioner(Interpreter):
         self.ends[id(jaxpr)] = [settled_layout(x) for x in results]
         return results
 
-    def branch(self, branch: Any, layouts: Sequence[Layout], arguments: Values, parts: Sequence[Any] | None = None) -> Values:
-        """Runs a branch on the operands, or on these parts of them."""
-        if parts is None:
-            parts = [x.get(at) for x, at in zip(arguments, layouts)]
-        values = [self.new_value(part, at, x.shape, x.dtype, uses=2) for part, at, x in zip(parts, layouts, arguments)]
-        return run_body(self, branch, values, None)
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[None]:
+        """Traces what is only looked at, and so is dead code: nothing is printed there."""
+        before, self.is_trial = self.is_trial, True
+        yield
+        self.is_trial = before
 
     def settled(self, loop: Any, eqn: JaxprEqn, operands: Values, body: Any, carries: Sequence[int]) -> Values:
-        """The operands of a loop, with what it carries cut where that is so at the end of a trip; what was run to see it is dead code."""
+        """The operands of a loop, with what it carries cut where that is so at the end of a trip; by trial."""
         operands = list(operands)
         while any(not is_cut(operands[i]) for i in carries):
-            loop(self, eqn, 0, operands, None)
+            with self.trial():
+                loop(self, eqn, 0, operands, None)
             grown = [(i, end) for i, end in zip(carries, self.ends[id(open_jaxpr(body))]) if _axes(end) and not is_cut(operands[i])]
             for i, end in grown:
                 operands[i] = self.new_value(operands[i].get(end), end, operands[i].shape, operands[i].dtype)
@@ -353,8 +356,10 @@ def is_cut(value: ShardedValue) -> bool:
     return value.rematerialize is None and _axes(settled_layout(value))
 
 
-def _as_it_is(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
+def _as_it_is(interpreter: _Partitioner, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """An equation that any part of its operands may go through: constraints, and prints, of each microbatch by itself."""
+    if interpreter.is_trial and not eqn.outvars:
+        return []
     layouts = [replicated(x.rank) if x.rematerialize is not None else settled_layout(x) for x in operands]
     arrays = [x.get(at) for x, at in zip(operands, layouts)]
     results = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
@@ -396,20 +401,22 @@ def _while(interpreter: _Partitioner, eqn: JaxprEqn, index: int, operands: Value
 def _cond(interpreter: _Partitioner, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Branches, whose results are cut where those of one are."""
     number, *arguments = operands
-    branches, results = eqn.params["branches"], []
+    branches = eqn.params["branches"]
     if eqn.params.get("branches_platforms") is not None:
         return loops.cond(interpreter, eqn, index, operands, None)
     at = [settled_layout(x) for x in arguments]
-    for branch in branches:
-        interpreter.branch(branch, at, arguments)
-        results.append(interpreter.ends[id(open_jaxpr(branch))])
-    layouts = [next((end for end in ends if _axes(end)), ends[0]) for ends in zip(*results)]
+    parts = [x.get(end) for x, end in zip(arguments, at)]
 
-    def run(branch: Any) -> Any:
-        return lambda *parts: [x.get(end) for x, end in zip(interpreter.branch(branch, at, arguments, parts), layouts)]
+    def run(branch: Any, *xs: Any) -> Values:
+        values = [interpreter.new_value(x, end, v.shape, v.dtype, uses=2) for x, end, v in zip(xs, at, arguments)]
+        return run_body(interpreter, branch, values, None)
 
-    parts = lax.switch(number.whole(), [run(branch) for branch in branches], *[x.get(end) for x, end in zip(arguments, at)])
-    return [interpreter.new_value(x, end, shape_of(v), dtype_of(v)) for x, end, v in zip(parts, layouts, eqn.outvars)]
+    with interpreter.trial():
+        ends = zip(*([settled_layout(x) for x in run(branch, *parts)] for branch in branches))
+    layouts = [next((end for end in results if _axes(end)), results[0]) for results in ends]
+    functions = [lambda *xs, branch=branch: [x.get(end) for x, end in zip(run(branch, *xs), layouts)] for branch in branches]
+    outs = lax.switch(number.whole(), functions, *parts)
+    return [interpreter.new_value(x, end, shape_of(v), dtype_of(v)) for x, end, v in zip(outs, layouts, eqn.outvars)]
 
 
 def _first(rank: int) -> Layout:

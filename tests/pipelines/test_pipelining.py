@@ -135,6 +135,25 @@ def test_arguments_may_lie_anywhere() -> None:
     assert largest_gap(run(p, *jax.device_put((x, y), explicit), 0.5), got) < 1e-6
 
 
+def test_prints_in_loops_and_branches_come_as_often_as_these_run(capfd: pytest.CaptureFixture[str]) -> None:
+    def body(c: Any, t: Any) -> Any:
+        jax.debug.print("trip {}", t[:, 0])
+        return c + t, None
+
+    def shown(h: Any) -> Any:
+        jax.debug.print("branch {}", h[:, 0])
+        return h
+
+    def chatty(p: Any, x: Any, y: Any) -> Any:
+        h = jax.lax.scan(body, jnp.zeros_like(y), jnp.stack([net(p, x), y]))[0]
+        return jnp.mean(jax.lax.cond(p["a"][0, 0] > 9, shown, lambda h: h, h))
+
+    jax.block_until_ready(sp.pipeline(chatty, num_stages=2, num_microbatches=4)(params(), *data()))
+    jax.effects_barrier()
+    words = capfd.readouterr().out.split()
+    assert (words.count("trip"), words.count("branch")) == (8, 0)
+
+
 def test_prints_come_once_per_microbatch_or_once_per_step(capfd: pytest.CaptureFixture[str]) -> None:
     def train(p: Any, x: Any, y: Any) -> Any:
         def noisy(p: Any) -> Any:
