@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
 from shardy_py.opt.from_mlir import from_mlir
+from shardy_py.passes import collection
 from shardy_py.passes.collection import no_collection
 
 
@@ -35,6 +37,23 @@ def test_settings_are_as_before(thresholds: tuple[int, int, int], enabled: bool)
     with pytest.raises(KeyError):
         fails()
     assert (gc.get_threshold(), gc.isenabled()) == (thresholds, enabled)
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.content = [[self] for _ in range(40_000)]
+
+
+def test_a_loop_of_calls_sees_full_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "_GROWTH", 300_000)
+
+    def call() -> weakref.ref[Cycle]:
+        with no_collection():
+            return weakref.ref(Cycle())
+
+    made = [call() for _ in range(40)]
+    assert made[0]() is None
+    assert sum(ref() is not None for ref in made) < 20
 
 
 def test_a_program_does_not_keep_the_context_of_its_module() -> None:
