@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardy_py.ir import Block, Function, Op, Program, Value
-from shardy_py.ir.types import moves_elements
 from shardy_py.partition.op import FORWARDING
 from shardy_py.passes.clone import block_like, function_like, op_like, program_like
 from shardy_py.passes.collection import no_collection
 from shardy_py.passes.dataflow import CASE, NAMED_COMPUTATION, WHILE
 from shardy_py.rules.traits import CONSTRAINTS, TERMINATORS, is_pure
 
-_SHAPES = frozenset(("stablehlo.broadcast_in_dim", "stablehlo.transpose"))
 _BARRIER = "sdy.propagation_barrier"
 _HOLDING = frozenset((CASE, NAMED_COMPUTATION, WHILE))
 
@@ -63,7 +61,7 @@ class _Inliner:
                 self.op(op, into)
 
     def op(self, op: Op, into: Block) -> None:
-        """A copy of an op. Shape ops that only add or move dimensions of one element are reshapes."""
+        """A copy of an op."""
         regions: list[Block] = []
         for region in op.regions:
             body = Block([a.type for a in region.arguments])
@@ -72,8 +70,6 @@ class _Inliner:
             self.block(region.ops, body)
             regions.append(body)
         copy = self.append(op, op.operands, op.results, regions, into)
-        if op.name in _SHAPES and _keeps_order(op):
-            copy.name, copy.attributes, copy.rule, copy.rule_decided = "stablehlo.reshape", {}, None, False
         if op.name in CONSTRAINTS:
             copy.name = "sdy.sharding_constraint"
 
@@ -101,13 +97,6 @@ class _Inliner:
         for old, new in zip(results, copy.results):
             self.name(old, new)
         return copy
-
-
-def _keeps_order(op: Op) -> bool:
-    before, after = op.operands[0].type, op.result.type
-    if op.name == "stablehlo.transpose":
-        return not moves_elements(before.shape, op.attributes["permutation"])
-    return before.size == after.size
 
 
 def _unchanged(loop: Op) -> set[int]:

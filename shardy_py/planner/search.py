@@ -132,7 +132,6 @@ class Searcher:
     outcomes: tuple[Outcome, ...] = ()
     share: float = 1.0
     is_late: bool = False
-    ranks: dict[str, int] = field(default_factory=dict[str, int])
     finished: list[Candidate] = field(default_factory=list[Candidate])
     finishing: float = 0.0
     judgments: list[tuple[Space, tuple[int, ...], Candidate]] = field(default_factory=list[tuple[Space, tuple[int, ...], Candidate]])
@@ -186,9 +185,7 @@ class Searcher:
             self.judgments.append((space, chosen, candidate))
             is_over = not self.planner.fits(candidate.peak)
             figures[chosen] = is_over, float(candidate.peak) if is_over else candidate.seconds
-        best = sorted(order, key=lambda chosen: figures.get(chosen, (True, math.inf)))
-        self.ranks = {names[chosen]: rank for rank, chosen in enumerate(best[: len(figures)])}
-        return best
+        return sorted(order, key=lambda chosen: figures.get(chosen, (True, math.inf)))
 
     def cuts(self, chosen: Sequence[int]) -> Iterator[frozenset[str]]:
         """The sets of axes over which an assignment of all classes cuts dimensions."""
@@ -511,15 +508,15 @@ class Searcher:
     def cheapest_template(self) -> Candidate | None:
         """The cheapest plan that fits of those that were finished.
 
-        Where none fits yet, templates are finished until one does: those that were finished before there was a model, the best first, and
-        then the cheapest by the model and those whose arguments and results take least, in turn.
+        Where none fits yet, templates are finished until one does: the cheapest by the model and those whose arguments and results take
+        least, in turn.
         """
         seen = {each.assignment for each in self.finished}
         starts = {start: template.name for template in self.templates if (start := self.start_of(template)) not in seen}
         seconds = {start: self.predicted(start) for start in starts}
         bytes_ = {start: weight(self.fixed, entries(self.model.problem, start)) for start in starts if seconds[start] < math.inf}
-        most, last = self.fixed.limit, len(starts)
-        cheap = sorted(bytes_, key=lambda start: (self.ranks.get(starts[start], last), bytes_[start] > most, seconds[start]))
+        most = self.fixed.limit
+        cheap = sorted(bytes_, key=lambda start: (bytes_[start] > most, seconds[start]))
         for tried, start in enumerate(_in_turn(cheap, sorted(cheap, key=lambda start: bytes_[start]))):
             if self.cheapest_fitting is not None or (tried >= TRIED and (not self.left or bytes_[start] > most)):
                 break
