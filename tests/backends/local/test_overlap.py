@@ -134,6 +134,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = 
         (P(None, "y"), P("y")),
         (ARGS[0], ARGS[2]),
     ),
+    "a callback of the gathered value": (
+        lambda w, x: (columns(x, w), jax.debug.callback(lambda _: None, at(x, P())))[0],
+        (P(None, "y"), P("y")),
+        (ARGS[0], ARGS[2]),
+    ),
     "heads": (
         lambda w, x: jnp.swapaxes(columns(x, w).reshape(8, 8, 4, 8), 1, 2) + 1,
         (P(None, "y"), P("y")),
