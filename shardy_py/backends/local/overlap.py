@@ -318,9 +318,11 @@ class _Ring:
             starts: list[Array] = []
             for way in range(_halves(self.size)):
                 sources = {device: self.order[(k + (s if way else -s)) % self.size] for k, device in enumerate(self.order)}
-                start: Array = sources[0] * block + way * block // 2
+                start: Array = lax.full_like(index, sources[0] * block + way * block // 2)
                 for device in range(1, self.size):
-                    start = lax.select(lax.eq(index, device), lax.full_like(index, sources[device] * block + way * block // 2), start)
+                    start = lax.select(
+                        lax.eq(index, np.int32(device)), lax.full_like(index, sources[device] * block + way * block // 2), start
+                    )
                 starts.append(start)
             yield starts
 

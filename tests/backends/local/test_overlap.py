@@ -226,3 +226,8 @@ def test_chosen_by_price(rows: int, is_chosen: bool) -> None:
 def test_a_choice_that_is_none() -> None:
     with pytest.raises(sp.SpecError, match="overlap is 'yes'"):
         sp.Options(overlap="yes")  # type: ignore[arg-type]
+
+
+def test_values_of_64_bits() -> None:
+    with jax.enable_x64(True):
+        assert any("ring" in kind for kind in both(*CASES["a gathered value beside its product"]))
