@@ -147,7 +147,7 @@ class _Chains:
             elif moves:
                 step = next((_Step(cut.axes, (cut.dim,), None) for cut in moves if cut == before[0]), None)
             elif any(before) or (name == "dot_general" and eqn.outvars[0] in wanted):
-                step = _step(eqn, before, wanted.get(next(iter(eqn.outvars), None)), self.sizes)
+                step = _step(eqn, before, wanted.get(eqn.outvars[0]) if eqn.outvars else None, self.sizes)
             if step is not None:
                 self._add(eqn, step)
             if step is None or name == "all_gather":
