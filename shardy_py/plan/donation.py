@@ -43,6 +43,7 @@ class Donated:
         fix: Advice where it is not reused.
         input: Its number among the leaves of the arguments.
         output: The number of the output among the leaves of the result.
+        parameter: The number of the input among the parameters that the compiled program keeps; None where it is unused.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -63,6 +64,7 @@ class Donated:
     fix: str
     input: int
     output: int | None
+    parameter: int | None
 
     def __str__(self) -> str:
         described = f"{self.path}: {typed(self.type, self.sharding)}"
@@ -100,8 +102,9 @@ def donations(
         else:
             kind, reason, fix = _refusal(buffer, value, outs, outputs, takers)
         aliased = None if output is None else outputs[output].path
+        parameter = sum(used[: buffer.index]) if used[buffer.index] else None
         entries.append(
-            Donated(value.path, value.type, value.sharding, aliased, reason, buffer.bytes, kind, fix, input=buffer.index, output=output)
+            Donated(value.path, value.type, value.sharding, aliased, reason, buffer.bytes, kind, fix, buffer.index, output, parameter)
         )
     return tuple(entries)
 

@@ -216,3 +216,9 @@ def test_thousands_of_leaves_are_paired_quickly():
     found = pairs(ins, outs, lambda output: {})
     assert all(one.names[1:] == other.names[1:] for one, other, _ in found)
     assert len(found) == 3000
+
+
+def test_parameters_are_those_of_the_compiled_program():
+    """JAX drops what no result needs."""
+    plan = planned(lambda unused, kept, w: (kept.sum(), w * 2), A, A, A, donate=(0, 2))
+    assert [(entry.path, entry.input, entry.parameter) for entry in plan.donation] == [("unused", 0, None), ("w", 2, 1)]
