@@ -90,7 +90,7 @@ def run_model(name: str, model: Model, setting: str) -> None:
     sent, size = crossing(programs)
     runner = run._runner
     assert runner is not None
-    handed = runner.engine.programs
+    handed = runner.programs
     arrays = max(len(program.outputs) for (role, _), program in handed.items() if role == "F")
     held = max(row.in_flight * row.activation_bytes for row in run.report().rows)
     print(

@@ -450,15 +450,15 @@ class Pipelined(Generic[P]):
         """Counts and times of the last call: activations in flight, time of dispatch."""
         if self._runner is None:
             raise PipelineError("nothing has run", where="Pipelined.statistics", fix="call the function first")
-        return self._runner.engine.statistics
+        return self._runner.statistics
 
     @property
     def programs_per_stage(self) -> list[int]:
         """Number of programs of every stage that this process has compiled, updates left out."""
         if self._runner is None:
             raise PipelineError("nothing has run", where="Pipelined.programs_per_stage", fix="call the function first")
-        engine = self._runner.engine
-        return [sum(s == t and step.call is not None for (_, t), step in engine.steps.items()) for s in range(engine.places.stages)]
+        places, programs = self._runner.places, self._runner.programs
+        return [sum(s == t and places.is_here(s) for _, t in programs) for s in range(places.stages)]
 
     def report(self, *args: Any, hardware: str | Hardware | None = None, **kwargs: Any) -> PipelineReport:
         """Predicts the costs of the pipeline: a row per stage and the simulated schedule. Nothing runs or is compiled.

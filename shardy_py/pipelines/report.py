@@ -17,7 +17,7 @@ from shardy_py.pipelines.errors import PipelineError
 from shardy_py.pipelines.jaxprs import dtype_of, shape_of, struct_of
 from shardy_py.pipelines.programs import PASSES, sent, stage_times, stages_reading
 from shardy_py.pipelines.simulation import Simulation, peak_held, simulate
-from shardy_py.pipelines.transfers import Transfer
+from shardy_py.pipelines.transfers import Relocation
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
 
@@ -184,4 +184,4 @@ def _crossing_bytes(built: StagedStep) -> int:
         return 0
     moves = [(v, s, t) for (_, s), program in built.programs.items() for v in program.outputs for t in readers.get(v, ()) if t != s]
     ends = [(struct_of(v), places.sharding(v, s), places.sharding(v, t)) for v, s, t in moves if places.mesh(s) != places.mesh(t)]
-    return sum(Transfer([struct], [source], [target]).crossing_bytes for struct, source, target in ends)
+    return sum(Relocation([struct], [source], [target]).crossing_bytes for struct, source, target in ends)

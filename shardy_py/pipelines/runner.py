@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -21,41 +21,34 @@ from shardy_py.pipelines.building import StagedStep
 from shardy_py.pipelines.compiling import compile_program, defer_sums, donatable, results_elsewhere
 from shardy_py.pipelines.jaxprs import closed_jaxpr, dtype_of, live, shape_of, struct_of
 from shardy_py.pipelines.orders import Schedule, Task
-from shardy_py.pipelines.placing import Places
 from shardy_py.pipelines.programs import TaskProgram, evaluate, stages_reading
 from shardy_py.pipelines.simulation import costs_of
 from shardy_py.pipelines.simulation import run as simulated
-from shardy_py.pipelines.transfers import Transfer, everywhere, is_global, is_here, moved, placed, stub
+from shardy_py.pipelines.transfers import Relocation, everywhere, is_global, is_here, moved, placed, stub
 
 FORWARDED = frozenset({"copy", "copy_p", "stop_gradient", "reshard", "sharding_constraint", "convert_element_type", "reshape", "squeeze"})
 """Primitives whose result may be the buffer of their operand, which must not be given away."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class StageStep:
     """A program as one stage runs it for a microbatch.
 
     Attributes:
-        sources: For every operand, its slot in the stage's store; below zero, ~n for the n-th value that all microbatches share.
-        call: None where the stage is in other processes; `stubs` are then its results.
-        send: What moves results to another mesh, with these results, their stages and slots.
-        stack: (result, position among the per-example results).
+        call: The compiled program; gives stubs where the stage is in other processes.
+        drop: What no later program of the stage reads.
+        keep: Results -> stages on the same mesh that read them.
+        send: What moves results to another mesh, with these results and the stages that read them there.
     """
 
     program: TaskProgram
-    call: Any
-    sources: list[int]
-    shared_of: list[Var]
-    keep: list[tuple[int, int, int]]
-    send: list[tuple[Transfer, list[int], list[tuple[int, int]]]]
-    stack: list[tuple[int, Var]]
-    drop: list[int]
-    stubs: list[Any]
-    shared: list[Any] = field(default_factory=list)
-    totals: list[Any] = field(default_factory=list)
+    call: Callable[..., Sequence[Any]]
+    drop: frozenset[Var]
+    keep: dict[Var, list[int]]
+    send: list[tuple[Relocation, list[tuple[Var, int]]]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Statistics:
     """Counts and times of the last step of a pipeline.
 
@@ -77,167 +70,6 @@ class Statistics:
     shared_bytes: int = 0
 
 
-class Engine:
-    """The compiled programs of one microbatch, all stages."""
-
-    def __init__(
-        self, programs: dict[tuple[str, int], TaskProgram], schedule: Schedule, places: Places, each: Sequence[Var], stacked: Container[Var]
-    ) -> None:
-        self.programs, self.schedule, self.places, self.stacked = programs, schedule, places, stacked
-        paper = simulated(schedule, costs_of(schedule.stages))
-        self.statistics = Statistics(paper.in_flight, paper.stashed)
-        # All tasks in an order in which one thread can hand them out: by start at unit costs.
-        self.order = [
-            (_role(span.task, schedule), span.task.stage, span.task.microbatch)
-            for span in sorted(paper.spans, key=lambda span: (span.start, span.mesh))
-        ]
-        producer = {v: key for key, program in programs.items() for v in program.outputs}
-        self.slots: list[dict[Var, int]] = [{} for _ in range(places.stages)]
-        moving = {*each, *producer}
-        for (_, s), program in programs.items():
-            for v in program.inputs:
-                if v in moving:
-                    self.slots[s].setdefault(v, len(self.slots[s]))
-        self.each = [[v for v in each if v in self.slots[s]] for s in range(places.stages)]
-        self.steps = {key: self._step(key, program) for key, program in programs.items()}
-        self.totals_ready = False
-        self.task: int | None = None
-        self.sent_bytes = sum(move.sent_bytes for role, s, _ in self.order for move, _, _ in self.steps[role, s].send)
-
-    @property
-    def shared_inputs(self) -> list[dict[Var, None]]:
-        """For every stage, the inputs that all microbatches share."""
-        inputs: list[dict[Var, None]] = [{} for _ in range(self.places.stages)]
-        for (_, s), step in self.steps.items():
-            inputs[s].update(dict.fromkeys(step.shared_of))
-        return inputs
-
-    def _step(self, key: tuple[str, int], program: TaskProgram) -> StageStep:
-        role, s = key
-        slots = self.slots[s]
-        shared_of: list[Var] = []
-        sources: list[int] = []
-        for v in program.inputs:
-            if v in slots:
-                sources.append(slots[v])
-            else:
-                sources.append(~len(shared_of))
-                shared_of.append(v)
-        roles = [r for (r, t) in self.programs if t == s]
-        later = roles[roles.index(role) + 1 :]
-        read_later = {v for r in later for v in self.programs[r, s].inputs}
-        drop = [slots[v] for v in program.inputs if v in slots and v not in read_later]
-        keep: list[tuple[int, int, int]] = []
-        sent: dict[Any, list[tuple[int, int, int]]] = {}
-        stack: list[tuple[int, Var]] = []
-        for position, v in enumerate(program.outputs):
-            readers = [t for t in range(self.places.stages) if v in self.slots[t]]
-            for t in readers:
-                if self.places.mesh(t) == self.places.mesh(s):
-                    keep.append((position, t, self.slots[t][v]))
-                else:
-                    sent.setdefault(self.places.mesh(t), []).append((position, t, self.slots[t][v]))
-            if v in self.stacked:
-                stack.append((position, v))
-        send: list[tuple[Transfer, list[int], list[tuple[int, int]]]] = []
-        for rows in sent.values():
-            values = [program.outputs[position] for position, _, _ in rows]
-            targets = [self.places.sharding(v, t) for v, (_, t, _) in zip(values, rows)]
-            move = Transfer([struct_of(v) for v in values], [self.places.sharding(v, s) for v in values], targets)
-            send.append((move, [position for position, _, _ in rows], [row[1:] for row in rows]))
-        first = len(program.inputs)
-        donated = [*self._donated_residuals(key, program, drop), *range(first, first + len(program.sums))]
-        call = compile_program(program, self.places, donated) if self.places.is_here(s) else None
-        return StageStep(program, call, sources, shared_of, keep, send, stack, drop, results_elsewhere(program, self.places))
-
-    def _donated_residuals(self, key: tuple[str, int], program: TaskProgram, drop: list[int]) -> list[int]:
-        """Residuals whose memory the results of a backward pass may take."""
-        role, s = key
-        if role == "F":
-            return []
-        forward = self.programs["F", s]
-        plain = {v for node in forward.nodes if node.eqn.primitive.name not in FORWARDED for v in node.eqn.outvars}
-        own = {v for v in forward.outputs if v in plain and v not in self.stacked and sum(v in slots for slots in self.slots) == 1}
-        only_here = [i for i, v in enumerate(program.inputs) if v in own and self.slots[s].get(v) in drop]
-        return donatable(program, only_here, self.places)
-
-    def zero_totals(self) -> None:
-        """Puts zeros into all accumulators."""
-        for (_, s), step in self.steps.items():
-            step.totals = [placed(np.zeros(shape_of(v), dtype_of(v)), self.places.sharding(v, s)) for v in step.program.sums]
-        self.totals_ready = True
-
-    def run(self, shared: Sequence[dict[Var, Any]], each: Sequence[Mapping[Var, Sequence[Any]]]) -> dict[Var, list[Any]]:
-        """Runs all tasks of the schedule; returns the per-example results, one value per microbatch."""
-        if not self.totals_ready:
-            self.zero_totals()
-        self.totals_ready = False
-        for (_, s), step in self.steps.items():
-            step.shared = [shared[s][v] for v in step.shared_of]
-        count = self.schedule.microbatches
-        stores = self._stores(each)
-        stacked: dict[Var, list[Any]] = {}
-        begin, begin_cpu = time.perf_counter(), time.thread_time()
-        for task, (role, s, m) in enumerate(self.order):
-            self.task = task
-            step = self.steps[role, s]
-            store = stores[s][m]
-            common = step.shared
-            if step.call is None:
-                out = step.stubs
-            else:
-                out = step.call(*[store[i] if i >= 0 else common[~i] for i in step.sources], *step.totals)
-            for i in step.drop:
-                store[i] = None
-            for position, t, slot in step.keep:
-                stores[t][m][slot] = out[position]
-            for move, positions, slots in step.send:
-                for (t, slot), value in zip(slots, move([out[p] for p in positions])):
-                    stores[t][m][slot] = value
-            for position, v in step.stack:
-                stacked.setdefault(v, [None] * count)[m] = out[position]
-            step.totals = out[len(step.program.outputs) :]
-        self.task = None
-        spent, spent_cpu = time.perf_counter() - begin, time.thread_time() - begin_cpu
-        self.statistics = replace(
-            self.statistics, tasks=len(self.order), dispatch_seconds=spent, dispatch_cpu_seconds=spent_cpu, sent_bytes=self.sent_bytes
-        )
-        return stacked
-
-    def _stores(self, each: Sequence[Mapping[Var, Sequence[Any]]]) -> list[list[list[Any]]]:
-        """The slots of every stage and microbatch, with the inputs that differ between microbatches."""
-        stores: list[list[list[Any]]] = []
-        for s, slots in enumerate(self.slots):
-            rows = [[None] * len(slots) for _ in range(self.schedule.microbatches)]
-            for v in self.each[s]:
-                for row, value in zip(rows, each[s][v]):
-                    row[slots[v]] = value
-            stores.append(rows)
-        return stores
-
-    def totals_of(self, stage: int) -> list[Var]:
-        """The sums that a stage makes."""
-        return [v for (_, s), step in self.steps.items() if s == stage for v in step.program.sums]
-
-    def stage_of_total(self, v: Var) -> int:
-        """The stage that makes a sum."""
-        return next(s for (_, s), step in self.steps.items() if v in step.program.sums)
-
-    def totals(self) -> dict[Var, Any]:
-        """The sums over microbatches."""
-        return {v: x for step in self.steps.values() for v, x in zip(step.program.sums, step.totals)}
-
-    def reset(self, zeros: dict[Var, Any]) -> None:
-        """Takes zeros for the next step."""
-        for step in self.steps.values():
-            step.totals = [zeros[v] for v in step.program.sums]
-        self.totals_ready = True
-
-
-def _role(task: Task, schedule: Schedule) -> str:
-    return "b" if task.kind == "B" and (task.stage, task.microbatch) in schedule.split_backwards else task.kind
-
-
 class Runner:
     """Runs a pipeline that has been built; compiles everything when it is made, of several processes each its own stages.
 
@@ -252,13 +84,28 @@ class Runner:
         self.watch = None if peers is None else Watch(peers, location_of(built.options.fun), timeout)
         self.places = built.places.copy()
         self.inputs = built.split.micro.invars
-        self.position = {v: i for i, v in enumerate(self.inputs)}
         self.donated = {v for v, flag in zip(self.inputs, donated) if flag}
         self.results = built.split.results
         batch = built.split.batch
-        programs, self.updates = defer_sums(built.programs, _with_resets(built), self.places, batch)
-        self.engine = Engine(programs, built.schedule, self.places, [*batch, built.split.number], built.split.dims)
-        self.shared = self.engine.shared_inputs
+        self.programs, self.updates = defer_sums(built.programs, _with_resets(built), self.places, batch)
+        paper = simulated(built.schedule, costs_of(built.schedule.stages))
+        self.statistics = Statistics(paper.in_flight, paper.stashed)
+        # All tasks in an order in which one thread can hand them out: by start at unit costs.
+        self.order = [
+            (_role(span.task, built.schedule), span.task.stage, span.task.microbatch)
+            for span in sorted(paper.spans, key=lambda span: (span.start, span.mesh))
+        ]
+        self.task: int | None = None
+        self.readers = stages_reading(self.programs.values())
+        parts = (*batch, built.split.number)
+        moving = {*parts, *(v for program in self.programs.values() for v in program.outputs)}
+        stages = range(self.places.stages)
+        self.each = [[v for v in parts if s in self.readers.get(v, ())] for s in stages]
+        self.shared = [[v for v, readers in self.readers.items() if s in readers and v not in moving] for s in stages]
+        self.steps = {key: self._step(key, program) for key, program in self.programs.items()}
+        self.sent_bytes = sum(move.sent_bytes for role, s, _ in self.order for move, _ in self.steps[role, s].send)
+        self.sums = {v: s for (_, s), program in self.programs.items() for v in program.sums}
+        self.totals: dict[Var, Any] | None = None
         self.crossing = set[Var]() if peers is None else self._crossing()
         self.calls = [self._compile(i) for i in range(len(self.updates))]
         self.part_calls = [self._call(program, ()) for program in built.parts]
@@ -270,9 +117,40 @@ class Runner:
         self.join = jax.jit(lambda xs, dim: jax.numpy.concatenate(xs, dim), static_argnums=1)
         self.shared_bytes = 0
 
+    def _step(self, key: tuple[str, int], program: TaskProgram) -> StageStep:
+        role, s = key
+        roles = [r for (r, t) in self.programs if t == s]
+        read_later = {v for r in roles[roles.index(role) + 1 :] for v in self.programs[r, s].inputs}
+        drop = frozenset(program.inputs) - read_later - {*self.shared[s]}
+        keep: dict[Var, list[int]] = {}
+        sent: dict[Any, list[tuple[Var, int]]] = {}
+        for v in program.outputs:
+            for t in sorted(self.readers.get(v, ())):
+                if self.places.mesh(t) == self.places.mesh(s):
+                    keep.setdefault(v, []).append(t)
+                else:
+                    sent.setdefault(self.places.mesh(t), []).append((v, t))
+        send: list[tuple[Relocation, list[tuple[Var, int]]]] = []
+        for rows in sent.values():
+            sources, targets = [self.places.sharding(v, s) for v, _ in rows], [self.places.sharding(v, t) for v, t in rows]
+            send.append((Relocation([struct_of(v) for v, _ in rows], sources, targets), rows))
+        first = len(program.inputs)
+        donated = [*self._donated_residuals(key, program, drop), *range(first, first + len(program.sums))]
+        return StageStep(program, self._call(program, donated), drop, keep, send)
+
+    def _donated_residuals(self, key: tuple[str, int], program: TaskProgram, drop: Set[Var]) -> list[int]:
+        """Residuals whose memory the results of a backward pass may take."""
+        role, s = key
+        if role == "F":
+            return []
+        forward = self.programs["F", s]
+        plain = {v for node in forward.nodes if node.eqn.primitive.name not in FORWARDED for v in node.eqn.outvars}
+        own = {v for v in forward.outputs if v in plain and v not in self.built.split.dims and self.readers.get(v) == {s}}
+        return donatable(program, [i for i, v in enumerate(program.inputs) if v in own & drop], self.places)
+
     def _crossing(self) -> set[Var]:
         """Values that other processes may still have to fetch when the step goes on, so that they are not donated."""
-        programs = [*self.engine.programs.values(), *self.updates, *self.built.parts]
+        programs = [*self.programs.values(), *self.updates, *self.built.parts]
         several = {v for v, stages in stages_reading(programs).items() if len(stages) > 1}
         return several | {v for program in programs for v in program.inputs if not shape_of(v)}
 
@@ -286,7 +164,8 @@ class Runner:
         program = self.updates[index]
         results = {v for v in self.results if isinstance(v, Var)} - set(program.outputs)
         later = {v for other in self.updates[index + 1 :] for v in other.inputs} | results
-        own = {v for v in self.donated if self.built.updates.owner.get(v) == program.stage} | set(self.engine.totals_of(program.stage))
+        own = {v for v in self.donated if self.built.updates.owner.get(v) == program.stage}
+        own.update(v for v, s in self.sums.items() if s == program.stage)
         ours = [i for i, v in enumerate(program.inputs) if v in own and v not in later | self.crossing]
         return self._call(program, donatable(program, ours, self.places))
 
@@ -300,29 +179,25 @@ class Runner:
             scalars = [i for i, x in enumerate(results) if is_global(x) and not x.shape]
             for i, x in zip(scalars, self.readable([results[i] for i in scalars])):
                 results[i] = x
-            self.engine.statistics = replace(self.engine.statistics, shared_bytes=self.shared_bytes)
-            self.watch.wait(x for x in (*results, *self.engine.totals().values()) if isinstance(x, jax.Array))
+            self.statistics = replace(self.statistics, shared_bytes=self.shared_bytes)
+            self.watch.wait(x for x in (*results, *(self.totals or {}).values()) if isinstance(x, jax.Array))
         return results
 
     def _task(self) -> str:
-        if self.engine.task is None:
+        if self.task is None:
             return "what it computes of the step"
-        role, s, m = self.engine.order[self.engine.task]
+        role, s, m = self.order[self.task]
         return f"{role} of stage {self.built.assigned.names[s]!r}, microbatch {m}"
 
     def _moved(self, values: Sequence[Any], targets: Sequence[NamedSharding]) -> list[Any]:
         """Values on meshes, from wherever they are; all processes call this for them."""
-        if self.peers is None:
-            return jax.device_put(list(values), list(targets)) if values else []
         there, sent = moved(values, targets)
         self.shared_bytes += sent
         return there
 
     def local(self, value: Any) -> Any:
         """A value in this process, for what each process computes for itself."""
-        if self.peers is None:
-            return jax.device_put(value, NamedSharding(self.places.mesh(0), PartitionSpec()))
-        return self.readable([value])[0].addressable_data(0) if is_global(value) else value
+        return self.readable([value])[0].addressable_data(0)
 
     def readable(self, values: Sequence[Any]) -> list[Any]:
         """The arrays, with a copy in every process."""
@@ -331,106 +206,121 @@ class Runner:
 
     def _walk(self, leaves: Sequence[Any]) -> list[Any]:
         built, places = self.built, self.places
-        values: dict[Var, Any] = dict(zip(self.inputs, leaves))
-        extra = dict(built.split.micro.consts)
+        values: dict[Var, Any] = dict(built.split.micro.consts)
         if self.prologue is not None:
-            extra.update(zip(built.split.prologue, self.prologue(lambda i: self.local(leaves[i]))))
+            values.update(zip(built.split.prologue, self.prologue(lambda i: self.local(leaves[i]))))
+        values.update(zip(self.inputs, leaves))
         located: list[dict[Var, Any]] = [{} for _ in range(places.stages)]
 
         def at(v: Var, s: int) -> Any:
             """A value on the mesh of a stage; it is moved there once."""
             there = located[s].get(v)
             if there is None:
-                value = values[v] if v in values else extra[v]
-                target = places.sharding(v, s)
+                value, target = values[v], places.sharding(v, s)
                 here = isinstance(value, jax.Array) and value.sharding == target
                 there = located[s][v] = value if here else self._moved([value], [target])[0]
                 if built.updates.owner.get(v) == s:
                     values[v] = there
             return there
 
-        for program, call in zip(built.parts, self.part_calls):
-            for v, value in zip(program.outputs, call(*[at(v, program.stage) for v in program.inputs])):
-                values[v] = located[program.stage][v] = value
-        each = self._each(values, extra)
-        shared = [{v: at(v, s) for v in variables} for s, variables in enumerate(self.shared)]
-        stacked = self.engine.run(shared, each)
-        totals = self.engine.totals()
-        for v, total in totals.items():
-            values[v] = total
-            located[self.engine.stage_of_total(v)][v] = total
-        zeros: dict[Var, Any] = {}
-        for program, call in zip(self.updates, self.calls):
-            out = call(*[at(v, program.stage) for v in program.inputs])
-            for v, value in zip(program.outputs, out):
-                values[v] = located[program.stage][v] = value
-            zeros.update(zip(program.resets, out[len(program.outputs) :]))
-        self.engine.reset(zeros)
-        results: list[Any] = []
-        for i, v in enumerate(self.results):
-            if isinstance(v, Literal):
-                results.append(self.literals[i])
-            elif v in stacked:
-                results.append(self._joined(stacked[v], built.split.dims[v]))
-            else:
-                results.append(values[v] if v in values else extra[v])
-        return results
+        def run_once(programs: Sequence[TaskProgram], calls: Sequence[Any]) -> dict[Var, Any]:
+            """Runs programs in their order; gives zeros for the sums of the next step."""
+            zeros: dict[Var, Any] = {}
+            for program, call in zip(programs, calls):
+                out = call(*[at(v, program.stage) for v in program.inputs])
+                for v, value in zip(program.outputs, out):
+                    values[v] = located[program.stage][v] = value
+                zeros.update(zip(program.resets, out[len(program.outputs) :]))
+            return zeros
 
-    def _each(self, values: dict[Var, Any], extra: dict[Var, Any]) -> list[dict[Var, list[Any]]]:
-        """For every stage, the parts of the batch and the keys that it reads, one per microbatch."""
+        run_once(built.parts, self.part_calls)
+        stores = self._parts_of_batch(values)
+        for s, variables in enumerate(self.shared):
+            for v in variables:
+                at(v, s)
+        totals, self.totals = self.totals, None
+        for v, s in self.sums.items():
+            located[s][v] = placed(np.zeros(shape_of(v), dtype_of(v)), places.sharding(v, s)) if totals is None else totals[v]
+        stacked = self._run_tasks(stores, located)
+        values.update((v, located[s][v]) for v, s in self.sums.items())
+        self.totals = run_once(self.updates, self.calls)
+        return [
+            self.literals[i] if isinstance(v, Literal) else self._joined(stacked[v], built.split.dims[v]) if v in stacked else values[v]
+            for i, v in enumerate(self.results)
+        ]
+
+    def _run_tasks(self, stores: Sequence[Sequence[dict[Var, Any]]], located: Sequence[dict[Var, Any]]) -> dict[Var, list[Any]]:
+        """Runs all tasks of the schedule, whose sums `located` gets; returns the per-example results, one value per microbatch."""
+        stacked: dict[Var, list[Any]] = {}
+        begin, begin_cpu = time.perf_counter(), time.thread_time()
+        for number, (role, s, m) in enumerate(self.order):
+            self.task = number
+            step = self.steps[role, s]
+            program, store, common = step.program, stores[s][m], located[s]
+            operands = [store.pop(v) if v in step.drop else store[v] if v in store else common[v] for v in program.inputs]
+            out = step.call(*operands, *[common[v] for v in program.sums])
+            results = dict(zip(program.outputs, out))
+            common.update(zip(program.sums, out[len(program.outputs) :]))
+            for v, stages in step.keep.items():
+                for t in stages:
+                    stores[t][m][v] = results[v]
+            for move, rows in step.send:
+                for (v, t), value in zip(rows, move([results[v] for v, _ in rows])):
+                    stores[t][m][v] = value
+            for v, value in results.items():
+                if v in self.built.split.dims:
+                    stacked.setdefault(v, [None] * self.built.options.num_microbatches)[m] = value
+        self.task = None
+        spent, spent_cpu = time.perf_counter() - begin, time.thread_time() - begin_cpu
+        self.statistics = replace(
+            self.statistics, tasks=len(self.order), dispatch_seconds=spent, dispatch_cpu_seconds=spent_cpu, sent_bytes=self.sent_bytes
+        )
+        return stacked
+
+    def _parts_of_batch(self, values: Mapping[Var, Any]) -> list[list[dict[Var, Any]]]:
+        """For every stage and microbatch, the parts of the batch and the number that it reads."""
         count = self.built.options.num_microbatches
-        variables = dict.fromkeys(v for row in self.engine.each for v in row)
-        parts: dict[Var, list[Any]] = {}
-        for v in variables:
-            if v is self.built.split.number:
-                parts[v] = [np.int32(i) for i in range(count)]
-            elif self.peers is None and isinstance(values[v], jax.Array):
-                parts[v] = self.cut(_automatic(values[v]))
-            elif is_global(values[v]):
-                parts[v] = self._cut_on_mesh(values[v])
-        for v in variables:
-            if v not in parts:
-                whole = np.asarray(values[v])
-                rows = whole.shape[0] // count
-                parts[v] = [whole[i * rows : (i + 1) * rows] for i in range(count)]
-        values_of: list[dict[Var, list[Any]]] = []
-        for s, row in enumerate(self.engine.each):
-            flat = [x for v in row for x in parts[v]]
-            shardings = [self.places.sharding(v, s) for v in row for _ in range(count)]
-            there = self._moved(flat, shardings)
-            values_of.append({v: there[i * count : (i + 1) * count] for i, v in enumerate(row)})
-        return values_of
+        parts: dict[Var, Sequence[Any]] = {}
+        for v in dict.fromkeys(v for row in self.each for v in row):
+            parts[v] = [np.int32(i) for i in range(count)] if v is self.built.split.number else self._cut(values[v])
+        stores: list[list[dict[Var, Any]]] = []
+        for s, row in enumerate(self.each):
+            there = iter(self._moved([x for v in row for x in parts[v]], [self.places.sharding(v, s) for v in row for _ in range(count)]))
+            of = {v: [next(there) for _ in range(count)] for v in row}
+            stores.append([{v: of[v][m] for v in row} for m in range(count)])
+        return stores
 
-    def _cut_on_mesh(self, x: jax.Array) -> list[jax.Array]:
-        """The parts of an array on a mesh of several processes, sharded as it is where its axes divide them."""
-        count, mesh = self.built.options.num_microbatches, x.sharding.mesh  # pyright: ignore[reportAttributeAccessIssue]
+    def _cut(self, x: Any) -> Sequence[Any]:
+        """The parts of a value of the batch; of an array on a mesh sharded as it is where its axes divide them."""
+        count = self.built.options.num_microbatches
+        if not isinstance(x, jax.Array):
+            return np.split(np.asarray(x), count)
+        sharding = x.sharding
+        if not isinstance(sharding, NamedSharding):
+            return self.cut(x)
         shape = (x.shape[0] // count, *x.shape[1:])
-        there = NamedSharding(Mesh(mesh.devices, mesh.axis_names), x.sharding.spec)  # pyright: ignore[reportAttributeAccessIssue]
+        # Of automatic axes: one with explicit axes cannot be cut into parts that they do not divide.
+        mesh = Mesh(np.array(sharding.mesh.devices, dtype=object), sharding.mesh.axis_names)
+        there = NamedSharding(mesh, sharding.spec)
+        automatic = x if all(kind is AxisType.Auto for kind in sharding.mesh.axis_types) else jax.device_put(x, there)
         try:
             there.shard_shape(shape)
         except ValueError:
-            there = NamedSharding(there.mesh, PartitionSpec())
+            there = NamedSharding(mesh, PartitionSpec())
         if not is_here(there):
             return [stub(shape, x.dtype, there)] * count
-        return jax.jit(self.cut, out_shardings=[there] * count)(_automatic(x))
+        return jax.jit(self.cut, out_shardings=[there] * count)(automatic)
 
     def _joined(self, parts: Sequence[jax.Array], dim: int) -> jax.Array:
         """One array of the results of all microbatches."""
-        if self.peers is None:
-            return self.join(parts, dim)
         first = parts[0]
         if not is_here(first.sharding):
             return stub(tuple(n * len(parts) if i == dim else n for i, n in enumerate(first.shape)), first.dtype, first.sharding)
         return jax.jit(self.join, static_argnums=1, out_shardings=first.sharding)(parts, dim)
 
 
-def _automatic(x: jax.Array) -> jax.Array:
-    """The array on a mesh whose axes are automatic: one with explicit axes cannot be cut into parts that they do not divide."""
-    sharding = x.sharding
-    if not isinstance(sharding, NamedSharding) or all(kind is AxisType.Auto for kind in sharding.mesh.axis_types):
-        return x
-    mesh = Mesh(np.array(sharding.mesh.devices, dtype=object), sharding.mesh.axis_names)
-    return jax.device_put(x, NamedSharding(mesh, sharding.spec))
+def _role(task: Task, schedule: Schedule) -> str:
+    return "b" if task.kind == "B" and (task.stage, task.microbatch) in schedule.split_backwards else task.kind
 
 
 def _with_resets(built: StagedStep) -> list[TaskProgram]:

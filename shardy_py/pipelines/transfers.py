@@ -124,7 +124,7 @@ def _filled(parts: Sequence[jax.Array], starts: tuple[tuple[int, ...], ...], sha
     return whole
 
 
-class Transfer:
+class Relocation:
     """Values of some types from shardings to others; all processes call it.
 
     Attributes:
@@ -186,8 +186,8 @@ class Transfer:
 
 
 @functools.lru_cache(maxsize=4096)
-def _transfer(structs: tuple[jax.ShapeDtypeStruct, ...], sources: tuple[Sharding, ...], targets: tuple[Sharding, ...]) -> Transfer:
-    return Transfer(structs, sources, targets)
+def _relocation(structs: tuple[jax.ShapeDtypeStruct, ...], sources: tuple[Sharding, ...], targets: tuple[Sharding, ...]) -> Relocation:
+    return Relocation(structs, sources, targets)
 
 
 def moved(values: Sequence[Any], targets: Sequence[NamedSharding]) -> tuple[list[jax.Array], int]:
@@ -197,7 +197,7 @@ def moved(values: Sequence[Any], targets: Sequence[NamedSharding]) -> tuple[list
     if not away:
         return there, 0
     structs = tuple(jax.ShapeDtypeStruct(there[i].shape, there[i].dtype) for i in away)
-    move = _transfer(structs, tuple(there[i].sharding for i in away), tuple(targets[i] for i in away))
+    move = _relocation(structs, tuple(there[i].sharding for i in away), tuple(targets[i] for i in away))
     for i, x in zip(away, move([there[i] for i in away])):
         there[i] = x
     return there, move.sent_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -228,7 +229,7 @@ def failing() -> dict[str, Any]:
     if PROCESS == 1 and how == "raises":
         runner = run._runner
         assert runner is not None
-        runner.engine.steps["B", 1].call = mock.Mock(side_effect=OSError("no part-3"))
+        runner.steps["B", 1] = dataclasses.replace(runner.steps["B", 1], call=mock.Mock(side_effect=OSError("no part-3")))
     if PROCESS == 1 and how != "raises":
         time.sleep(1)
         if how == "killed":

@@ -24,7 +24,7 @@ def step(p: Any, x: Any, y: Any) -> Any:
 def collectives(run: Any) -> dict[tuple[str, int], int]:
     """How many collectives the compiled programs of the stages have."""
     pattern = re.compile(r" (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\(")
-    steps = run._runner.engine.steps.items()
+    steps = run._runner.steps.items()
     return {key: len(pattern.findall(one.call.as_text())) for key, one in steps}
 
 
@@ -44,7 +44,7 @@ def test_what_stays_sharded_is_no_sum() -> None:
     mesh = {"stage": 2, "data": 2, "model": 2}
     run = sp.pipeline(step, num_stages=2, num_microbatches=4, mesh=mesh, in_shardings=shardings)
     assert largest_gap(run(params(), *data()), step(params(), *data())) < 1e-6
-    stands = [stand for program in run._runner.engine.programs.values() for v in program.sums if (stand := program.stands.get(v))]
+    stands = [stand for program in run._runner.programs.values() for v in program.sums if (stand := program.stands.get(v))]
     assert stands
 
 
