@@ -61,9 +61,9 @@ class _HasEquation(Protocol):
 N = TypeVar("N", bound=_HasEquation)
 
 
-def live(nodes: Sequence[N], results: Iterable[Atom]) -> list[N]:
-    """The equations that these results need, and those with effects, in order."""
-    return [nodes[i] for i in live_positions([node.eqn for node in nodes], results, keeps=has_effects)]
+def live(nodes: Sequence[N], results: Iterable[Atom], leaves: Iterable[Var] = ()) -> list[N]:
+    """The equations that these results need, and those with effects, in order; nothing computes `leaves`."""
+    return [nodes[i] for i in live_positions([node.eqn for node in nodes], results, leaves, keeps=has_effects)]
 
 
 def closed_jaxpr(eqns: Sequence[JaxprEqn], inputs: Iterable[Var], results: Iterable[Atom]) -> ClosedJaxpr:

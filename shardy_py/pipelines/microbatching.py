@@ -160,9 +160,9 @@ def _local(whole: FlatStep, batch: Sequence[bool], count: int) -> _LocalStep:
             renamed[eqn.outvars[0]] = number
             continue
         numbers = _NUMBER.findall(str(eqn.source_info.name_stack))
-        node = whole.nodes[int(numbers[-1])] if numbers else FlatEquation(eqn, False, None)
+        node = whole.nodes[int(numbers[-1])] if numbers else FlatEquation(eqn)
         operands = [renamed.get(v, v) if isinstance(v, Var) else v for v in eqn.invars]
-        nodes.append(FlatEquation(eqn.replace(invars=operands, source_info=node.eqn.source_info), node.backward, node.marker))
+        nodes.append(replace(node, eqn=eqn.replace(invars=operands, source_info=node.eqn.source_info)))
     outvars = [renamed.get(v, v) if isinstance(v, Var) else v for v in body.outvars]
     consts = dict(zip(body.invars, whole.consts.values())) | dict(zip(body.constvars, traced.consts)) | {number: np.int32(0)}
     results, copies = outvars[: len(whole.outvars)], outvars[len(whole.outvars) :]
@@ -519,7 +519,7 @@ class _StepSplitter:
             (scaled,) = jax.make_jaxpr(lambda x: x * self.count)(struct_of(v)).jaxpr.eqns
             operands = [self.total[v] if isinstance(w, Var) else w for w in scaled.invars]
             self.own[v] = Var(v.aval)
-            self.each.append(FlatEquation(scaled.replace(invars=operands, outvars=[self.own[v]]), node.backward, node.marker))
+            self.each.append(replace(node, eqn=scaled.replace(invars=operands, outvars=[self.own[v]])))
         else:
             raise PipelineError(
                 f"{short(v)}, a statistic of the batch, is used by single examples", where=place(eqn),
@@ -563,4 +563,4 @@ def _renamed(node: FlatEquation, names: Mapping[Var, Var], results: Mapping[Var,
     eqn = node.eqn
     invars = [names.get(v, v) if isinstance(v, Var) else v for v in eqn.invars]
     outvars = [(results or {}).get(v, v) for v in eqn.outvars]
-    return FlatEquation(eqn.replace(invars=invars, outvars=outvars), node.backward, node.marker)
+    return replace(node, eqn=eqn.replace(invars=invars, outvars=outvars))

@@ -109,7 +109,7 @@ def marked(function: Callable[..., Any], partition: markers.Marking, *, paramete
         env.update(zip(jaxpr.invars, jax.tree.leaves(args)))
         for number in sorted(set(stages)):
             with markers.stage(markers.marker_of(number)):
-                evaluate([FlatEquation(eqn, False, None) for eqn, where in zip(jaxpr.eqns, stages) if where == number], env)
+                evaluate([FlatEquation(eqn) for eqn, where in zip(jaxpr.eqns, stages) if where == number], env)
         leaves = [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
         _, result = trace_leaves(function, *map(Leaves.of, args))
         return Leaves(result.outline, leaves).tree()

@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.jaxprs import inlined
 from shardy_py.ir.jax_calls import PLAIN_CALLS, body_parameter
-from shardy_py.pipelines.flatten import Flattener, row_of
+from shardy_py.pipelines.flatten import FlatEquation, flatten, row_of
 from shardy_py.pipelines.jaxprs import Atom, closed, closed_jaxpr, live, reads, struct_of
 
 _SCOPE = "profile_equation="
@@ -101,59 +101,21 @@ class EquationLine:
 
 def line_of(closed: ClosedJaxpr, parameters: Sequence[bool]) -> EquationLine:
     """Takes calls and loops over layers (over slices of inputs that `parameters` marks) apart; rules for derivatives stay whole."""
-    flattener = _LineFlattener()
-    invars = [Var(v.aval) for v in closed.jaxpr.invars]
-    flattener.weights.update(v for v, flag in zip(invars, parameters) if flag)
-    results = flattener.inline(closed.jaxpr, closed.consts, invars, _Position((), (), ()))
-    steps = live(flattener.steps, results)
-    return EquationLine(tuple(invars), tuple(results), tuple(steps), flattener.consts, flattener.slices)
+    flat = flatten(closed, [not flag for flag in parameters], PLAIN_CALLS)
+    slices = {row: place for row, place in flat.rows.items() if place[0] not in flat.rows}
+    steps = tuple(map(_line_step, live(flat.nodes, flat.outvars, slices)))
+    return EquationLine(flat.invars, flat.outvars, steps, flat.consts, slices)
+
+
+def _line_step(node: FlatEquation) -> LineStep:
+    scope = tuple(part for stack in node.stacks for part in _scopes(stack))
+    return LineStep(node.eqn, scope, node.layer, tuple(number for stack in node.stacks for number in numbers_in(stack)))
 
 
 def row_equations(row: Var, whole: Var, step: int) -> list[JaxprEqn]:
     """Equations that read one row of stacked parameters, which a line leaves out."""
     eqns, _ = inlined(jax.make_jaxpr(row_of(step))(struct_of(whole)).jaxpr, [whole], lambda source: source)
     return [*eqns[:-1], eqns[-1].replace(outvars=[row])]
-
-
-class _Position(NamedTuple):
-    scope: tuple[str, ...]
-    layer: tuple[int, ...]
-    source: tuple[int, ...]
-
-
-class _LineFlattener(Flattener[_Position]):
-    """Keeps scopes and layers. A loop is over layers where it reads rows of parameters, or of values computed from these alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps: list[LineStep] = []
-        self.slices: dict[Var, tuple[Var, int]] = {}
-        self.weights: set[Var] = set()
-
-    def origin_of(self, eqn: JaxprEqn, outer: _Position) -> _Position:
-        stack = str(eqn.source_info.name_stack)
-        return outer._replace(scope=outer.scope + _scopes(stack), source=outer.source + numbers_in(stack))
-
-    def step_of(self, origin: _Position, number: int) -> _Position:
-        return origin._replace(layer=(*origin.layer, number))
-
-    def emit(self, eqn: JaxprEqn, origin: _Position) -> None:
-        self.steps.append(LineStep(eqn, *origin))
-        operands = reads(eqn)
-        if operands and all(v in self.weights for v in operands):
-            self.weights.update(eqn.outvars)
-
-    def are_layers(self, xs: Sequence[Atom]) -> bool:
-        return any(isinstance(x, Var) and x in self.weights for x in xs)
-
-    def row(self, x: Atom, step: int, origin: _Position) -> Atom:
-        """A row of stacked parameters is a parameter of one layer: nothing computes it."""
-        if not isinstance(x, Var) or x not in self.weights or x in self.slices:
-            return super().row(x, step, origin)
-        row = Var(jax.make_jaxpr(row_of(step))(struct_of(x)).jaxpr.outvars[0].aval)
-        self.slices[row] = (x, step)
-        self.weights.add(row)
-        return row
 
 
 def _scopes(stack: str) -> tuple[str, ...]:
