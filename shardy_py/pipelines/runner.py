@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,9 +25,6 @@ from shardy_py.pipelines.programs import TaskProgram, evaluate, stages_reading
 from shardy_py.pipelines.simulation import costs_of
 from shardy_py.pipelines.simulation import run as simulated
 from shardy_py.pipelines.transfers import Relocation, everywhere, is_global, is_here, moved, placed, stub
-
-FORWARDED = frozenset({"copy", "copy_p", "stop_gradient", "reshard", "sharding_constraint", "convert_element_type", "reshape", "squeeze"})
-"""Primitives whose result may be the buffer of their operand, which must not be given away."""
 
 
 @dataclass(frozen=True)
@@ -134,19 +131,8 @@ class Runner:
         for rows in sent.values():
             sources, targets = [self.places.sharding(v, s) for v, _ in rows], [self.places.sharding(v, t) for v, t in rows]
             send.append((Relocation([struct_of(v) for v, _ in rows], sources, targets), rows))
-        first = len(program.inputs)
-        donated = [*self._donated_residuals(key, program, drop), *range(first, first + len(program.sums))]
-        return StageStep(program, self._call(program, donated), drop, keep, send)
-
-    def _donated_residuals(self, key: tuple[str, int], program: TaskProgram, drop: Set[Var]) -> list[int]:
-        """Residuals whose memory the results of a backward pass may take."""
-        role, s = key
-        if role == "F":
-            return []
-        forward = self.programs["F", s]
-        plain = {v for node in forward.nodes if node.eqn.primitive.name not in FORWARDED for v in node.eqn.outvars}
-        own = {v for v in forward.outputs if v in plain and v not in self.built.split.dims and self.readers.get(v) == {s}}
-        return donatable(program, [i for i, v in enumerate(program.inputs) if v in own & drop], self.places)
+        totals = range(len(program.inputs), len(program.inputs) + len(program.sums))
+        return StageStep(program, self._call(program, totals), drop, keep, send)
 
     def _crossing(self) -> set[Var]:
         """Values that other processes may still have to fetch when the step goes on, so that they are not donated."""

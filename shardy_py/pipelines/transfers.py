@@ -166,12 +166,9 @@ class Relocation:
         starts = [sharding for route, source in zip(self.routes, sources) for sharding in route.starts(source)]
         links = [tuple(sorted(device.id for device in end.device_set) for end in pair) for pair in zip(starts, self.where)]
         self.groups = list(grouped(range(len(links)), lambda i: str(links[i])).values())
-        self.plain = not self.keys and len(self.groups) == 1 and all(route.whole for route in self.routes)
 
     def __call__(self, values: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """The values on their targets, stubs where these are elsewhere."""
-        if self.plain:
-            return jax.device_put(list(values), self.where)
         plain = [jax.random.key_data(value) if i in self.keys else value for i, value in enumerate(values)]
         parts = [part for route, value in zip(self.routes, plain) for part in route.parts(value)]
         there: list[Any] = [None] * len(parts)
