@@ -70,30 +70,25 @@ def searched_shapes(devices: int, call: UserCall, *, runs: bool = False) -> Shap
     """
     candidates, settings = shapes(devices), call.settings
     failures = report_failures(view_of(named(candidates[0])), location_of(settings.fun)) if runs else nullcontext()
-    with failures, observed(getattr(settings.fun, "__name__", "the function"), settings.options.progress):
-        return _searched(candidates, call, runs)
-
-
-def _searched(candidates: Sequence[tuple[int, ...]], call: UserCall, runs: bool) -> ShapeSearch:
-    settings = call.settings
     assert settings.planner is not None
-    failures: list[PlannerInfeasible] = []
+    infeasible: list[PlannerInfeasible] = []
     steps: dict[tuple[int, ...], tuple[float, float] | None] = {}
     began = time.monotonic()
     share = settings.planner.time_limit_s / (len(candidates) + 1)
-    for number, shape in enumerate(candidates):
-        spent = time.monotonic() - began - number * share
-        searching = replace(settings, planner=replace(settings.planner, time_limit_s=share), spent=spent)
-        try:
-            plan = make_plan(trace(request(replace(call, settings=searching), view_of(named(shape)), runs=runs)), runs=runs).plan
-        except PlannerInfeasible as error:
-            failures.append(error)
-            steps[shape] = None
-            continue
-        assert plan.search is not None
-        steps[shape] = plan.search.objective_seconds, plan.search.lower_bound_seconds
-    if len(failures) == len(candidates):
-        raise min(failures, key=lambda error: error.minimum_bytes)
+    with failures, observed(getattr(settings.fun, "__name__", "the function"), settings.options.progress):
+        for number, shape in enumerate(candidates):
+            spent = time.monotonic() - began - number * share
+            searching = replace(settings, planner=replace(settings.planner, time_limit_s=share), spent=spent)
+            try:
+                plan = make_plan(trace(request(replace(call, settings=searching), view_of(named(shape)), runs=runs)), runs=runs).plan
+            except PlannerInfeasible as error:
+                infeasible.append(error)
+                steps[shape] = None
+                continue
+            assert plan.search is not None
+            steps[shape] = plan.search.objective_seconds, plan.search.lower_bound_seconds
+        if len(infeasible) == len(candidates):
+            raise min(infeasible, key=lambda error: error.minimum_bytes)
     return ShapeSearch(steps)
 
 
@@ -246,7 +241,9 @@ class AutoSharded(Generic[P, R]):
             except (SignatureChanged, ValueError, TypeError) as error:
                 self._misses += 1
                 attempt = (last, error)
-        return self._slow(args, kwargs, attempt)
+        if nnx_modules.present(args, kwargs):
+            return nnx_modules.call(self._settings, self._run, args, kwargs)
+        return self._run(self._settings, args, kwargs, attempt)
 
     def _is_for_here(self, entry: CompiledCall) -> bool:
         """Whether an entry was planned for the mesh of `jax.set_mesh`; always true where the decorator names a mesh."""
@@ -254,11 +251,6 @@ class AutoSharded(Generic[P, R]):
         if call.is_on_mesh is not is_on_mesh(call.settings, call.view):
             return False
         return self._settings.mesh is not None or call.view is view_of(None)
-
-    def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[CompiledCall, Exception] | None) -> Any:
-        if nnx_modules.present(args, kwargs):
-            return nnx_modules.call(self._settings, self._run, args, kwargs)
-        return self._run(self._settings, args, kwargs, attempt)
 
     def _run(
         self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[CompiledCall, Exception] | None
