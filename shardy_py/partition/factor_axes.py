@@ -85,11 +85,12 @@ class Numbered(Generic[T]):
 
 
 class AxisLists:
-    """Numbers of lists of parts of the axes of a mesh; 0 is the empty list."""
+    """Numbers of lists of parts of the axes of a mesh, or of whole axes; 0 is the empty list."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, whole: bool) -> None:
         self.mesh = mesh
-        every = (part for axis in mesh.axes for part in parts(AxisRef(axis.name), mesh))
+        axes = (AxisRef(axis.name) for axis in mesh.axes if axis.size > 1)
+        every = axes if whole else (part for axis in axes for part in parts(axis, mesh))
         self.bits = {part: 1 << i for i, part in enumerate(every)}
         self.lists = Numbered[Axes](())
         self.masks: Array = np.zeros(1, np.int64)
@@ -156,14 +157,14 @@ class AxisLists:
 
 
 @functools.lru_cache(64)
-def axis_lists(mesh: Mesh) -> AxisLists:
-    """The lists of a mesh, made once."""
-    return AxisLists(mesh)
+def axis_lists(mesh: Mesh, whole: bool = False) -> AxisLists:
+    """The lists of a mesh, made once; a region's are of whole axes, which it may not cut inside of another region."""
+    return AxisLists(mesh, whole)
 
 
 def axes_of_factors(name: str, rule: OpShardingRule, shapes: Sequence[Sequence[int]], layouts: Sequence[Layout], mesh: Mesh) -> list[Axes]:
-    """The axes of every factor of an op under one joint layout of its operands and results."""
-    lists, count = axis_lists(mesh), len(rule.operand_mappings)
+    """The axes of every factor of an op of a region under one joint layout of its operands and results."""
+    lists, count = axis_lists(mesh, whole=True), len(rule.operand_mappings)
     dealt = (to_factors(mapping, layout, rule.factor_sizes, mesh) for mapping, layout in zip(rule.mappings, layouts))
     tensors = [{factor: lists.number(axes) for factor, axes in each.items()} for each in dealt]
     axes, _ = factor_axes(name, rule, shapes, tensors[:count], tensors[count:], lists)

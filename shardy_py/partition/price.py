@@ -42,12 +42,6 @@ class Communication:
     seconds: float = 0.0
     received: int = 0
 
-    def __add__(self, other: Communication) -> Communication:
-        return Communication(self.seconds + other.seconds, self.received + other.received)
-
-
-NO_COMMUNICATION = Communication()
-
 
 class Machine:
     """A mesh on some hardware, which prices are of."""
@@ -89,7 +83,7 @@ class Machine:
     def settle(self, type_: Type, source: Layout, target: Layout, summed: Axes) -> Communication:
         """The cost of bringing partial sums in one layout to a value in another."""
         if source == target and not summed:
-            return NO_COMMUNICATION
+            return Communication()
         key = (type_, source, target, summed)
         cost = self._moves.get(key)
         if cost is None:

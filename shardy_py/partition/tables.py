@@ -24,7 +24,7 @@ from shardy_py.ir import TensorType
 from shardy_py.partition.factor_axes import Array, Factors, Numbered, Rows, axis_lists, factor_axes
 from shardy_py.partition.layouts import Layout, joined, local_shape, to_factors
 from shardy_py.partition.op import CHEAP, FORWARDING, WHOLE, OpSpec
-from shardy_py.partition.price import NO_COMMUNICATION, Machine, Move, piece_bytes
+from shardy_py.partition.price import Machine, Move, piece_bytes
 from shardy_py.partition.windows import Window, halo, is_cumulative, windows_of_convolution, windows_of_padding, windows_of_reduction
 
 
@@ -46,19 +46,14 @@ class PriceTable:
         reads: Per operand and joint layout, the number in `read_layouts` of the layout in which the operand is read.
         move_seconds: Per operand, seconds by the number of the layout in which it lies and of that in which it is read; NaN where no
             joint layout has both.
-        move_received: The same in bytes that a device receives; -1 where no joint layout has both.
     """
 
     seconds: Array
     communication_seconds: Array
     reduction_seconds: Array
-    received: Array
     reads: Array
     read_layouts: tuple[tuple[Layout, ...], ...]
-    makes: Array
-    make_layouts: tuple[tuple[Layout, ...], ...]
     move_seconds: tuple[Array, ...]
-    move_received: tuple[Array, ...]
 
 
 def price_table(op: OpSpec, candidates: Candidates, machine: Machine, memory: Sequence[Access]) -> PriceTable:
@@ -70,49 +65,33 @@ def price_table(op: OpSpec, candidates: Candidates, machine: Machine, memory: Se
     decider = _Decider(op, domains, machine)
     runs = decider.decide(index)
     move_seconds: list[Array] = []
-    move_received: list[Array] = []
     for i, tensor in enumerate(op.operands):
         read_in = decider.layouts[i].items
-        seconds, received = np.full((len(domains[i]), len(read_in)), np.nan), np.full((len(domains[i]), len(read_in)), -1)
+        seconds = np.full((len(domains[i]), len(read_in)), np.nan)
         for own, read in Rows(index[i], runs.numbers[i]).distinct():
-            cost = NO_COMMUNICATION if tensor.maker else machine.reshard(tensor.type, domains[i][own], read_in[read])
-            seconds[own, read], received[own, read] = cost.seconds, cost.received
+            seconds[own, read] = 0.0 if tensor.maker else machine.reshard(tensor.type, domains[i][own], read_in[read]).seconds
         move_seconds.append(seconds)
-        move_received.append(received)
     pieces = [_pieces(type_.shape, layouts.items, run, mesh) for type_, layouts, run in zip(types, decider.layouts, runs.numbers)]
     operands = pieces[:count]
     if op.name in PRODUCTS:
         operands = run_shapes(op, operands, decider.cut(runs))
     computed = work(op, operands, pieces[count:])
     accessed = traffic(memory, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
-    inside = [machine.collectives(steps, op.results[0].type.dtype) if steps else NO_COMMUNICATION for steps in decider.inside.items]
-    seconds = np.array([cost.seconds for cost in inside])[runs.inside]
-    received = np.array([cost.received for cost in inside])[runs.inside]
+    seconds = np.array([machine.collectives(steps, op.results[0].type.dtype).seconds if steps else 0.0 for steps in decider.inside.items])
+    seconds = seconds[runs.inside]
     reductions: Array = np.zeros(index.shape[1])
     for i, tensor in enumerate(op.results, count):
         rows = Rows(runs.numbers[i], index[i], runs.summed)
         makes, targets, axes = decider.layouts[i].items, domains[i], decider.lists.axes
-        costs = [machine.settle(tensor.type, makes[a], targets[b], axes(mask)) for a, b, mask in rows.distinct()]
-        settled_seconds = rows.deal([cost.seconds for cost in costs])
+        costs = [machine.settle(tensor.type, makes[a], targets[b], axes(mask)).seconds for a, b, mask in rows.distinct()]
+        settled_seconds = rows.deal(costs)
         seconds = seconds + settled_seconds
         single = [machine.settle(TensorType((), tensor.type.dtype), (), (), axes(mask)).seconds for _, _, mask in rows.distinct()]
         reductions = reductions + np.where(runs.summed, np.maximum(settled_seconds - rows.deal(single), 0.0), 0.0)
-        received = received + rows.deal([cost.received for cost in costs])
     communicated = seconds + np.zeros(index.shape[1])
     seconds = roofline_seconds(computed, accessed, machine.hardware) + communicated
-    layouts = tuple(tuple(each.items) for each in decider.layouts)
-    return PriceTable(
-        seconds,
-        communicated,
-        reductions,
-        received,
-        runs.numbers[:count],
-        layouts[:count],
-        runs.numbers[count:],
-        layouts[count:],
-        tuple(move_seconds),
-        tuple(move_received),
-    )
+    read_layouts = tuple(tuple(each.items) for each in decider.layouts[:count])
+    return PriceTable(seconds, communicated, reductions, runs.numbers[:count], read_layouts, tuple(move_seconds))
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ import pytest
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes
-from shardy_py.partition.factor_axes import axis_lists, factor_axes
+from shardy_py.partition.factor_axes import axes_of_factors, axis_lists, factor_axes
 from shardy_py.partition.layouts import Layout, from_factors, parts, to_factors
 from shardy_py.rules.builder import Signature
 from shardy_py.rules.contraction import dot_general
@@ -95,6 +95,13 @@ def test_as_many_pieces_along_other_axes(lhs: Layout, rhs: Layout, wanted: Layou
     run = strategy("stablehlo.dot_general", rule, (*shapes, (384, 96)), (lhs, rhs, wanted), SQUARE)
     assert run.reads == reads
     assert run.summed == summed
+
+
+def test_a_region_inside_of_another_does_not_cut_its_axes() -> None:
+    whole, mesh = (AxisRef("x"),), Mesh([("x", 4)])
+    layouts = [((), whole), (whole, ()), ((), ())]
+    axes = axes_of_factors("stablehlo.dot_general", PRODUCT, ((96, 96),) * 3, layouts, mesh)
+    assert [axes[factor] for factor in PRODUCT.reduction] == [whole]
 
 
 ALONG_X, ALONG_Y, BOTH = (AxisRef("x"),), (AxisRef("y"),), (AxisRef("x"), AxisRef("y"))

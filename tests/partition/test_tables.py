@@ -108,13 +108,9 @@ def test_every_entry_is_the_price_of_its_layouts(name: str, machine: Machine) ->
             layouts = [domain[i] for domain, i in zip(rows.domains, numbers, strict=True)]
             one = price(op, layouts, machine, memory)
             assert table.seconds[row] == pytest.approx(one.seconds[0], rel=1e-12), (op, layouts)
-            assert table.received[row] == one.received[0], (op, layouts)
-            for i, (make, (alone,)) in enumerate(zip(table.makes[:, row], one.makes)):
-                assert table.make_layouts[i][make] == one.make_layouts[i][alone], (op, layouts)
             for i, (own, read, (alone,)) in enumerate(zip(numbers, table.reads[:, row], one.reads)):
                 assert table.read_layouts[i][read] == one.read_layouts[i][alone], (op, layouts)
                 assert table.move_seconds[i][own, read] == one.move_seconds[i][0, alone], (op, layouts)
-                assert table.move_received[i][own, read] == one.move_received[i][0, alone], (op, layouts)
 
 
 def test_layouts_of_another_number_of_values() -> None:
@@ -129,7 +125,6 @@ def test_no_joint_layouts() -> None:
     domains = tuple((draw(type_.rank, MACHINES[0].mesh, random.Random(0)),) for type_ in op.types)
     table = price_table(op, Candidates(domains, np.zeros((3, 0), int)), MACHINES[0], memory)
     assert not table.seconds.size
-    assert not table.received.size
 
 
 def test_columns_hold_what_joint_layouts_need() -> None:
@@ -137,7 +132,6 @@ def test_columns_hold_what_joint_layouts_need() -> None:
     op, memory = next((op, memory) for op, memory in kinds("attention") if op.name == "stablehlo.dot_general")
     rows = candidates(op, MACHINES[0].mesh, random.Random(0))
     table = price_table(op, rows, MACHINES[0], memory)
-    for i, (seconds, received) in enumerate(zip(table.move_seconds, table.move_received)):
+    for i, seconds in enumerate(table.move_seconds):
         needed = {(int(own), int(read)) for own, read in zip(rows.index[i], table.reads[i])}
         assert {(int(own), int(read)) for own, read in zip(*np.nonzero(~np.isnan(seconds)))} == needed
-        assert ((received >= 0) == ~np.isnan(seconds)).all()
