@@ -449,7 +449,7 @@ def _array(match: re.Match[str], text: str) -> ArrayText:
     for part in re.split(r",(?![^()]*\))", match["dims"]) if match["dims"].strip() else []:  # at commas outside of brackets
         dim = _DIM.fullmatch(part.strip())
         if dim is None:
-            raise _refused(f"{part.strip()!r} is no dimension", text)
+            raise _refused(f"{part.strip()!r} is not a dimension", text)
         sizes.append(int(dim["size"]))
         axes.append(tuple(axis.strip() for axis in (dim["axis"] or dim["axes"] or "").split(",") if axis.strip()))
     return ArrayText(SHORT.get(match["dtype"], match["dtype"]), tuple(sizes), tuple(axes))

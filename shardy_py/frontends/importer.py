@@ -168,7 +168,7 @@ class Importer(abc.ABC):
     def sharding_constraint(
         self, value: Value, sharding: TensorSharding, block: Block, eqn: JaxprEqn | None, primitive: str | None = None
     ) -> Value:
-        """Appends a sharding constraint on a value, that of an equation if there is one."""
+        """Appends a sharding constraint on a value, with the source of an equation if one is passed."""
         location, primitive = (None, None) if eqn is None else (eqn.source_info, primitive or eqn.primitive.name)
         attributes = attributes_of_constraint(sharding)
         op = Op("sdy.sharding_constraint", (value,), (value.type,), attributes, location=location, primitive=primitive)

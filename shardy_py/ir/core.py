@@ -269,7 +269,7 @@ class Program:
 
     @property
     def main(self) -> Function:
-        """As `entry`; raises VerificationError where there is none."""
+        """As `entry`; a program without one raises VerificationError."""
         if (entry := self.entry) is not None:
             return entry
         count = f"{len(self.functions)} functions and none is named 'main'" if self.functions else "no function"

@@ -124,7 +124,7 @@ class _Decider:
         self.inside = Numbered[tuple[Move, ...]](())
 
     def decide(self, index: Array) -> _Runs:
-        """Strategies for joint layouts: constants run as they lie, and ops that hand operands on in the layouts of their results."""
+        """Strategies for joint layouts: constants keep their layout, and ops that pass operands on take the layouts of their results."""
         op, count, zeros = self.op, len(self.op.operands), np.zeros(index.shape[1], np.int64)
         if op.name in FORWARDING or op.name in CHEAP:
             ends = [i + count if op.name in FORWARDING and i < count else i for i in range(len(op.types))]

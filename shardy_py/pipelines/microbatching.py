@@ -454,8 +454,7 @@ class _StepSplitter:
         # A sum over microbatches has the name of what it sums, unless it is known beforehand.
         names: dict[Any, Any] = {v: x for v, x in self.total.items() if v not in self.prologue}
         results = tuple(v if isinstance(v, Literal) else names.get(v, v) for v in self.local.results)
-        known = self.prologue.keys()
-        later = [node for node in self.later if not node.eqn.outvars or not known >= {*node.eqn.outvars}]
+        later = [node for node in self.later if not node.eqn.outvars or not self.prologue.keys() >= {*node.eqn.outvars}]
         update = [_renamed(node, names) for node in later]
         variables = [v for v in results if isinstance(v, Var)]
         update = live(update, variables)

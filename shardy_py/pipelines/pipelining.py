@@ -352,8 +352,10 @@ class Pipelined(Generic[P]):
             if peers is None:
                 return Runner(built, donated)
             text = statement(built, leaves, donated)
-            given = zip(built.signature.paths, built.signature.structs, leaves)
-            values = [(Leaf(path, struct.shape, str(struct.dtype)), None if is_global(x) else passed_value(x)) for path, struct, x in given]
+            values = [
+                (Leaf(path, struct.shape, str(struct.dtype)), None if is_global(x) else passed_value(x))
+                for path, struct, x in zip(built.signature.paths, built.signature.structs, leaves)
+            ]
             peers.agree(text, place, values, timeout=options.peer_timeout)
             with peers.reporting(place), covering():
                 runner = Runner(built, donated, peers, options.peer_timeout)
@@ -422,11 +424,11 @@ class Pipelined(Generic[P]):
             PipelineError: The step has not been built, or its state has another structure.
         """
         shardings, tree = jax.tree.flatten(self.shardings()[0])
-        structs, given = jax.tree.flatten(jax.eval_shape(fun, *args))
-        if given != tree:
+        structs, returned = jax.tree.flatten(jax.eval_shape(fun, *args))
+        if returned != tree:
             raise PipelineError(
-                f"the function gives {given}", where="Pipelined.init", why=f"the pipeline was built for {tree}",
-                fix="build it first with what the function gives: run.build(jax.eval_shape(init, key), batch)",
+                f"the function returns {returned}", where="Pipelined.init", why=f"the pipeline was built for {tree}",
+                fix="build it first with what the function returns: run.build(jax.eval_shape(init, key), batch)",
             )  # fmt: skip
         leaves = [stub(x.shape, x.dtype, there) if not is_here(there) else None for x, there in zip(structs, shardings)]
         for here in grouped((i for i, leaf in enumerate(leaves) if leaf is None), lambda i: shardings[i].mesh).values():

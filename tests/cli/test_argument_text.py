@@ -51,8 +51,8 @@ def test_names() -> None:
     [
         (["f32[8"], "no type and no value"),
         (["f32[8] 3"], "no type and no value"),
-        (["f32[a]"], "'a' is no dimension"),
-        (["f32[8@]"], "'8@' is no dimension"),
+        (["f32[a]"], "'a' is not a dimension"),
+        (["f32[8@]"], "'8@' is not a dimension"),
         (["{'a': 1, 'a': 2}"], "stands twice"),
         (["{**{'a': 1}}"], "stands twice"),
         (["{[]: 1}"], "no type and no value"),

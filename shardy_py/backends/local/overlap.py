@@ -6,8 +6,8 @@ halves at once. All that works along the dimension runs on these pieces: element
 What sums over the dimension, such as the gradient of a weight, adds up over the pieces in the order in which they come, in float32. A sum
 that every device needs is scattered so, then gathered.
 
-A *chain* is a set of equations of one body that hand each other pieces. It runs so where, by the prices of the chip, its collectives would
-wait for longer than the pieces cost.
+A *chain* is a set of equations of one body that pass pieces to each other. It runs in pieces where, by the prices of the chip, its
+collectives would wait longer than the pieces cost.
 """
 
 from __future__ import annotations
@@ -216,11 +216,12 @@ class _Chains:
                 continue
             step = self.steps[id(eqn)]
             around = _Ring(step.axes, self.overlap.ring(step.axes), self.sizes)
-            given = [
+            operand_pieces = [
                 pieces.get(v, [x]) if dim is not None and isinstance(v, Var) else [x]
                 for v, x, dim in zip(eqn.invars, operands, step.operands)
             ]
-            results = emit(functools.partial(_in_pieces, eqn, step, around, list(map(len, given))), eqn, list(itertools.chain(*given)))
+            run = functools.partial(_in_pieces, eqn, step, around, list(map(len, operand_pieces)))
+            results = emit(run, eqn, list(itertools.chain(*operand_pieces)))
             if step.result is None:
                 renamed.update(zip(eqn.outvars, results, strict=True))
                 continue
@@ -390,7 +391,7 @@ _RULES = {
 }
 
 _COMBINES: dict[str, Callable[[Array, Array], Array]] = {"add": lax.add, "max": lax.max, "min": lax.min}
-"""How results of pieces of what is reduced are combined."""
+"""Combines partial results, one for each piece of a reduced dimension."""
 
 _COLLECTIVES = {"all_gather": "all_gather_dimension", "psum": "", "reduce_scatter": "scatter_dimension"}
 """Collectives of chains -> the parameter that names their dimension; a sum may be cut along any."""

@@ -259,7 +259,7 @@ def slice_bounds(
             raise padder.error(
                 f"dimension {dim} cannot be sliced without communication",
                 op,
-                f"its result has {old} elements, padded to {new}, and is cut otherwise than the {source[dim]} of the operand",
+                f"its result has {old} elements, padded to {new}, and is sharded differently from the operand's {source[dim]}",
                 "run sdy-resolve-permutation-factors and sdy-reshard-to-collectives before this pass",
             )
         limits.append(start + new)

@@ -165,13 +165,13 @@ def test_what_runs_on_pieces(name: str) -> None:
 )
 def test_numbers(rows: tuple[int, int], ff: int, width: int, over: Any, dim: int, dtype: Any) -> None:
     """Sizes that do not divide are not in pieces."""
-    ways = 8 if isinstance(over, tuple) else MESH[over]
+    parts = 8 if isinstance(over, tuple) else MESH[over]
     cut = [rows[0], rows[1]]
-    cut[dim] *= ways if rows[1] % 4 else 1
-    specs = P(None, over), P(over), P(*[over if d == dim and not size % ways else None for d, size in enumerate(cut)])
+    cut[dim] *= parts if rows[1] % 4 else 1
+    specs = P(None, over), P(over), P(*[over if d == dim and not size % parts else None for d, size in enumerate(cut)])
     hidden = P(None, None, over)
     f = functools.partial(layer, specs[2], hidden)
-    args = weights(width, ff * ways, dtype=dtype), weights(ff * ways, width, dtype=dtype), weights(*cut, width, dtype=dtype)
+    args = weights(width, ff * parts, dtype=dtype), weights(ff * parts, width, dtype=dtype), weights(*cut, width, dtype=dtype)
 
     def value(*args: Any) -> Any:
         return jnp.sum(jnp.sin(f(*args).astype(jnp.float32)))

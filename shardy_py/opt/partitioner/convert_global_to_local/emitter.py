@@ -153,7 +153,7 @@ def emit_entry(out: Emitter, axes: Sequence[AxisRef], mesh: Mesh, entries: Seque
 
 
 def emit_offset(out: Emitter, axes: Sequence[AxisRef], mesh: Mesh, size: int) -> Value:
-    """Adds what gives the first index of the running device's part of a dimension; `size` is that of a part."""
+    """Emits the first index of the running device's part of a dimension whose parts have `size` elements."""
     parts = num_shards(axes, mesh)
     return emit_entry(out, axes, mesh, range(0, parts * size, size) if size else [0] * parts)
 
