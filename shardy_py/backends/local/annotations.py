@@ -5,7 +5,7 @@ from __future__ import annotations
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
+from shardy_py.backends.local.interpreter import Handler, Interpreter
 from shardy_py.backends.local.local_rule import block_index
 from shardy_py.backends.local.sharded_value import ShardedValue, Values
 from shardy_py.frontends.importer import Scope
@@ -13,7 +13,6 @@ from shardy_py.frontends.partial_sums import first_of
 from shardy_py.partition.region.layouts import dim_axes, layout, names, num_shards
 
 
-@runs_dry
 def constraint(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """The value in its planned layout only."""
     (value,) = operands
@@ -32,13 +31,11 @@ def alias(value: ShardedValue) -> ShardedValue:
     return result
 
 
-@runs_dry
 def identity(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """The operands themselves."""
     return [alias(value) for value in operands]
 
 
-@runs_dry
 def partial_sums(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Partial sums over the axes of the first dimension; sums that are reduced stand on the first device along them."""
     (value,) = operands

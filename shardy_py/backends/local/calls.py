@@ -8,7 +8,8 @@ from typing import Any
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
+from shardy_py.backends.local.annotations import alias
+from shardy_py.backends.local.interpreter import Handler, Interpreter
 from shardy_py.backends.local.sharded_value import ShardedValue, Values
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxprs import open_jaxpr
@@ -29,14 +30,12 @@ def only_child(scope: Scope | None, index: int) -> Scope | None:
     return children[0] if len(children) == 1 else None
 
 
-@runs_dry
 def inlined(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Runs the body of a call on the operands."""
     body = eqn.params[body_parameter(eqn.params)]
     return run_body(interpreter, body, operands, only_child(scope, index))
 
 
-@runs_dry
 def remat(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Runs the body; when differentiated, behind a barrier, so that it is recomputed."""
     guarded = eqn.params["prevent_cse"]
@@ -67,19 +66,11 @@ def barrier(interpreter: Interpreter, operands: Sequence[ShardedValue]) -> Value
     return results
 
 
-@runs_dry
 def optimization_barrier(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """An optimization barrier of local parts."""
-    return [_copy(value) for value in barrier(interpreter, operands)]
+    return [alias(value) for value in barrier(interpreter, operands)]
 
 
-def _copy(value: ShardedValue) -> ShardedValue:
-    result = ShardedValue(value.region, value.shape, value.dtype)
-    result.copies, result.rematerialize = dict(value.copies), value.rematerialize
-    return result
-
-
-@runs_dry
 def linear_solve(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Runs the solving jaxpr, on its own constants and the right-hand sides."""
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local.annotations import identity
 from shardy_py.backends.local.calls import inlined, only_child, run_body
-from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
+from shardy_py.backends.local.interpreter import Handler, Interpreter
 from shardy_py.backends.local.local_rule import Equation, bind, is_key
 from shardy_py.backends.local.loops import settled_layout
 from shardy_py.backends.local.sharded_value import Values
@@ -26,7 +26,6 @@ from shardy_py.frontends.importer import Scope
 Array = Any
 
 
-@runs_dry
 def callback(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Calls back once, and sends the results to every device; for `partitioned` callbacks every device calls with its part."""
     partitioned = eqn.params.get("partitioned")
@@ -85,7 +84,6 @@ def _from_bits(bits: Array, dtype: Any) -> Array:
 def inspect_sharding(named: Callable[[Any, int], Any]) -> Handler:
     """Shows planned shardings when the region is made."""
 
-    @runs_dry
     def inspect(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
         (v,) = eqn.invars
         planned = None if scope is None or isinstance(v, Literal) or v not in scope.env else scope.env[v].sharding
@@ -96,7 +94,6 @@ def inspect_sharding(named: Callable[[Any, int], Any]) -> Handler:
     return inspect
 
 
-@runs_dry
 def in_place(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Applies a constraint on the memory layout to this device's part."""
     (value,) = operands
@@ -107,7 +104,6 @@ def in_place(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Valu
     return [interpreter.new_value(part, at, value.shape, value.dtype)]
 
 
-@runs_dry
 def device_put(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Moves a value to another memory space; its devices are those of the region anyway."""
     results = []
@@ -133,7 +129,6 @@ def _space(device: Any) -> Any:
     return jax.memory.Space.Host if "host" in kind else jax.memory.Space.Device
 
 
-@runs_dry
 def kernel(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """A kernel on whole operands; its own jaxprs were traced outside of the region, and are made to stand in it.
 

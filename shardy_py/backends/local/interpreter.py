@@ -147,7 +147,7 @@ class Interpreter:
             operands = [literals(v) if isinstance(v, Literal) else env[v] for v in reads] if literal else [env[v] for v in reads]
             movements.primitive = eqn.primitive.name
             with self.at_source(eqn):
-                outs = self.run_handler(eqn, index, operands, scope) if equation is None else self.run_rule(equation, operands, scope)
+                outs = self._run(eqn, index, equation, operands, scope)
             for (v, used), value in zip(results, outs, strict=True):
                 if value.uses < 2:
                     value.uses = used
@@ -164,7 +164,7 @@ class Interpreter:
             local_rule = None if equation is None or equation.is_empty else equation.cache.get("local_rule")
             best = None if equation is None or local_rule is None else best_strategy(equation, local_rule, operands, scope)
             if equation is None or best is None:
-                outs = self.run_handler(eqn, index, operands, scope) if equation is None else self.run_rule(equation, operands, scope)
+                outs = self._run(eqn, index, equation, operands, scope)
                 for (v, used), value in zip(results, outs, strict=True):
                     if value.uses < 2:
                         value.uses = used
@@ -245,12 +245,11 @@ class Interpreter:
                 return self.region.movements.moving([value.planned])
         return self.moving(eqn.outvars, scope)
 
-    def run_handler(self, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
-        """Runs an equation by its primitive's handler."""
-        handler = self.analysis.handlers[eqn.primitive.name]
-        if self.region.dry and not getattr(handler, "runs_dry", False):
-            return self.run_unsupported(eqn, operands, scope)
-        return handler(self, eqn, index, operands, scope)
+    def _run(self, eqn: JaxprEqn, index: int, equation: Equation | None, operands: Values, scope: Scope | None) -> Values:
+        """Runs an equation by its primitive's handler, or by its local rule."""
+        if equation is not None:
+            return self.run_rule(equation, operands, scope)
+        return self.analysis.handlers[eqn.primitive.name](self, eqn, index, operands, scope)
 
     def run_rule(self, equation: Equation, operands: Values, scope: Scope | None, local_rule: LocalRule | None = None) -> Values:
         """Runs an equation by a local rule, by default its primitive's."""
@@ -414,17 +413,6 @@ class Interpreter:
             message, where = f"{why}, which brings {format_bytes(price)} to each", locate(eqn.source_info)
             self.findings.append(Finding(kind, message, "", "" if where is None else where.place, severity or graded(price), price, fix))
 
-    def run_unsupported(self, eqn: JaxprEqn, operands: Sequence[ShardedValue], scope: Scope | None) -> Values:
-        """Dry run of an equation whose handler has none: whole operands, results in planned layouts."""
-        for value in operands:
-            value.whole()
-        results = []
-        for v in eqn.outvars:
-            shape = tuple(getattr(v.aval, "shape", ()))
-            at = self.planned(v, scope) or replicated(len(shape))
-            results.append(self.new_value(None, at, shape, getattr(v.aval, "dtype", None)))
-        return results
-
     def result(self, array: Array, v: Any) -> ShardedValue:
         """A replicated result."""
         shape = tuple(getattr(v.aval, "shape", ()))
@@ -489,12 +477,6 @@ def _plain(v: Literal) -> Any:
         return value
     plain = np.asarray(value)
     return value if aval.weak_type or plain.dtype != aval.dtype else plain
-
-
-def runs_dry(handler: Handler) -> Handler:
-    """Marks a handler that supports dry runs, in which arrays are None."""
-    handler.runs_dry = True  # type: ignore[attr-defined]
-    return handler
 
 
 class PlannedOp(NamedTuple):

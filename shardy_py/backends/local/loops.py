@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from shardy_py.backends.local.calls import run_body
-from shardy_py.backends.local.interpreter import Handler, Interpreter, LayoutHint, runs_dry
+from shardy_py.backends.local.interpreter import Handler, Interpreter, LayoutHint
 from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
 from shardy_py.frontends.importer import Scope
 from shardy_py.frontends.jaxprs import open_jaxpr
@@ -155,7 +155,6 @@ def _moved_bytes(at: Layout, value: ShardedValue) -> int:
     )
 
 
-@runs_dry
 def scan(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """A scan of local arrays: the leading dimension is replicated, the carry has the same layout on every trip."""
     n_consts, n_carry = scan_counts(eqn)
@@ -213,7 +212,6 @@ def _scope_of(interpreter: Interpreter, scope: Scope | None, index: int, body: A
     return scopes[skip] if fits else interpreter.analysis.scope(open_jaxpr(body))
 
 
-@runs_dry
 def while_loop(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """A `while` loop of local arrays; the predicate is replicated, so all devices make the same trips."""
     params = eqn.params
@@ -296,7 +294,6 @@ def _select_where(which: ShardedValue, old: Array, now: Array, at: Layout) -> Ar
     return lax.select(lax.broadcast_in_dim(mask, now.shape, tuple(range(rank))), now, old)
 
 
-@runs_dry
 def cond(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Branches of local arrays; the index is replicated, so all devices take the same branch."""
     branch_index, *arguments = operands
@@ -333,7 +330,6 @@ def cond(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, 
     return [_result(interpreter, x, where, v) for x, where, v in zip(outputs, result_layouts, eqn.outvars, strict=True)]
 
 
-@runs_dry
 def platform_index(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """The number of the platform compiled for."""
     platforms = eqn.params["platforms"]

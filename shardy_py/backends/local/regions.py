@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from shardy_py.backends.local.annotations import identity
 from shardy_py.backends.local.calls import only_child, run_body
-from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
+from shardy_py.backends.local.interpreter import Handler, Interpreter
 from shardy_py.backends.local.local_rule import bind
 from shardy_py.backends.local.loops import settled_layout
 from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
@@ -36,15 +36,12 @@ Rename = Callable[[Sequence[str]], tuple[str, ...]]
 def handlers(rename: Rename) -> dict[str, Handler]:
     """Handlers of shard_maps, and of equations that occur in their bodies only."""
 
-    @runs_dry
     def run_shard_map(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
         return _shard_map(interpreter, eqn, index, operands, scope, rename)
 
-    @runs_dry
     def run_collective(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
         return _collective(interpreter, eqn, operands, rename)
 
-    @runs_dry
     def axis_index(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
         names = rename(_named(eqn.params["axis_name"]))
         return [interpreter.constant(None if interpreter.region.dry else lax.axis_index(names), eqn.outvars[0].aval)]

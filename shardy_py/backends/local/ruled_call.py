@@ -17,7 +17,7 @@ from jax import numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from shardy_py.backends.local.calls import run_body
-from shardy_py.backends.local.interpreter import Handler, Interpreter, runs_dry
+from shardy_py.backends.local.interpreter import Handler, Interpreter
 from shardy_py.backends.local.local_rule import LocalContext, LocalRule
 from shardy_py.backends.local.sharded_value import Values
 from shardy_py.dialect import OpShardingRule
@@ -34,7 +34,6 @@ KERNELS = frozenset({"ffi_call", "mosaic_gpu_p", "pallas_call", "tpu_custom_call
 """Primitives with code for arrays of the shapes that they are called with."""
 
 
-@runs_dry
 def ruled_call(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
     """Runs a function with a user's rule: on parts of a batch, or what is in it, with results in planned layouts."""
     equation = interpreter.analysis.equation(eqn)
