@@ -324,8 +324,8 @@ def _merged(
         "the argument has another sharding than in_shardings says",
         where=f"{leaf}, argument of {location}",
         why=f"in_shardings says {sharding_text(annotation)}, the argument has {sharding_text(own_sharding)}",
-        fix="where a function of yours makes it, give its sharding there too, in out_shardings or rules (constants, such as zeros, come out"
-        f" whole otherwise); or {_MOVE}; or pass None for it in in_shardings, or move it with jax.device_put",
+        fix="if your own function creates it, annotate it there as well, in out_shardings or rules (otherwise constants, such as zeros,"
+        f" come out replicated); or {_MOVE}; or pass None for it in in_shardings, or move it with jax.device_put",
     )
 
 

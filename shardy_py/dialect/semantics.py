@@ -15,7 +15,7 @@ CHANGES: Mapping[str, str] = {
     "constraints: fully open shardings yield": "`sdy-apply-sharding-constraints` replaces shardings that are fully open and have no axes",
     "debug: every edge has an entry": "lists of sharding origins have an empty entry for an edge without any",
     "calls: unreduced axes stay": "`sdy-insert-func-call-reshards` leaves calls whose callee has other unreduced axes",
-    "results: main has shardings": "results of main without a sharding get that of the value returned",
+    "results: main has shardings": "results of main without a sharding get the sharding of the value returned",
     "reshards: reductions by kind": "all-reduces that `sdy-insert-explicit-reshards` inserts for a maximum or minimum say so",
     "export: unreduced axes are verified": "`sdy-verify-unreduced-axes` runs before reshards are inserted",
     "text: single-device shardings": "a sharding on a mesh of one device is called single-device, not maximal, in errors",

@@ -151,7 +151,7 @@ def _error(plan: PlanRecord, target: str) -> Exception:
     return PlanError(
         f"the plan has no value {target!r}",
         where=f"plan of {plan.name}",
-        why="it is not a path of an input or output, name of a value, source line on which a value is made, scope or assigned variable",
+        why="it is not a path of an input or output, name of a value, source line that computes a value, scope or assigned variable",
         fix=f"one of {', '.join(near)}" if near else "plan.values lists all of them",
     )
 

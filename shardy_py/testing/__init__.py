@@ -1,6 +1,6 @@
 """Shardings as regression tests: assertions for pytest, unittest, or a script.
 
-All of them raise `AssertionError` with what is, what was expected, and why it is so.
+All of them raise `AssertionError` with the actual value, the expected one, and the reason.
 """
 
 from shardy_py.testing.collectives import assert_collectives as assert_collectives

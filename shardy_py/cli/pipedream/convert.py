@@ -15,7 +15,7 @@ from shardy_py.cli.report import dumped
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("graph", metavar="GRAPH", help="a graph.txt with stage ids, as `stages partition -o` writes")
-    parser.add_argument("directory", metavar="DIRECTORY", help="where the package is written; it is made if it is not there")
+    parser.add_argument("directory", metavar="DIRECTORY", help="where the package is written; created if missing")
     parser.add_argument("--arch", metavar="NAME", help="of the architecture; by default as the directory is called")
     parser.add_argument("--model-name", metavar="NAME", help="of the whole model's class; by default as --arch, in camel case")
     parser.add_argument("--stage-to-num-ranks", metavar="STAGE:N,...", help="ranks of each stage, for hybrid_conf.json: 0:3,1:1")

@@ -71,7 +71,7 @@ def _over_other_axes(importer: Importer, eqn: JaxprEqn, scope: Scope, block: Blo
         axes = sizes_text(mesh.shape)
         raise MeshError(
             f"a shard_map is over another mesh, {axes}",
-            why="over other axes than those of the function's mesh it can be planned only where all of them are manual",
+            why="a shard_map over axes that the function's mesh lacks can be planned only where all of them are manual",
             fix="map over axes of the function's mesh, as sp.manual_computation does, or call it outside of the function",
         )
 

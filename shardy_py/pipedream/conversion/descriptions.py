@@ -97,7 +97,7 @@ def _value(text: str, node: ast.expr) -> object:
         raise _refused(text, f"{_shown(node)!r} is code") from None
     if value is None or value is Ellipsis or isinstance(value, bool | int | float | str):
         return value
-    raise _refused(text, f"{_shown(node)!r} is no number, word or tuple of them")
+    raise _refused(text, f"{_shown(node)!r} is not a number, a word or a tuple of them")
 
 
 def _shown(node: ast.expr) -> str:
@@ -110,6 +110,6 @@ def _shown(node: ast.expr) -> str:
 def _refused(text: str, why: str) -> ConversionError:
     excerpt = text if len(text) <= 120 else text[:117] + "..."
     return ConversionError(
-        f"the description {excerpt!r} is not that of a layer",
+        f"the description {excerpt!r} does not describe a layer",
         why=f"{why}; a description is a name with literals, and is never executed",
     )

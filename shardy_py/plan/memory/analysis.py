@@ -213,7 +213,7 @@ class MemoryAnalysis(Report):
         """
         lines = table(_title(self), summary_rows(self)) + table("at the peak", contributor_rows(self, limit), [0])
         if self.findings:
-            lines += ["what leaves less", *(f"  {finding.message}" for finding in self.findings)]
+            lines += ["what would take less memory", *(f"  {finding.message}" for finding in self.findings)]
         return printable("\n".join(lines))
 
     def to_dict(self) -> dict[str, Any]:

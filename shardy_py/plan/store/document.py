@@ -170,7 +170,7 @@ def _plan_of(data: Any, kind: type[P]) -> P:
         raise StoreError(
             "this is no stored plan",
             where="member 'format'",
-            why=f"it does not say {FORMAT!r}, as that of a stored plan does",
+            why=f"a stored plan has {FORMAT!r} there",
             fix="Plan.save writes such files",
         )
     if data.get("version") != VERSION or type(data["version"]) is not int:
@@ -233,7 +233,7 @@ def _check_value(value: PlannedValue, kind: str, rank: int, plan: PlanRecord) ->
         raise StoreError("a value without a path")
     # A PRNG key has fewer dimensions than its physical array.
     if value.type.rank > rank or (value.sharding is not None and value.sharding.rank != rank):
-        raise StoreError(f"the value has not the rank of that of the program, {rank}")
+        raise StoreError(f"the value's rank is not {rank}, the rank in the program")
     if value.memory_kind not in ("", "pinned_host", "unpinned_host"):
         raise StoreError(f"there is no memory kind {described(value.memory_kind)}")
     mesh = plan.mesh if value.sharding is None else value.sharding.mesh_in(plan.program.meshes)
