@@ -251,7 +251,7 @@ def _propagated(
 ) -> tuple[list[tuple[Fact, int]], tuple[int, ...]]:
     holders = [history.holder(t) for t in step.tensors]
     view = RuleView(step.op, step.tensors)
-    before = [view.seen(i, s) for i, s in enumerate(step.before)]
+    before = [view.seen(i, history.at(h, number)) for i, h in enumerate(holders)]
     named_mesh = common_mesh(before, meshes)
     rule = view.rule()
     if named_mesh is None or rule is None or len(rule.mappings) != len(before):

@@ -293,7 +293,7 @@ def test_a_log_that_does_not_fit() -> None:
     plan = planned(lambda x, y: jnp.sin(x) + y, f32(8), f32(8), in_shardings=(P("data"), None))
     number = max(reason.step for reason in only(plan, "y"))
     step = plan.log[number]
-    log = [*plan.log[:number], step._replace(before=(None,) * len(step.before)), *plan.log[number + 1 :]]
+    log = [*plan.log[:number], step._replace(tensors=(step.target,) * len(step.tensors)), *plan.log[number + 1 :]]
     with pytest.raises(ShardyError, match=f"does not fit its program[\\s\\S]*step {number}"):
         dataclasses.replace(plan, log=log).explain("y")
 

@@ -33,7 +33,7 @@ from shardy_py.plan.values import PlannedValue
 P = TypeVar("P", bound=PlanRecord)
 
 FORMAT = "shardy_py.plan"
-VERSION = 7
+VERSION = 8
 """Raised by each change that makes older readers fail; `read_plan` reads this version only."""
 
 MOST_BYTES = 1 << 30

@@ -22,6 +22,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
 from shardy_py.ir.verifier import verify
 from shardy_py.passes.propagation.log import FunctionResult, LogStep
+from shardy_py.plan.derivation import IDENTITIES
 from shardy_py.plan.store.attributes import read_attributes, read_type, stored_constant, write, write_type
 from shardy_py.plan.store.codec import (
     CODECS,
@@ -54,7 +55,7 @@ COMPARED = 1 << 16
 FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
 """What code raises that is given a program which no front end makes."""
 
-_LOG = ("erased", "results", "tensors", "before", "steps")
+_LOG = ("erased", "results", "tensors", "steps")
 
 Attributes = dict[str, Any]
 
@@ -413,7 +414,7 @@ def write_log(log: Sequence[LogStep], tables: ProgramTables) -> dict[str, Any]:
         if step.op is not None and step.op not in tables.op_numbers:
             _write_erased(step.op, tables, erased)
     tables.add(list(results))
-    groups, before = StoredTable(_ROWS), StoredTable(_ROWS)
+    groups = StoredTable(_ROWS)
     values, ops = tables.numbers, tables.op_numbers
 
     def sharding(each: TensorSharding | None) -> int | None:
@@ -427,13 +428,11 @@ def write_log(log: Sequence[LogStep], tables: ProgramTables) -> dict[str, Any]:
             row = [values[tensor] for tensor in step.tensors]
             own = step.op is not None and step.tensors == (*step.op.operands, *step.op.results)
             group_rows[key] = None if own else groups.number(tuple(row), lambda row=row: row)
-        before_row = before.number(step.before, lambda step=step: list(map(sharding, step.before)))
         op = None if step.op is None else ops[step.op]
-        place = () if step.place == -1 else (step.place,)
-        rest = (group_rows[key], before_row, step.reason, step.user_priority, step.op_priority, *place)
+        rest = (group_rows[key], step.reason, step.user_priority, step.op_priority)
         steps.append([values[step.target], sharding(step.old), sharding(step.new), op, *rest])
     of_results = [[result.index, sharding(result.sharding)] for result in results]
-    return dict(zip(_LOG, (erased, of_results, groups.rows, before.rows, steps)))
+    return dict(zip(_LOG, (erased, of_results, groups.rows, steps)))
 
 
 def _write_erased(first: Op | Block, tables: ProgramTables, rows: list[Any]) -> None:
@@ -478,12 +477,10 @@ def read_log(data: Any, reader: Reader) -> list[LogStep]:
     each("erased", lambda row: reader.block(row) if row[:1] == ["block"] else reader.op(row))
     each("results", result)
     tensors = each("tensors", lambda row: tuple(entry(values, value) for value in row))
-    before = each("before", lambda row: tuple(map(sharding, row)))
     op_tensors: dict[Op, tuple[Any, ...]] = {}
 
     def step(row: list[Any]) -> LogStep:
-        row = [*row, -1] if len(row) == 9 else items(row, 10)
-        target, old, new, by, tensors_row, before_row, reason, user_priority, op_priority, place = row
+        target, old, new, by, tensors_row, reason, user_priority, op_priority = items(row, 8)
         value, op = entry(values, target), None if by is None else entry(ops, by)
         if tensors_row is not None:
             of_step = entry(tensors, tensors_row)
@@ -491,11 +488,11 @@ def read_log(data: Any, reader: Reader) -> list[LogStep]:
             raise StoreError("a step without an op does not say between which values it is")
         else:
             of_step = op_tensors.setdefault(op, (*op.operands, *op.results))
-        shardings = entry(before, before_row)
-        if reason == "propagate" and len(shardings) != len(of_step):
-            raise StoreError(f"{len(shardings)} shardings of {len(of_step)} values")
+        rule = None if op is None or op.name in IDENTITIES else op.rule
+        if reason == "propagate" and rule is not None and len(of_step) != len(rule.mappings):
+            raise StoreError(f"{len(of_step)} values of a rule for {len(rule.mappings)}")
         old, new = (reader.sharding_of(s, value.type.rank) if isinstance(value, Value) else sharding(s) for s in (old, new))
-        numbers = integer(user_priority), integer(op_priority, -1), integer(place, -1, max(len(of_step), 1))
-        return LogStep(value, old, new, text(reason), op, of_step, shardings, *numbers)
+        priorities = integer(user_priority), integer(op_priority, -1)
+        return LogStep(value, old, new, text(reason), op, of_step, (), *priorities)
 
     return each("steps", step)

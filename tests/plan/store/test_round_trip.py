@@ -37,8 +37,8 @@ def same(plan: Plan) -> Plan:
         assert getattr(read, name) == getattr(plan, name), name
     for value in plan.values[::5] if plan.log else ():
         assert str(read.explain(value.path)) == str(plan.explain(value.path))
-    assert [(s.old, s.new, s.before, s.reason, s.user_priority, s.op_priority) for s in read.log] == [
-        (s.old, s.new, s.before, s.reason, s.user_priority, s.op_priority) for s in plan.log
+    assert [(s.old, s.new, s.reason, s.user_priority, s.op_priority) for s in read.log] == [
+        (s.old, s.new, s.reason, s.user_priority, s.op_priority) for s in plan.log
     ]
     assert str(read.cost_analysis("h100")) == str(plan.cost_analysis("h100"))
     assert str(read.memory_analysis("h100")) == str(plan.memory_analysis("h100"))
@@ -140,7 +140,7 @@ def test_pickles_and_copies() -> None:
 
 
 def test_a_text_begins_with_its_format() -> None:
-    assert training("shard_map").to_json().startswith('{\n"format":"shardy_py.plan",\n"version":7,\n"digest":"')
+    assert training("shard_map").to_json().startswith('{\n"format":"shardy_py.plan",\n"version":8,\n"digest":"')
 
 
 WITHOUT_JAX = """
