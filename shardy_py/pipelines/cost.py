@@ -10,7 +10,7 @@ from shardy_py.cost.compute import Work, roofline_seconds
 from shardy_py.cost.hardware import Hardware
 from shardy_py.frontends.jaxpr import from_equations
 from shardy_py.ir import Op, Program
-from shardy_py.plan.cost_walk import walk
+from shardy_py.plan.cost_walk import BlockCosts
 
 
 def equation_seconds(eqns: Sequence[JaxprEqn], results: Sequence[Var], hardware: Hardware) -> tuple[float, ...]:
@@ -44,5 +44,5 @@ def op_seconds(program: Program, hardware: Hardware) -> Iterator[tuple[Op, float
     def seconds(work: Work, accessed: int) -> float:
         return roofline_seconds(work, accessed, hardware)
 
-    for run in walk(program.main.body, program.meshes, seconds).runs:
+    for run in BlockCosts(program.main.body, program.meshes, seconds).runs:
         yield run.op, seconds(run.work, run.bytes) * run.trips

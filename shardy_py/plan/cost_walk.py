@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardy_py.cost.compute import Work, work_of
@@ -24,90 +23,75 @@ class Run(NamedTuple):
     trips: int
 
 
-@dataclass(eq=False)
 class BlockCosts:
-    """The costs of the ops of a block.
-
-    Attributes:
-        runs: Ops that cost something, in program order; of the branches of a cond those of the costliest.
-    """
-
-    runs: list[Run] = field(default_factory=list)
-    other_branches: list[Run] = field(default_factory=list)
-    path: float = 0.0
-    exact: bool = True
-    unknown: dict[str, None] = field(default_factory=dict)
-
-
-def walk(
-    block: Block,
-    meshes: Mapping[str, Mesh],
-    seconds: Callable[[Work, int], float] | None = None,
-    delays: Mapping[Op, float] | None = None,
-) -> BlockCosts:
     """The costs of the ops of a block on one device.
 
     Args:
         seconds: Time of an amount of work and bytes, by which the costliest branch is told; without it no path is computed, and a byte
             counts as a hundred operations.
         delays: Time for which the results of an op are on their way.
+
+    Attributes:
+        runs: Ops that cost something, in program order; of the branches of a cond those of the costliest.
+        path: The longest chain of ops that wait for each other.
     """
-    walker = _Walker(block, meshes, seconds, delays or {})
-    walker.block(block, 1)
-    costs = walker.costs
-    costs.path = walker.longest
-    return costs
 
-
-class _Walker:
     def __init__(
-        self, block: Block, meshes: Mapping[str, Mesh], seconds: Callable[[Work, int], float] | None, delays: Mapping[Op, float]
+        self,
+        block: Block,
+        meshes: Mapping[str, Mesh],
+        seconds: Callable[[Work, int], float] | None = None,
+        delays: Mapping[Op, float] | None = None,
     ) -> None:
         self.sizes = LocalSizes(meshes)
         self.traffic = Traffic(block, self.sizes)
         self.seconds = seconds
-        self.delays = delays
-        self.costs = BlockCosts()
+        self.delays = delays or {}
+        self.runs: list[Run] = []
+        self.other_branches: list[Run] = []
+        self.exact = True
+        self.unknown: dict[str, None] = {}
         self.finish: dict[Value, float] = {}
         self.independent: set[Value] = set()
-        self.longest = 0.0
+        self.path = 0.0
+        self._block(block, 1)
 
-    def block(self, block: Block, trips: int) -> None:
-        """Runs the ops of a block; `longest` becomes the time of its last op."""
+    def _block(self, block: Block, trips: int) -> None:
+        """Runs the ops of a block; `path` becomes the time of its last op."""
         for op in block.ops:
             if op.regions:
-                self.with_regions(op, trips)
+                self._with_regions(op, trips)
             else:
-                self.single(op, trips)
+                self._single(op, trips)
 
-    def single(self, op: Op, trips: int) -> None:
+    def _single(self, op: Op, trips: int) -> None:
         accessed = self.traffic.bytes_of(op)
         work = work_of(op, self.sizes)
         if accessed or work.flops or work.transcendentals or work.host:
-            self.costs.runs.append(Run(op, work, accessed, trips))
+            self.runs.append(Run(op, work, accessed, trips))
         if not work.has_formula:
-            self.costs.unknown[op.primitive or op.name] = None
+            self.unknown[op.primitive or op.name] = None
         if self.seconds is not None and op.results:
-            self.pass_on(op, self.seconds(work, accessed))
+            self._pass_on(op, self.seconds(work, accessed))
 
-    def ready(self, op: Op) -> float:
+    def _ready(self, op: Op) -> float:
         """The time at which the operands of an op are ready."""
         return max((self.finish.get(v, 0.0) for v in op.operands), default=0.0)
 
-    def pass_on(self, op: Op, took: float) -> None:
+    def _pass_on(self, op: Op, took: float) -> None:
         """Sets the time at which the results of an op are ready."""
         if self.independent and all(v in self.independent or v not in self.finish for v in op.operands):
             # Independent of the trip before: it can be computed, and sent, while that trip runs.
             self.independent.update(op.results)
             return
-        end = self.ready(op) + took + self.delays.get(op, 0.0)
+        end = self._ready(op) + took + self.delays.get(op, 0.0)
         for result in op.results:
             self.finish[result] = end
-        self.longest = max(self.longest, end)
+        self.path = max(self.path, end)
 
-    def with_regions(self, op: Op, trips: int) -> None:
+    def _with_regions(self, op: Op, trips: int) -> None:
         if op.name == WHILE:
-            self.loop(op, trips)
+            self._loop(op, trips)
         elif op.name in COMPUTATIONS:
             body = op.regions[0]
             for argument, operand in zip(body.arguments, op.operands):
@@ -115,54 +99,54 @@ class _Walker:
                     self.independent.add(argument)
                 else:
                     self.finish[argument] = self.finish.get(operand, 0.0)
-            self.block(body, trips)
+            self._block(body, trips)
             for result, value in zip(op.results, body.terminator.operands):
                 if value in self.independent:
                     self.independent.add(result)
                 else:
                     self.finish[result] = self.finish.get(value, 0.0)
         elif op.name == CASE:
-            self.branches(op, trips)
+            self._branches(op, trips)
         else:
-            self.single(op, trips)
+            self._single(op, trips)
 
-    def inside(self, block: Block, trips: int, independent: set[Value]) -> float:
+    def _inside(self, block: Block, trips: int, independent: set[Value]) -> float:
         """The longest chain in a block by itself."""
-        state = self.finish, self.independent, self.longest
-        self.finish, self.independent, self.longest = {a: 0.0 for a in block.arguments if a not in independent}, independent, 0.0
-        self.block(block, trips)
-        longest = self.longest
-        self.finish, self.independent, self.longest = state
+        state = self.finish, self.independent, self.path
+        self.finish, self.independent, self.path = {a: 0.0 for a in block.arguments if a not in independent}, independent, 0.0
+        self._block(block, trips)
+        longest = self.path
+        self.finish, self.independent, self.path = state
         return longest
 
-    def loop(self, op: Op, trips: int) -> None:
+    def _loop(self, op: Op, trips: int) -> None:
         condition, body = op.regions
         count = trip_count(op)
         if count is None:
-            self.costs.exact = False
+            self.exact = False
         times = 1 if count is None else count
         ends = body.terminator.operands
         independent = {a for a, end in zip(body.arguments, ends) if end is a or (not a.type.rank and a.type.dtype.startswith("int"))}
-        before = len(self.costs.runs)
-        path = self.inside(condition, trips * (times + 1), set()) * (times + 1)
-        path += self.inside(body, trips * times, independent) * times
+        before = len(self.runs)
+        path = self._inside(condition, trips * (times + 1), set()) * (times + 1)
+        path += self._inside(body, trips * times, independent) * times
         if not times:
-            del self.costs.runs[before:]
-        self.pass_on(op, path)
+            del self.runs[before:]
+        self._pass_on(op, path)
 
-    def branches(self, op: Op, trips: int) -> None:
-        runs = self.costs.runs
+    def _branches(self, op: Op, trips: int) -> None:
+        runs = self.runs
         longest, branches = 0.0, list[list[Run]]()
         for region in op.regions:
-            self.costs.runs = []
-            longest = max(longest, self.inside(region, trips, set()))
-            branches.append(self.costs.runs)
-        costliest = max(branches, key=self.cost, default=[])
-        self.costs.runs = [*runs, *costliest]
-        self.costs.other_branches += [run for branch in branches if branch is not costliest for run in branch]
-        self.pass_on(op, longest)
+            self.runs = []
+            longest = max(longest, self._inside(region, trips, set()))
+            branches.append(self.runs)
+        costliest = max(branches, key=self._cost, default=[])
+        self.runs = [*runs, *costliest]
+        self.other_branches += [run for branch in branches if branch is not costliest for run in branch]
+        self._pass_on(op, longest)
 
-    def cost(self, runs: list[Run]) -> float:
+    def _cost(self, runs: list[Run]) -> float:
         """The cost of a branch."""
         if self.seconds is None:
             return sum((run.work.flops + run.work.transcendentals + 100 * run.bytes) * run.trips for run in runs)

@@ -14,7 +14,7 @@ from shardy_py.ir import Op
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective, axes_of
 from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
-from shardy_py.plan.cost_walk import walk
+from shardy_py.plan.cost_walk import BlockCosts
 from shardy_py.plan.executed import collectives_of, executed
 from shardy_py.plan.record import PlanRecord
 
@@ -43,7 +43,7 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
         if step is not None and once is not None:
             delays[step] = delays.get(step, 0.0) + once
     roofline = None if machine is None else functools.cache(functools.partial(roofline_seconds, hardware=machine))
-    walked = walk(program.block, program.meshes, roofline, delays)
+    walked = BlockCosts(program.block, program.meshes, roofline, delays)
     ops: list[OpCost] = []
     for run in walked.runs:
         value = program.values.get(run.op.results[0]) if run.op.results else None

@@ -20,7 +20,7 @@ from shardy_py.partition.price import Machine
 from shardy_py.partition.tables import Candidates, PriceTable, price_table
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION
 from shardy_py.plan.collectives import axes_of
-from shardy_py.plan.cost_walk import Run, walk
+from shardy_py.plan.cost_walk import BlockCosts, Run
 from shardy_py.plan.executed import user_collectives
 
 Array = Any
@@ -69,7 +69,7 @@ class OpTables:
         self.program = program
         self.machine = machine
         self.count = sum(1 for _ in program.walk())
-        costs = walk(program.main.body, program.meshes)
+        costs = BlockCosts(program.main.body, program.meshes)
         runs = (*costs.runs, *costs.other_branches)
         self.counted = {run.op: roofline_seconds(run.work, run.bytes, machine.hardware) * run.trips for run in runs}
         self.manual_seconds = _manual_seconds(program, costs.runs, machine)

@@ -38,7 +38,8 @@ def timeline(plan: PlanRecord, hardware: str | Hardware | None = None, links: Ma
     program = executed(plan)
     scheduler = _Scheduler(program, analysis.ops, analysis.collectives)
     scheduler.block(program.block)
-    scheduler.finish()
+    for cost in scheduler.sent[None]:
+        scheduler.send(cost, scheduler.clock)
     counter = _memory(memory_analysis.analyse(plan, hardware), scheduler.events)
     speed = f"nominal: {format_bytes(int(NOMINAL_MEMORY))}/s of memory, {format_bytes(int(NOMINAL_LINK))}/s of links"
     return {
@@ -53,22 +54,14 @@ def timeline(plan: PlanRecord, hardware: str | Hardware | None = None, links: Ma
 
 
 class _Scheduler:
-    """Gives every op and collective its time.
-
-    Collectives are ops of the program, or run with one. Where XLA merges some of a region they are known by the line and the primitive of
-    the op that they come from: those follow such an op, one each.
-    """
+    """Gives every op and collective its time; where XLA merges collectives of a region, so that the op of each is unknown, at the end."""
 
     def __init__(self, program: Executed, ops: tuple[OpCost, ...], collectives: tuple[CollectiveCost, ...]) -> None:
         self.names = {value: planned.path for value, planned in program.values.items()}
         self.costs = {cost.value: cost for cost in ops if cost.value}
-        self.sent: dict[Op, list[CollectiveCost]] = defaultdict(list)
-        self.unnamed: dict[tuple[str, str], deque[CollectiveCost]] = defaultdict(deque)
+        self.sent: dict[Op | None, list[CollectiveCost]] = defaultdict(list)
         for transfer, cost in zip(program.transfers, collectives):
-            if transfer.step is not None:
-                self.sent[transfer.step].append(cost)
-            else:
-                self.unnamed[cost.collective.location, cost.collective.value].append(cost)
+            self.sent[transfer.step].append(cost)
         self.ready: dict[Value, float] = {}
         self.free: dict[str, float] = {}
         self.clock = 0.0
@@ -93,23 +86,16 @@ class _Scheduler:
                 }
                 self._slice(OPS_TRACK, op.primitive or op.name, start, took, about)
                 self.clock = start = start + took
-                queue = self.unnamed.get((cost.location, cost.primitive))
-                if queue:
-                    start = self._send(queue.popleft(), start)
             for sent in self.sent.get(op, ()):
-                start = self._send(sent, start)
+                start = self.send(sent, start)
             for region in op.regions:
                 self.ready.update((argument, start) for argument in region.arguments)
                 self.block(region)
                 start = max(start, self.clock)
             self.ready.update((result, start) for result in op.results)
 
-    def finish(self) -> None:
-        """Sends what belongs to no op of the timeline."""
-        for cost in (cost for queue in self.unnamed.values() for cost in queue):
-            self._send(cost, self.clock)
-
-    def _send(self, cost: CollectiveCost, earliest: float) -> float:
+    def send(self, cost: CollectiveCost, earliest: float) -> float:
+        """Sends a collective once its links are free, and returns when it has arrived."""
         axes = cost.collective.axes or ("any devices",)
         start = max([earliest, *(self.free.get(axis, 0.0) for axis in axes)])
         took = cost.seconds if cost.seconds is not None else cost.bytes / NOMINAL_LINK
