@@ -82,6 +82,20 @@ def opaque(x: Any) -> Any:
     return x
 
 
+def update(w: Any, x: Any) -> Any:
+    grads = jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w["a"]) @ w["b"]) ** 2))(w)
+    return jax.tree.map(lambda w, g: w - g, w, grads)
+
+
+def planned(**options: Any) -> Any:
+    return plan(planner=sp.Planner(**{"hardware": "h100", **options}))
+
+
+def pipelined(**options: Any) -> Any:
+    weights = {"a": jnp.ones((8, 8)), "b": jnp.ones((8, 8))}
+    return sp.pipeline(update, **{"num_stages": 2, "num_microbatches": 2, "mesh": {"stage": 2}, **options})(weights, jnp.ones((16, 8)))
+
+
 MISTAKES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "unknown axis": (lambda: plan(in_shardings=({"w": P("modle"), "b": None}, None)), ["'modle'", "params['w']", "did you mean 'model'?"]),
     "axis twice": (lambda: plan(in_shardings=({"w": P("data", "data"), "b": None}, None)), ["'data'", "params['w']"]),
@@ -130,6 +144,32 @@ MISTAKES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "memory that is negative": (lambda: plan().memory_analysis(-1), ["-1 bytes", "16 << 30"]),
     "memory of hardware that is not known": (lambda: plan().memory_analysis("gcc"), ["gcc", "h100"]),
     "depth that is no number": (lambda: plan().collectives_by_module("all"), ["depth is 'all'", "0, 1, 2"]),  # pyright: ignore[reportArgumentType]
+    "link that is not known": (lambda: plan().cost_analysis("h100", {"data": "ethernet"}), ["'ethernet'", "nvlink"]),
+    "link of an axis that is not known": (lambda: plan().cost_analysis("h100", {"dta": "nvlink"}), ["'dta'", "data=2"]),
+    "style that is not known": (lambda: plan().as_code(style="flax"), ["'flax'", "'logical'"]),
+    "state that the plan does not have": (lambda: plan().abstract_state("prams"), ["'prams'", "'params'"]),
+    "plan of another function": (lambda: plan(in_shardings=plan(X, fun=jnp.sin)), ["params['b']", "other arguments"]),
+    "rule for more dimensions": (lambda: plan(rules=[("b", P(None, "model"))]), ["rules[0]", "params['b'] float32[128]"]),
+    "name that is not there": (lambda: plan(donate_argnames="state"), ["'state'", "'params', 'x'"]),
+    "missing argument": (lambda: plan(X), ["'x'"]),
+    "something that is no function": (lambda: sp.auto_shard(3, mesh=MESH), ["a int", "@auto_shard(mesh=..."]),  # pyright: ignore[reportCallIssue, reportArgumentType]
+    "check of no function": (lambda: sp.check(3, X), ["a int", "pass the step"]),  # pyright: ignore[reportArgumentType]
+    "check without a mesh": (lambda: sp.check(layer, PARAMS, X), ["no mesh", "jax.set_mesh"]),
+    "constraint without a mesh": (lambda: sp.with_sharding_constraint(jnp.ones(8), P("data")), ["no mesh", "auto_shard"]),
+    "negative priority": (lambda: plan(X, fun=lambda x: sp.with_sharding_constraint(x, P("data"), priority=-1)), ["-1", "priority=0"]),
+    "barrier in no direction": (lambda: plan(X, fun=lambda x: sp.propagation_barrier(x, "both")), ["'both'", '"backward"']),  # pyright: ignore[reportArgumentType]
+    "number of devices without a planner": (lambda: plan(mesh=8), ["8", "planner="]),
+    "option that is not known": (lambda: plan(options=sp.Options(indivisible="pad")), ["'pad'", "'drop'"]),  # pyright: ignore[reportArgumentType]
+    "verification of shapes": (lambda: sp.auto_shard(layer, mesh=devices()).verify(PARAMS, X), ["ShapeDtypeStruct", "pass arrays"]),
+    "planner for hardware that is not known": (lambda: planned(hardware="h1000"), ["h1000", "h100"]),
+    "planner without time": (lambda: planned(time_limit_s=-1), ["time_limit_s", "seconds"]),
+    "planner with a budget that is no number": (lambda: planned(memory_bytes="16 gigs"), ["'16 gigs'", "80GiB"]),
+    "planner with a budget that nothing fits": (lambda: planned(memory_bytes=10), ["10 B", "devices"]),
+    "planner fed an argument that is not there": (lambda: planned(fed="bathc"), ["'bathc'", "'x'"]),
+    "pipeline on a mesh without stages": (lambda: pipelined(mesh={"data": 8}), ["'stage'", "axis='data'"]),
+    "microbatches that do not divide": (lambda: pipelined(num_microbatches=3), ["16 examples", "num_microbatches=2"]),
+    "schedule that is not there": (lambda: pipelined(schedule="1f2b"), ["'1f2b'", "'1f1b'"]),
+    "text that is not JSON": (lambda: sp.Plan.from_json(plan().to_json()[:500]), ["not JSON", "cut short"]),
     "file that is no plan": (lambda: sp.Plan.from_json("{}"), ["plan"]),
 }
 WITHOUT_REASON = frozenset({"sharding rule that cannot be read", "sharding rule of other operands"})
@@ -137,13 +177,15 @@ WITHOUT_REASON = frozenset({"sharding rule that cannot be read", "sharding rule 
 
 
 OF_A_PLAN = frozenset(
-    name for name in MISTAKES if name.endswith(("plan does not have", "is not known", "is no plan", "is negative", "is no number"))
+    name
+    for name in MISTAKES
+    if name.endswith(("plan does not have", "is not known", "is no plan", "is negative", "is no number", "is not JSON", "without time"))
 )
 """A plan answers without JAX too, whose filter of tracebacks drops our frames elsewhere: here they stand below the user's."""
 
 
 def test_there_are_enough() -> None:
-    assert len(MISTAKES) >= 20
+    assert len(MISTAKES) >= 60
 
 
 @pytest.mark.parametrize("name", MISTAKES)

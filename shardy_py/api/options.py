@@ -75,7 +75,7 @@ class Options:
                 raise SpecError(
                     f"{name} is {value!r}",
                     where=f"Options({name}=...)",
-                    why=f"the {name} is one of {', '.join(map(repr, choices))}",
+                    why=f"it is one of {', '.join(map(repr, choices))}",
                     fix=did_you_mean(str(value), list(map(str, choices))),
                 )
         if self.peer_timeout is not None and not (isinstance(self.peer_timeout, int | float) and self.peer_timeout >= 0):

@@ -93,7 +93,7 @@ class Arguments:
         if names is not None and self.parameters and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self.parameters):
             for name in names:
                 if name not in own:
-                    raise SpecError(f"{what}_argnames names {name!r}, which is no parameter", where=location_of(self.fun),
+                    raise SpecError(f"{what}_argnames names {name!r}, which is not a parameter", where=location_of(self.fun),
                                     why=f"the parameters are {', '.join(map(repr, own)) or 'none'}", fix="name one of them")  # fmt: skip
         count = len(positional)
         if numbers is not None and not variadic:

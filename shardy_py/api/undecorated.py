@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.api.auto import AutoSharded, decorate
-from shardy_py.api.errors import MeshError
+from shardy_py.api.errors import ArgumentTypeError, MeshError
 from shardy_py.api.meshes import AnyMesh, context_mesh
 from shardy_py.api.options import Options
 from shardy_py.api.request import PlanRequest, Settings
@@ -109,6 +109,13 @@ def _mesh_of(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AnyMesh
     if mesh is None and hasattr(fun, "trace"):  # a function under jax.jit names one in its shardings
         traced = jax.make_jaxpr(functools.partial(fun, **kwargs), static_argnums=_static_argnums(fun, args, kwargs))(*args)
         mesh = next(_named_in(traced.jaxpr), None)
+    if not callable(fun):
+        raise ArgumentTypeError(
+            f"the step is a {type(fun).__name__}, not a function",
+            where="sp.check(fun, ...) and sp.plan_of(fun, ...)",
+            why="the first argument is the function; its own arguments follow",
+            fix="pass the step, under jax.jit or as it is, and then the arguments of a call",
+        )
     if mesh is None:
         raise MeshError(
             "no mesh",

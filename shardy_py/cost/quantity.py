@@ -25,5 +25,5 @@ def quantity(text: str | float, where: str) -> float:
     match = _QUANTITY.fullmatch(text.strip())
     scale = None if match is None else _SCALES.get(match["scale"].lower())
     if match is None or scale is None:
-        raise UserError(f"{text!r} is not a number of bytes", where=where, fix="write 80e9, 80GB or 80GiB")
+        raise UserError(f"{text!r} is not a number of bytes", where=where, why="it has no unit of bytes", fix="write 80e9, 80GB or 80GiB")
     return float(match["number"]) * scale

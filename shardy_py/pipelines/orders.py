@@ -214,7 +214,12 @@ def check_name(name: str) -> None:
 
 
 def _unknown(name: str) -> ScheduleError:
-    return ScheduleError(f"there is no schedule {name!r}", where="schedule(name)", fix=f"use one of {', '.join(map(repr, names()))}")
+    return ScheduleError(
+        f"there is no schedule {name!r}",
+        where="schedule(name)",
+        why="no schedule has this name",
+        fix=f"use one of {', '.join(map(repr, names()))}",
+    )
 
 
 def named(name: str, stages: int, microbatches: int, virtual: int) -> Schedule:

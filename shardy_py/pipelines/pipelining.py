@@ -186,9 +186,7 @@ def pipeline(
         if value is None and label == "num_stages":
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise PipelineError(
-                f"{label} is {value!r}", where="sp.pipeline", why="it is a number of things, 1 or more", fix=f"pass {label}=4"
-            )
+            raise PipelineError(f"{label} is {value!r}", where="sp.pipeline", why="it is a whole number, 1 or more", fix=f"pass {label}=4")
     memory_bytes = None if memory_bytes is None else quantity(memory_bytes, "sp.pipeline(memory_bytes=)")
     if not callable(fun):
         raise TypeError(f"sp.pipeline takes a function, not {fun!r}")

@@ -123,7 +123,7 @@ def schedule(
     for label, value in (("stages", stages), ("microbatches", microbatches), ("virtual", virtual)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ScheduleError(
-                f"{label} is {value!r}", where=f"schedule({name!r})", why="it is a number of things, 1 or more", fix=f"pass {label}=4"
+                f"{label} is {value!r}", where=f"schedule({name!r})", why="it is a whole number, 1 or more", fix=f"pass {label}=4"
             )
     if not isinstance(name, str):
         raise TypeError(f"the name of a schedule is a string, not {name!r}; use one of {', '.join(map(repr, names()))}")

@@ -88,7 +88,9 @@ class Planner:
             object.__setattr__(self, name, tuple(patterns) if are_texts else patterns)
         for name, (fits, range_) in ranges.items():
             if not fits:
-                raise UserError(f"{name} is {getattr(self, name)!r}", where=f"Planner({name}=...)", why=f"it is {range_}")
+                raise UserError(
+                    f"{name} is {getattr(self, name)!r}", where=f"Planner({name}=...)", why="it is out of range", fix=f"pass {range_}"
+                )
 
         if not isinstance(self.templates, Mapping) or not all(isinstance(name, str) for name in self.templates):
             raise UserError(

@@ -42,6 +42,7 @@ MOST_BYTES = 1 << 30
 _GZIP = b"\x1f\x8b"
 _HEAD = ("format", "version", "digest")
 _FILE = "the stored plan"
+_WRITES = "Plan.save writes such files"
 
 UNSTORED.update({Search: ("timings", "pricer"), Alternative: ("planned", "peak_of", "constrained")})
 
@@ -171,7 +172,7 @@ def _plan_of(data: Any, kind: type[P]) -> P:
             "this is no stored plan",
             where="member 'format'",
             why=f"a stored plan has {FORMAT!r} there",
-            fix="Plan.save writes such files",
+            fix=_WRITES,
         )
     if data.get("version") != VERSION or type(data["version"]) is not int:
         raise StoreError(
@@ -263,7 +264,9 @@ def _json(document: str | bytes) -> Any:
         raise
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise StoreError(f"this is not JSON: {error.msg}", where=where, why="the file is cut short, or is something else") from None
+        raise StoreError(
+            f"this is not JSON: {error.msg}", where=where, why="the file is cut short, or is something else", fix=_WRITES
+        ) from None
     except UnicodeDecodeError:
         raise StoreError("this is not UTF-8 text", why="the file is damaged, or is something else") from None
     except RecursionError:
