@@ -174,7 +174,7 @@ def test_tables_fit_the_terminal(width: int, folder: Path, monkeypatch: pytest.M
         (["partition", "bad.txt", *TWO], "this is not a node (bad.txt, line 2, column 1)"),
         (["partition", "binary.txt", *TWO], "binary.txt is no text"),
         (["partition", "chain.txt", "--machines", "4x", "--bandwidths", "1e9"], "'4x' is no list of whole numbers (--machines)"),
-        (["partition", "chain.txt", "--machines", "2", "--bandwidths", "fast"], "'fast' is not a number of bytes (--bandwidths)"),
+        (["partition", "chain.txt", "--machines", "2", "--bandwidths", "fast"], "'fast' is not a number of bytes (--bandwidths; "),
         (["partition", "chain.txt", "--machines", "2", "--bandwidths", "0"], "bandwidths is 0"),
         (["partition", "chain.txt", "--machines", "2,2", "--bandwidths", "1e9"], "2 levels of machines, but 1 bandwidths"),
         (["partition", "chain.txt", *TWO, "--mode", "fast"], "unknown mode 'fast'"),
