@@ -149,7 +149,7 @@ class _Decider:
         """The strategies along the axes that `factor_axes` decides on."""
         op, count = self.op, len(self.op.operands)
         tensors, shapes = self.factors(rule, index), [type_.shape for type_ in op.types]
-        axes, summed = factor_axes(op.name, rule, shapes[:count], tensors[:count], tensors[count:], self.lists)
+        axes, summed = factor_axes(op.name, rule, tensors[:count], tensors[count:], self.lists)
         runs = self.with_axes(rule, axes, summed, index.shape[1])
         if op.name in SHIFTS:
             shifted = functools.reduce(np.logical_or, (self.lists.mask(axes[f]) != 0 for f in rule.permutation), np.zeros(1, bool))

@@ -1,4 +1,4 @@
-"""Which axes products run under where those of the result are taken."""
+"""The axes under which ops run, by the layouts of their operands and results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardy_py.partition.layouts import Layout, from_factors, parts, to_factors
 from shardy_py.rules.builder import Signature
 from shardy_py.rules.contraction import dot_general
 
-SQUARE, OBLONG = Mesh([("x", 4), ("y", 4)]), Mesh([("x", 2), ("y", 3)])
+SQUARE = Mesh([("x", 4), ("y", 4)])
 X, Y = (AxisRef("x", 1, 2), AxisRef("x", 2, 2)), (AxisRef("y", 1, 2), AxisRef("y", 2, 2))
 PRODUCT = dot_general(
     Signature(
@@ -39,11 +39,11 @@ class Run(NamedTuple):
     summed: Axes
 
 
-def strategy(name: str, rule: OpShardingRule, shapes: Sequence[Sequence[int]], layouts: Sequence[Layout], mesh: Mesh) -> Run:
+def strategy(name: str, rule: OpShardingRule, layouts: Sequence[Layout], mesh: Mesh) -> Run:
     lists, count = axis_lists(mesh), len(rule.operand_mappings)
     dealt = [to_factors(mapping, layout, rule.factor_sizes, mesh) for mapping, layout in zip(rule.mappings, layouts)]
     tensors = [{factor: lists.number(axes) for factor, axes in each.items()} for each in dealt]
-    numbers, summed = factor_axes(name, rule, shapes[:count], tensors[:count], tensors[count:], lists)
+    numbers, summed = factor_axes(name, rule, tensors[:count], tensors[count:], lists)
     axes = [lists.lists.items[np.asarray(number).item()] for number in numbers]
     reads, makes = (
         tuple(from_factors(mapping, axes, rule.factor_sizes, mesh) for mapping in mappings)
@@ -53,54 +53,24 @@ def strategy(name: str, rule: OpShardingRule, shapes: Sequence[Sequence[int]], l
 
 
 @pytest.mark.parametrize(
-    ("mesh", "lhs", "rhs", "wanted", "made"),
+    ("lhs", "rhs", "wanted", "reads", "made", "summed"),
     [
-        (SQUARE, ((), X), (X, ()), ((), X), ((), Y)),  # as many devices along the other axis
-        (SQUARE, ((), X), (X, Y), ((), X), ((), Y)),  # the side's own axis
-        (SQUARE, ((), X), (X, ()), (Y, X), (Y, ())),  # the other axis is taken
-        (OBLONG, ((), (AxisRef("x"),)), ((AxisRef("x"),), ()), ((), (AxisRef("x"),)), ((), ())),  # not as many
+        (((), X), (X, ()), (Y, ()), ((Y, X), (X, ())), (Y, ()), X),
+        (((), X), (X, ()), (X, ()), (((), X), (X, ())), ((), ()), X),
+        ((Y, X), ((), ()), (Y, ()), ((Y, ()), ((), ())), (Y, ()), ()),
+        (((), X), (Y, ()), ((), ()), (((), X), (X, ())), ((), ()), X),
     ],
-    ids=["spare", "own", "taken", "other size"],
+    ids=["both sides", "both sides and the result", "one side", "different axes"],
 )
-def test_axes_that_are_summed_over(mesh: Mesh, lhs: Layout, rhs: Layout, wanted: Layout, made: Layout) -> None:
-    shape = (96, 96)
-    run = strategy("stablehlo.dot_general", PRODUCT, (shape,) * 3, (lhs, rhs, wanted), mesh)
-    assert run.makes == (made,)
-    assert run.summed
-
-
-@pytest.mark.parametrize(
-    ("lhs", "rhs", "wanted", "reads", "summed"),
-    [
-        (((), X), (Y, X), ((), X), (((), Y), (Y, X)), Y),  # as many pieces along other axes: not those that the result has
-        (((), X), (Y, ()), ((), ()), (((), X), (X, ())), X),  # the larger side stays
-        (((), Y), ((), Y), ((), Y), (((), X), (X, Y)), X),  # one side, along axes that the result has
-    ],
-    ids=["other axes", "larger side", "one side"],
-)
-def test_as_many_pieces_along_other_axes(lhs: Layout, rhs: Layout, wanted: Layout, reads: tuple[Layout, ...], summed: Layout) -> None:
-    shapes = (384, 96), (96, 96)
-    rule = dot_general(
-        Signature(
-            shapes,
-            ((384, 96),),
-            {
-                "lhs_batching_dimensions": (),
-                "rhs_batching_dimensions": (),
-                "lhs_contracting_dimensions": (1,),
-                "rhs_contracting_dimensions": (0,),
-            },
-        )
-    )
-    run = strategy("stablehlo.dot_general", rule, (*shapes, (384, 96)), (lhs, rhs, wanted), SQUARE)
-    assert run.reads == reads
-    assert run.summed == summed
+def test_products(lhs: Layout, rhs: Layout, wanted: Layout, reads: tuple[Layout, ...], made: Layout, summed: Axes) -> None:
+    run = strategy("stablehlo.dot_general", PRODUCT, (lhs, rhs, wanted), SQUARE)
+    assert run == (reads, (made,), summed)
 
 
 def test_a_region_inside_of_another_does_not_cut_its_axes() -> None:
     whole, mesh = (AxisRef("x"),), Mesh([("x", 4)])
     layouts = [((), whole), (whole, ()), ((), ())]
-    axes = axes_of_factors("stablehlo.dot_general", PRODUCT, ((96, 96),) * 3, layouts, mesh)
+    axes = axes_of_factors("stablehlo.dot_general", PRODUCT, layouts, mesh)
     assert [axes[factor] for factor in PRODUCT.reduction] == [whole]
 
 
@@ -109,32 +79,22 @@ ALONG_X, ALONG_Y, BOTH = (AxisRef("x"),), (AxisRef("y"),), (AxisRef("x"), AxisRe
 
 @pytest.mark.parametrize(
     ("indices", "table", "cut", "summed"),
-    [
-        (ALONG_Y, ALONG_X, ALONG_Y, ALONG_X),  # no clash
-        (ALONG_X, ALONG_X, ALONG_Y, ALONG_X),  # fewer pieces, along the free axis
-        (ALONG_X, BOTH, (), BOTH),  # no axis is free
-        (BOTH, ALONG_Y, ALONG_X, ALONG_Y),
-    ],
-    ids=["apart", "moved", "whole", "rest"],
+    [(ALONG_Y, ALONG_X, ALONG_Y, ALONG_X), (ALONG_X, ALONG_X, (), ALONG_X), (BOTH, ALONG_Y, ALONG_X, ALONG_Y)],
+    ids=["apart", "whole", "rest"],
 )
 def test_indices_are_cut_by_axes_that_the_table_leaves(indices: Axes, table: Axes, cut: Axes, summed: Axes) -> None:
     mesh = Mesh([("x", 4), ("y", 2)])
-    rows, at, values = (64, 32), (16, 1), (16, 32)
     table_at, indices_at, moved_to = split(mesh, table, ()), split(mesh, indices, ()), split(mesh, cut, ())
     factors = "{i=16, j=32, k=64, l=1}"
     rule = OpShardingRule.parse(f"#sdy.op_sharding_rule<([k, j], [i, l])->([i, j]) {factors} reduction={{k}} need_replication={{l}}>")
-    run = strategy("stablehlo.gather", rule, (rows, at, values), (table_at, indices_at, indices_at), mesh)
-    assert run.reads == (table_at, moved_to)
-    assert run.makes == (moved_to,)
-    assert run.summed == table_at[0]
+    run = strategy("stablehlo.gather", rule, (table_at, indices_at, indices_at), mesh)
+    assert run == ((table_at, moved_to), (moved_to,), table_at[0])
 
     rule = OpShardingRule.parse(
         f"#sdy.op_sharding_rule<([k, j], [i, l], [i, j])->([k, j]) {factors} reduction={{i}} need_replication={{l}}>"
     )
-    run = strategy("stablehlo.scatter", rule, (rows, at, values, rows), (table_at, indices_at, indices_at, table_at), mesh)
-    assert run.reads == (table_at, moved_to, moved_to)
-    assert run.makes == (table_at,)
-    assert run.summed == moved_to[0]
+    run = strategy("stablehlo.scatter", rule, (table_at, indices_at, indices_at, table_at), mesh)
+    assert run == ((table_at, moved_to, moved_to), (table_at,), moved_to[0])
 
 
 def split(mesh: Mesh, *dims: Axes) -> Layout:

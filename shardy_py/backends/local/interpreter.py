@@ -357,7 +357,7 @@ class Interpreter:
             if planned is None or each.bytes_inside is not None:
                 ranked += [(each, strategy) for strategy in strategies(spec)]
             else:
-                ranked.append((each, strategy_along(spec, planned.axes(each.rule, equation.shapes, self.mesh))))
+                ranked.append((each, strategy_along(spec, planned.axes(each.rule, self.mesh))))
         return sorted(ranked, key=lambda pair: pair[1].cost)
 
     def _planned_op(self, equation: Equation, scope: Scope | None) -> PlannedOp | None:
@@ -486,6 +486,6 @@ class PlannedOp(NamedTuple):
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
 
-    def axes(self, rule: OpShardingRule, shapes: Sequence[tuple[int, ...]], mesh: Mesh) -> list[Axes]:
+    def axes(self, rule: OpShardingRule, mesh: Mesh) -> list[Axes]:
         """The axes of every factor, as `factor_axes` decides between the planned layouts."""
-        return axes_of_factors(self.name, rule, shapes, list(map(dim_axes, (*self.operands, *self.results))), mesh)
+        return axes_of_factors(self.name, rule, list(map(dim_axes, (*self.operands, *self.results))), mesh)
