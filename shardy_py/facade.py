@@ -249,14 +249,13 @@ class Plan(PlanRecord):
     ) -> str:
         """The plan as text; the same plan gives the same text in every process.
 
-        Under `lowering="jit"` the head says so, and whether conflicts of shardings are left to XLA. Inputs and outputs come by path,
-        intermediates by module and source line, each with its bytes on one device; then what moves, which is `reshards`, or under
-        `lowering="shard_map"` `collectives`, and what was found. Layers that are alike are one (`[0..23]`). A part
-        with more lines than `limit` is cut to the values with the most bytes, replicated ones first among equals, and says what it leaves
-        out. Broadcasts and iotas, which XLA makes inside of what reads them, are shown only where asked for.
+        Under `lowering="jit"` the head says so. Inputs and outputs come by path, intermediates by module and source line, each with its
+        bytes on one device; then `collectives` and `findings`. Layers that are alike are one (`[0..23]`). A part with more lines than
+        `limit` is cut to the values with the most bytes, replicated ones first among equals, and says what it leaves out. Broadcasts and
+        iotas, which XLA makes inside of what reads them, are shown only where asked for.
 
         Args:
-            where: Shows only some values, with their reshards and findings: a string that a path, primitive, `file:line` or module
+            where: Shows only some values, with their collectives and findings: a string that a path, primitive, `file:line` or module
                 contains; one with `*` or `?`, a pattern as in `ignore=` of `check`; or a function of a `PlannedValue`.
             values: Whether to list the intermediates too.
             depth: Levels of paths and modules that are shown; what is below is counted.

@@ -1,4 +1,4 @@
-"""A plan as text: inputs and outputs by path, intermediates by module and line, reshards, findings."""
+"""A plan as text: inputs and outputs by path, intermediates by module and line, collectives, findings."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from html import escape
-from typing import TypeVar
 
 from shardy_py.dialect.format import printable, short_location, sizes_text
 from shardy_py.dialect.grouping import grouped
 from shardy_py.errors import ShardyError
 from shardy_py.ir.jax_calls import CALLS
 from shardy_py.plan.checks.table import findings_of
-from shardy_py.plan.collectives import Collective, format_bytes, trips_text
-from shardy_py.plan.executed import collectives_of, remark_on, reshards_of
+from shardy_py.plan.collectives import Collective, format_bytes, received_by, trips_text
+from shardy_py.plan.executed import collectives_of, remark_on
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory import analysis as memory_analysis
 from shardy_py.plan.paths import check_length, names_path, path_parts, paths_as_one
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.reshards import Reshard
-from shardy_py.plan.values import PlannedValue, typed
+from shardy_py.plan.values import PlannedValue
 from shardy_py.view.text_tree import Seen, TreeNode, bytes_of, counted, fitted, joined, leaf, repeated, tree_of, written
 
 LIMIT = 60
@@ -90,15 +88,32 @@ def card(plan: PlanRecord) -> str | None:
 
 
 def moves_lines(plan: PlanRecord, limit: int | None, shown: Filter | None = None) -> list[str]:
-    """The collectives of a plan, or Shardy's reshards of one without a region; `limit` as of all parts, a third of it."""
+    """The collectives of a plan, a row for alike ones, those of the most bytes first; at most a third of the `limit` of all parts."""
     shown = shown or Filter(None, plan)
-    if plan.active_partitioner is None:
-        reshards = [r for r in reshards_of(plan) if shown.shows((r.value,), r.primitive, r.location)]
-        alike = grouped(reshards, lambda r: (r.type, r.source, r.target, r.steps, r.bytes_per_device, r.reason, r.location, r.trips))
-        return _moves("reshard", list(alike.values()), _reshard, limit)
     collectives = [c for c in collectives_of(plan) if shown.shows((c.value,), c.primitive, c.location, c.module)]
-    alike = grouped(collectives, lambda c: (c.kind, c.axes, c.dtype, c.shape, c.trips, c.location, c.primitive))
-    return _moves("collective", list(alike.values()), _collective, limit)
+    if not collectives:
+        return []
+    alike = grouped(collectives, lambda c: (c.kind, c.axes, c.dtype, c.shape, c.trips, c.location, c.primitive)).values()
+    groups = sorted(alike, key=lambda group: -len(group) * group[0].call_bytes)
+    listed = groups if limit is None else groups[: max(limit // 3, 1)]
+    rows = list(map(_row, listed))
+    widths = [min(max(len(cells[k]) for cells in rows), 24) for k in range(4)]
+    lines = []
+    for size, trips, *cells in rows:
+        columns = [f"{cell:<{width}}" for cell, width in zip(cells, widths[2:]) if width]
+        lines.append("  ".join([f"  {size:>{widths[0]}}{trips:<{widths[1]}}", *columns, cells[-1]]).rstrip())
+    count, left = len(collectives), groups[len(listed) :]
+    least = "at least " if any(c.trips is None for c in collectives) else ""
+    total = format_bytes(received_by(collectives))
+    more = [f"  ... and {sum(map(len, left)):,} more collectives, of {format_bytes(left[0][0].call_bytes)} or less each"] if left else []
+    return [f"collectives  {count:,}, which bring{'s' * (count == 1)} {least}{total} to each device in a call", *lines, *more]
+
+
+def _row(group: Sequence[Collective]) -> tuple[str, str, str, str, str]:
+    """Bytes, trips, kind and axes, place, and the value that moves."""
+    c = group[0]
+    what = " of ".join(part for part in (c.operand, c.value) if part) + (f" and {len(group) - 1} more" if len(group) > 1 else "")
+    return format_bytes(c.received_bytes), trips_text(c.trips), c.title, short_location(c.location), f"{what}  {c.primitive}"
 
 
 def _by_path(
@@ -239,46 +254,3 @@ def _matcher(pattern: str) -> Callable[[str], object]:
     if not any(char in pattern for char in "*?"):
         return lambda text: pattern in text
     return functools.partial(names_path, pattern)
-
-
-_Row = tuple[str, str, str, str, str]
-"""Bytes, trips, steps, place, and the value that moves."""
-
-
-_M = TypeVar("_M", Reshard, Collective)
-
-
-def _moves(what: str, alike: list[list[_M]], row: Callable[[Sequence[_M]], _Row], limit: int | None) -> list[str]:
-    """A part of the text, with a row for each group of alike movements, those of the most bytes first."""
-    if not alike:
-        return []
-    alike.sort(key=lambda group: -len(group) * group[0].call_bytes)
-    listed = alike if limit is None else alike[: max(limit // 3, 1)]
-    rows = list(map(row, listed))
-    widths = [min(max(len(cells[k]) for cells in rows), 24) for k in range(4)]
-    lines = []
-    for size, trips, *cells in rows:
-        columns = [f"{cell:<{width}}" for cell, width in zip(cells, widths[2:]) if width]
-        lines.append("  ".join([f"  {size:>{widths[0]}}{trips:<{widths[1]}}", *columns, cells[-1]]).rstrip())
-    count, left = sum(map(len, alike)), alike[len(listed) :]
-    least = "at least " if any(group[0].trips is None for group in alike) else ""
-    total = format_bytes(sum(len(group) * group[0].call_bytes for group in alike))
-    more = [f"  ... and {sum(map(len, left)):,} more {what}s, of {format_bytes(left[0][0].call_bytes)} or less each"] if left else []
-    return [f"{what}s  {count:,}, which bring{'s' * (count == 1)} {least}{total} to each device in a call", *lines, *more]
-
-
-def _collective(group: Sequence[Collective]) -> _Row:
-    c = group[0]
-    what = " of ".join(part for part in (c.operand, c.value) if part) + (f" and {len(group) - 1} more" if len(group) > 1 else "")
-    return format_bytes(c.received_bytes), trips_text(c.trips), c.title, short_location(c.location), f"{what}  {c.primitive}"
-
-
-def _reshard(group: Sequence[Reshard]) -> _Row:
-    r = group[0]
-    value = r.value + (f" and {len(group) - 1} more" if len(group) > 1 else "")
-    target, reason = typed(r.type, r.target), r.reason
-    if len(r.collectives) == 1 and r.collectives[0].kind in ("all_reduce", "reduce_scatter"):
-        move, reason = target, r.primitive or reason
-    else:
-        move = f"{typed(r.type, r.source)} -> {target[target.find('[') :]}"
-    return format_bytes(r.bytes_per_device), trips_text(r.trips), r.steps, short_location(r.location), f"{value} {move}  {reason}"

@@ -48,7 +48,7 @@ def line(fun, offset=1) -> str:
 def test_nothing_moves() -> None:
     plan = planned(lambda w, x: jnp.tanh(x @ w), W, X, shardings=(P(None, "model"), P("data")))
     assert plan.shardy_reshards == ()
-    assert "\nreshards" not in plan.as_text()
+    assert "\ncollectives" not in plan.as_text()
 
 
 def test_a_sharded_contraction_is_an_all_reduce() -> None:

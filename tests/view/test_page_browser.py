@@ -171,7 +171,7 @@ def test_a_search_without_a_hit_says_so_and_leads_on(opened: Opened) -> None:
     (said, moves) = texts(browser, ".none:not(.hidden) p")
     assert said == "No value has “all_reduce” in its path, primitive, source line, module or sharding."
     with_it = [c for c in plan.collectives if c.kind == "all_reduce"]
-    assert moves == f"Among reshards and collectives there are {len(with_it)}: Data movement."
+    assert moves == f"Among collectives there are {len(with_it)}: Data movement."
     browser.find_element(By.CSS_SELECTOR, ".none .link").click()
     assert browser.find_element(By.ID, "view-moves").is_displayed()
     browser.find_element(By.ID, "tab-values").click()

@@ -62,7 +62,7 @@ class Plan {
     return shape.length > 0 && (sharding < 0 || this.tables.shardings[sharding].dims.every((axes) => axes.length === 0));
   }
 
-  /** Rows of moves, collectives or findings about a value; `at` is the column that has its number. */
+  /** Rows of collectives or findings about a value; `at` is the column that has its number. */
   about(list, at, i) {
     const key = `by-${list}`;
     if (!this[key]) {
@@ -76,7 +76,6 @@ class Plan {
     return (this[key].get(i) || []).map((n) => this.data[list][n]);
   }
 
-  movesOf(i) { return this.about("moves", 0, i); }
   collectivesOf(i) { return this.about("collectives", 0, i); }
   absencesOf(i) { return this.about("absences", 0, i); }
   findingsOf(i) { return this.about("findings", 3, i); }

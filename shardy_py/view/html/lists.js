@@ -6,16 +6,6 @@ function runs(trips) {
   return trips === null ? " each trip" : trips === 1 ? "" : ` × ${grouped(trips)}`;
 }
 
-function moveLine(plan, row) {
-  const [, , from, to, steps, bytes, trips, reason, , place] = row;
-  const where = plan.location(place);
-  return [
-    el("div", {}, el("b", {}, steps.map((step) => step[0]).join(", ")), ` ${bytesText(bytes)}${runs(trips)}`),
-    el("div", {}, el("code", {}, plan.tables.types[from].text), " → ", el("code", {}, plan.tables.types[to].text)),
-    el("div", { class: "soft" }, plan.strings[reason], where ? [" at ", el("code", {}, where)] : ""),
-  ];
-}
-
 function collectiveLine(plan, row) {
   const [, , kind, axes, group, operand, bytes, trips, primitive, place] = row;
   const where = plan.location(place);
@@ -50,15 +40,15 @@ function paged(entries, draw, into) {
   return more;
 }
 
-/** Rows that differ in nothing but the value as one, those that move the most bytes first; `bytes` is the column of bytes, trips follow it. */
-function alike(rows, bytes) {
+/** Rows that differ in nothing but the value as one, those that move the most bytes first. */
+function alike(rows) {
   const byText = new Map();
   for (const row of rows) {
     const key = JSON.stringify(row.slice(2));
     if (!byText.has(key)) byText.set(key, []);
     byText.get(key).push(row);
   }
-  const weight = (same) => same.length * same[0][bytes] * (same[0][bytes + 1] === null ? 1 : same[0][bytes + 1]);
+  const weight = (same) => same.length * same[0][6] * (same[0][7] === null ? 1 : same[0][7]);
   return [...byText.values()].map((same) => ({ rows: same, bytes: weight(same) })).sort((x, y) => y.bytes - x.bytes);
 }
 
@@ -82,16 +72,7 @@ function asked(plan, reason, place) {
 }
 
 function movesView(plan, go) {
-  const moves = table(["value", "from → to, and what asks for it", "collectives", "bytes each", "in all"], alike(plan.data.moves, 5), ({ rows, bytes }) => {
-    const [, , from, to, steps, once, trips, reason, , place] = rows[0];
-    return el("tr", {},
-      el("td", {}, namesOf(plan, rows, go)),
-      el("td", {}, el("code", {}, plan.tables.types[from].text), " → ", el("code", {}, plan.tables.types[to].text), asked(plan, reason, place)),
-      el("td", {}, steps.map((step) => el("div", { class: "whole" }, step[0]))),
-      el("td", { class: "right" }, `${bytesText(once)}${runs(trips)}`),
-      el("td", { class: "right" }, bytesText(bytes)));
-  });
-  const sent = table(["value", "operand, and what asks for it", "collective", "bytes each", "in all"], alike(plan.data.collectives, 6), ({ rows, bytes }) => {
+  const sent = table(["value", "operand, and what asks for it", "collective", "bytes each", "in all"], alike(plan.data.collectives), ({ rows, bytes }) => {
     const [, , kind, axes, group, operand, once, trips, primitive, place] = rows[0];
     return el("tr", {},
       el("td", {}, namesOf(plan, rows, go)),
@@ -100,11 +81,9 @@ function movesView(plan, go) {
       el("td", { class: "right" }, `${bytesText(once)}${runs(trips)}`),
       el("td", { class: "right" }, bytesText(bytes)));
   });
-  const or = (rows, made) => (rows.length ? made : [el("p", { class: "empty" }, "No data moves between devices.")]);
   return [
     plan.data.remark && el("p", {}, plan.data.remark),
-    ...(plan.data.moves.length ? [el("h3", {}, "Reshards: where Shardy moves data, and why"), ...moves] : []),
-    el("h3", {}, "Collectives"), ...or(plan.data.collectives, sent),
+    el("h3", {}, "Collectives"), ...(plan.data.collectives.length ? sent : [el("p", { class: "empty" }, "No data moves between devices.")]),
     el("p", { class: "soft" }, "Bytes are those that each device receives."),
   ];
 }

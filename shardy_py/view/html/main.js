@@ -78,14 +78,12 @@ function matching(items, query, only) {
   return hit;
 }
 
-/** The number of reshards and collectives that have every word of the query. */
+/** The number of collectives that have every word of the query. */
 function movesWith(items, query) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
-  const types = (plan, from, to) => [plan.tables.types[from].text, plan.tables.types[to].text];
-  const texts = [items.a, items.b].flatMap((plan) => (plan ? [
-    ...plan.data.moves.map(([, name, from, to, steps, , , reason, , place]) => [name, ...types(plan, from, to), ...steps.map((step) => step[0]), plan.strings[reason], plan.location(place, false)]),
-    ...plan.data.collectives.map(([, name, kind, axes, , operand, , , primitive, place]) => [name, `${kind}(${axes.join(",")})`, operand, plan.strings[primitive], plan.location(place, false)]),
-  ] : []));
+  const texts = [items.a, items.b].flatMap((plan) => (plan ? plan.data.collectives.map(
+    ([, name, kind, axes, , operand, , , primitive, place]) => [name, `${kind}(${axes.join(",")})`, operand, plan.strings[primitive], plan.location(place, false)],
+  ) : []));
   return texts.map((text) => text.join("\n").toLowerCase()).filter((text) => words.every((word) => text.includes(word))).length;
 }
 
@@ -112,7 +110,7 @@ function valuesView(items, panel, tree, openMoves) {
     const link = el("button", { class: "link", on: { click: openMoves } }, "Data movement");
     return [
       el("p", {}, query ? `No value${filter} has “${query}” in its path, primitive, source line, module or sharding.` : `There is no value${filter}.`),
-      el("p", {}, moves ? `Among reshards and collectives there are ${grouped(moves)}: ` : "What moves between devices is under ", link, "."),
+      el("p", {}, moves ? `Among collectives there are ${grouped(moves)}: ` : "What moves between devices is under ", link, "."),
     ];
   };
   let waiting = 0;

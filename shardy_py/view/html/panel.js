@@ -59,8 +59,7 @@ class Panel {
     return [
       drawn ? [el("h3", {}, "Which device holds what"), drawSharding(plan, i, narrow)] : null,
       el("h3", {}, "Why"), this.why(plan, i),
-      this.section("Where it moves", plan.movesOf(i).map((row) => moveLine(plan, row))),
-      this.section("Collectives", plan.collectivesOf(i).map((row) => collectiveLine(plan, row))),
+      this.section("Where it moves", plan.collectivesOf(i).map((row) => collectiveLine(plan, row))),
       this.section("Findings", plan.findingsOf(i).map((row) => findingLine(plan, row, null))),
     ];
   }

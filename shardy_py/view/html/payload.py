@@ -19,7 +19,7 @@ from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective, format_bytes
 from shardy_py.plan.cost_analysis import Share, summary_rows
 from shardy_py.plan.derivation import Fact, derive
-from shardy_py.plan.executed import collectives_of, remark_on, reshards_of
+from shardy_py.plan.executed import collectives_of, remark_on
 from shardy_py.plan.explain import explain
 from shardy_py.plan.explainer import Explainer, explainer_of
 from shardy_py.plan.explanation import KINDS, Missing
@@ -29,7 +29,6 @@ from shardy_py.plan.memory.analysis import MemoryAnalysis
 from shardy_py.plan.memory.analysis import summary_rows as memory_rows
 from shardy_py.plan.paths import path_parts
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.reshards import Reshard
 from shardy_py.plan.values import PlannedValue, typed
 
 
@@ -59,7 +58,6 @@ class _Reader:
     def read(self) -> dict[str, Any]:
         plan, tables = self.plan, self.tables
         values = self._values()
-        moves = [] if plan.active_partitioner is not None else [self._reshard(r) for r in reshards_of(plan)]  # else each is a collective
         collectives = [self._collective(c) for c in collectives_of(plan)]
         findings = [row for number, finding in enumerate(findings_of(plan)) for row in self._finding(finding, number)]
         data = {
@@ -69,7 +67,6 @@ class _Reader:
             "values": values,
             "links": links(plan, tables, self._number),
             "unlisted": self.unlisted,
-            "moves": moves,
             "collectives": collectives,
             "findings": findings,
             "absences": absences(plan, [f[3] for f in findings if f[3] >= 0], [tables.types.rows[t]["bytes"] for t in values["types"]]),
@@ -120,12 +117,6 @@ class _Reader:
 
     def _at(self, location: str) -> int:
         return self.tables.places((location, ""))
-
-    def _reshard(self, r: Reshard) -> list[Any]:
-        types, text = self.tables.types, self.tables.strings
-        steps = [[c.title, c.kind, c.group_size, c.received_bytes] for c in r.collectives]
-        head = [self._moving(r.value), r.value, types((r.type, r.source)), types((r.type, r.target))]
-        return [*head, steps, r.bytes_per_device, r.trips, text(r.reason), text(r.primitive), self._at(r.location)]
 
     def _collective(self, c: Collective) -> list[Any]:
         text = self.tables.strings
