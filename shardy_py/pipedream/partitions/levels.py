@@ -133,19 +133,6 @@ class Segment:
     width: int
 
 
-def balanced_path(level: MachineLevel, bound: float, start: int, end: int) -> list[Segment]:
-    """The best of all partitions of a segment whose stages take at most `bound` seconds.
-
-    The one whose second slowest stage is fastest; then the one that sends the fewest bytes; then the one with the fewest
-    machines, if some may be left unused; then the one that is cut earliest.
-
-    Args:
-        start: The segment lies behind cut start - 1.
-    """
-    pipelines = Pipelines(level, bound * SLACK, np.array([start]), end, end)
-    return pipelines.path(pipelines.second_slowest() * SLACK)
-
-
 @dataclass(frozen=True, eq=False)
 class PathStep:
     """Candidate stages on the same machines: one number of machines in front of them, and one width.
@@ -209,61 +196,31 @@ class Pipelines:
         seconds = self.slowest()
         return np.pad(seconds, ((0, 0), (ends.stop - ends.start - seconds.shape[1], 0)), constant_values=np.inf)
 
-    def second_slowest(self) -> float:
-        """Seconds of the slowest stage of the best pipeline from the only start to the last end, its very slowest stage left out."""
-        # By whether one stage is exempt: seconds of the slowest stage but for that.
-        values = _CutValues(self, (2,))
-        for step in self._steps(lambda m: values.inner[m][1]):
-            reached = values.at(step)
-            if step.before:
-                none, one = values.inner[step.before][:, step.cuts, None]
-                slowest = np.maximum(none, step.seconds)
-                exempt = np.where(step.seconds < np.inf, none, np.inf)
-                np.minimum(reached[0], slowest.min(axis=0), out=reached[0])
-                np.minimum(reached[1], np.minimum(np.maximum(one, step.seconds), exempt).min(axis=0), out=reached[1])
-            else:
-                np.minimum(reached[0], step.seconds[0], out=reached[0])
-                np.minimum(reached[1], np.where(step.seconds[0] < np.inf, 0.0, np.inf), out=reached[1])
-        return float(values.least[1, -1])
-
-    def path(self, second: float) -> list[Segment]:
-        """The pipeline from the only start to the last end with the fewest bytes, of those with at most one stage above some seconds."""
-        # By whether one stage is above: the bytes, and the cut, the same for what came before, and the width they came from.
-        sent, came = _CutValues(self, (2,)), _CutValues(self, (2, 3))
-        for step in self._steps(lambda m: sent.inner[m].min(axis=0)):
+    def path(self) -> list[Segment]:
+        """The pipeline from the only start to the last end with the fewest bytes; then with the fewest machines, cut earliest."""
+        # The bytes, and the cut and the width they came from.
+        sent, came = _CutValues(self, ()), _CutValues(self, (2,))
+        for step in self._steps(lambda m: sent.inner[m]):
             reached, origin = sent.at(step), came.at(step)
-            slow = step.seconds > second
-            for previous, exempt in ((0, 0), (0, 1), (1, 1)):
-                if step.before:
-                    allowed = (slow == (previous != exempt)) & (step.seconds < np.inf)
-                    more = sent.inner[step.before][previous, step.cuts] + self.level.cuts.bytes[self.base + step.cuts]
-                    amounts = np.where(allowed, more[:, None], np.inf)
-                    rows = amounts.argmin(axis=0)
-                    amount, cut = amounts[rows, np.arange(len(rows))], step.cuts[rows]
-                elif previous:
-                    continue
-                else:
-                    amount = np.where((slow[0] == exempt) & (step.seconds[0] < np.inf), 0.0, np.inf)
-                    cut = np.full(len(amount), -1)
-                same = (amount == reached[exempt]) & (cut < origin[exempt, 0])
-                better = np.flatnonzero((amount < reached[exempt]) | (same & (amount < np.inf)))
-                reached[exempt, better] = amount[better]
-                origin[exempt, 0, better] = cut[better]
-                origin[exempt, 1, better] = previous
-                origin[exempt, 2, better] = step.width
-        return self._read(sent, came)
-
-    def _read(self, sent: _CutValues, came: _CutValues) -> list[Segment]:
-        _, after, exempt = min((sent.last[m][exempt, -1], m, exempt) for m in sent.last for exempt in (0, 1))
-        cut, origin = self.ends.stop - 1, came.last[after][exempt, :, -1]
-        segments: list[Segment] = []
-        while True:
-            k, previous, width = (int(value) for value in origin)
+            if step.before:
+                more = sent.inner[step.before][step.cuts] + self.level.cuts.bytes[self.base + step.cuts]
+                amounts = np.where(step.seconds < np.inf, more[:, None], np.inf)
+                rows = amounts.argmin(axis=0)
+                amount, cut = amounts[rows, np.arange(len(rows))], step.cuts[rows]
+            else:
+                amount = np.where(step.seconds[0] < np.inf, 0.0, np.inf)
+                cut = np.full(len(amount), -1)
+            same = (amount == reached) & (cut < origin[0])
+            better = np.flatnonzero((amount < reached) | (same & (amount < np.inf)))
+            reached[better], origin[0, better], origin[1, better] = amount[better], cut[better], step.width
+        _, after = min((sent.last[m][-1], m) for m in sent.last)
+        cut, (k, width) = self.ends.stop - 1, map(int, came.last[after][:, -1])
+        segments = [Segment(self.base + k + 1, self.base + cut, width)]
+        while k >= 0:
+            cut, after = k, after - width
+            k, width = map(int, came.inner[after][:, cut])
             segments.append(Segment(self.base + k + 1, self.base + cut, width))
-            if k < 0:
-                return segments[::-1]
-            cut, after, exempt = k, after - width, previous
-            origin = came.inner[after][exempt, :, cut]
+        return segments[::-1]
 
     def _steps(self, reached: Callable[[int], Floats]) -> Iterator[PathStep]:
         """All stages behind cuts that have been reached, in an order in which no step follows one that extends it."""
@@ -375,7 +332,7 @@ LADDER = (1.02, 1.1, 1.2, 1.5, 2.5)
 
 
 def solve(cuts: Cuts, rules: Rules, machines: Machines, *, lowest: float = 0.0, highest: float = math.inf) -> CutSolution:
-    """The best partition over given cuts, its slowest stage within `lowest` and `highest` seconds; of ties the balanced one."""
+    """The best partition over given cuts, its slowest stage within `lowest` and `highest` seconds; of ties the lightest."""
     cuts = _light(cuts, rules, machines, highest * SLACK)
     top = _levels(cuts, rules, machines)[-1]
     last = len(cuts.downsets) - 1
@@ -421,7 +378,7 @@ def _read(top: MachineLevel, solution: CutSolution) -> CutSolution:
             if level is None:
                 return solution
             used = 0
-            for part in balanced_path(level, seconds, segment.start, segment.end):
+            for part in Pipelines(level, seconds * SLACK, np.array([segment.start]), segment.end, segment.end).path():
                 used += part.width
                 within, slowest = level.within(part.width, used), 0.0
                 if within is not None:

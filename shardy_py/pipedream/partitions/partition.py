@@ -40,7 +40,7 @@ def partition(
     faults included. Mode "exact" keeps its cost model and mends it: a tensor that crosses a boundary counts once, also what the
     first stage sends takes time, parameter sums between servers share the machines of a server everywhere, memory is that of
     1F1B with gradients and Adam's moments, and all cuts are tried also of graphs with several sources. Of equally fast
-    partitions both take the one whose second slowest stage is fastest, then the one that sends the fewest bytes.
+    partitions both take the one that sends the fewest bytes.
 
     Graphs with too many cuts to try them all are searched within bounds; `Partition.gap` says how far off the answer may be.
 
