@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -211,37 +212,21 @@ class _Assigner:
             if first is not None and k > first:
                 change[first + 1] += bytes_of(v)
                 change[k + 1] -= bytes_of(v)
-        crossing, now = [], 0.0
-        for k in range(len(self.forward)):
-            now += change[k]
-            crossing.append(now)
+        crossing = list(itertools.accumulate(change[:-1]))
         # As in PipeDream: activations cross forwards, their cotangents back.
         return balanced(self.seconds(), crossing, count, seconds_per_byte=2 / self.hardware.fabric.bandwidth)
 
     def seconds(self) -> list[float]:
-        """Seconds of every forward equation and of the backward equations that go with it, as `assign_backward` places them."""
+        """Seconds of every forward equation and of the backward equations that go with it, as if each were a stage of its own."""
         results = [v for v in self.split.micro.outvars if isinstance(v, Var)]
-        seconds = equation_seconds([node.eqn for node in self.nodes], results, self.hardware)
-        totals = [seconds[i] for i in self.forward]
-        used: dict[Var, list[int]] = defaultdict(list)
+        stage: list[int | None] = [None] * len(self.nodes)
         for k, i in enumerate(self.forward):
-            for v in dict.fromkeys([*self.through(self.nodes[i].eqn.invars), *self.nodes[i].eqn.outvars]):
-                used[v].append(k)
-        forward_of: dict[int, int] = {}  # backward equation -> the place of the forward equation that it goes with
-        for i, node in enumerate(self.nodes):
-            if self.free[i] or not self.back[i]:
-                continue
-            limit = len(self.forward) - 1
-            bytes_at: dict[int, float] = defaultdict(float)
-            for v in self.through(node.eqn.invars):
-                producer = self.producer.get(v)
-                if producer is not None and producer in forward_of:
-                    limit = min(limit, forward_of[producer])
-                elif producer is None or not self.free[producer]:
-                    for k in used.get(v, ()):
-                        bytes_at[k] += bytes_of(v)
-            forward_of[i] = max((k for k in bytes_at if k <= limit), key=lambda k: (bytes_at[k], k), default=limit)
-            totals[forward_of[i]] += seconds[i]
+            stage[i] = k
+        self.assign_backward(stage, len(self.forward), self.uses(stage))
+        totals = [0.0] * len(self.forward)
+        for k, seconds in zip(stage, equation_seconds([node.eqn for node in self.nodes], results, self.hardware)):
+            if k is not None:
+                totals[k] += seconds
         return totals
 
     def by_markers(self, stage: list[int | None], markers: Sequence[str]) -> None:
@@ -301,7 +286,7 @@ class _Assigner:
             if self.free[i] or not self.back[i] or (fixed and fixed[i]):
                 continue
             limit = count - 1
-            there = [0.0] * count
+            there: dict[int, float] = defaultdict(float)
             for v in self.through(node.eqn.invars):
                 producer = self.producer.get(v)
                 if producer is not None and self.back[producer]:
@@ -310,7 +295,7 @@ class _Assigner:
                     for s in uses.get(v, ()):
                         there[s] += bytes_of(v)
             # One that had a stage only goes up: what does not move may read it.
-            stage[i] = max(range(stage[i] or 0, limit + 1), key=lambda s: (there[s], s))
+            stage[i] = max((s for s in there if (stage[i] or 0) <= s <= limit), key=lambda s: (there[s], s), default=limit)
 
 
 def _stage_of(stage: int | None, eqn: JaxprEqn) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -39,6 +39,11 @@ class FlatEquation:
     def backward(self) -> bool:
         """Whether it is of the backward pass."""
         return any("transpose(" in stack for stack in self.stacks)
+
+    def renamed(self, names: Mapping[Var, Atom], results: Mapping[Var, Var] | None = None) -> FlatEquation:
+        """The equation with other operands, and other results."""
+        invars = [names.get(v, v) if isinstance(v, Var) else v for v in self.eqn.invars]
+        return replace(self, eqn=self.eqn.replace(invars=invars, outvars=[(results or {}).get(v, v) for v in self.eqn.outvars]))
 
     @functools.cached_property
     def marker(self) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -161,8 +161,7 @@ def _local(whole: FlatStep, batch: Sequence[bool], count: int) -> _LocalStep:
             continue
         numbers = _NUMBER.findall(str(eqn.source_info.name_stack))
         node = whole.nodes[int(numbers[-1])] if numbers else FlatEquation(eqn)
-        operands = [renamed.get(v, v) if isinstance(v, Var) else v for v in eqn.invars]
-        nodes.append(replace(node, eqn=eqn.replace(invars=operands, source_info=node.eqn.source_info)))
+        nodes.append(replace(node, eqn=eqn.replace(source_info=node.eqn.source_info)).renamed(renamed))
     outvars = [renamed.get(v, v) if isinstance(v, Var) else v for v in body.outvars]
     consts = dict(zip(body.invars, whole.consts.values())) | dict(zip(body.constvars, traced.consts)) | {number: np.int32(0)}
     results, copies = outvars[: len(whole.outvars)], outvars[len(whole.outvars) :]
@@ -455,7 +454,7 @@ class _StepSplitter:
         names: dict[Any, Any] = {v: x for v, x in self.total.items() if v not in self.prologue}
         results = tuple(v if isinstance(v, Literal) else names.get(v, v) for v in self.local.results)
         later = [node for node in self.later if not node.eqn.outvars or not self.prologue.keys() >= {*node.eqn.outvars}]
-        update = [_renamed(node, names) for node in later]
+        update = [node.renamed(names) for node in later]
         variables = [v for v in results if isinstance(v, Var)]
         update = live(update, variables)
         computed, updated = {v for node in self.each for v in node.eqn.outvars}, {v for node in update for v in node.eqn.outvars}
@@ -488,7 +487,7 @@ class _StepSplitter:
             (self.total[eqn.outvars[0]],) = operands
             self.once[eqn.outvars[0]] = node
         elif any(v in self.examples for v in operands):
-            node = _renamed(replace(node, eqn=self.checked(eqn)), {v: self.inside(v, eqn) for v in operands if v in self.once})
+            node = replace(node, eqn=self.checked(eqn)).renamed({v: self.inside(v, eqn) for v in operands if v in self.once})
             self.examples.update(eqn.outvars)
             self.each.append(node)
         else:
@@ -513,7 +512,7 @@ class _StepSplitter:
         if v not in self.total:
             copies = {w: self.inside(w, eqn) for w in reads(node.eqn) if w in self.once}
             self.own.update({w: Var(w.aval) for w in node.eqn.outvars})
-            self.each.append(_renamed(node, copies, self.own))
+            self.each.append(node.renamed(copies, self.own))
         elif self.local_statistics:
             (scaled,) = jax.make_jaxpr(lambda x: x * self.count)(struct_of(v)).jaxpr.eqns
             operands = [self.total[v] if isinstance(w, Var) else w for w in scaled.invars]
@@ -556,10 +555,3 @@ def _equations(body: Any) -> list[JaxprEqn]:
 def _inner(eqn: JaxprEqn) -> list[JaxprEqn]:
     """The equations of an equation's bodies, and of theirs."""
     return [inner for _, _, body in bodies(eqn) for inner in _equations(body)]
-
-
-def _renamed(node: FlatEquation, names: Mapping[Var, Var], results: Mapping[Var, Var] | None = None) -> FlatEquation:
-    eqn = node.eqn
-    invars = [names.get(v, v) if isinstance(v, Var) else v for v in eqn.invars]
-    outvars = [(results or {}).get(v, v) for v in eqn.outvars]
-    return replace(node, eqn=eqn.replace(invars=invars, outvars=outvars))

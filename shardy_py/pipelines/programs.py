@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.core import eval_jaxpr
@@ -184,7 +185,7 @@ def part_programs(split: SplitStep, parts: Mapping[Var, Var], owner: Mapping[Var
     programs = []
     for stage, outputs in sorted(by_stage.items()):
         body = closure(split.micro.nodes, lambda i: False, lambda i: split.micro.nodes[i].eqn.outvars[0] in parts, outputs)
-        programs.append(TaskProgram("P", stage, 0, tuple(body), tuple(_inputs(body, ())), tuple(outputs), ()))
+        programs.append(TaskProgram("P", stage, 0, tuple(body), _inputs(body), tuple(outputs), ()))
     return programs
 
 
@@ -199,37 +200,44 @@ def stage_programs(
     for s in range(assigned.stages):
         if split_backward[s]:
             _split_backward(nodes, of, s)
-    producer = {v: of[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
-    last = assigned.stages - 1
-    summed = dict.fromkeys(split.sums)
-    pinned = [v for v in (*summed, *split.dims) if producer.get(v) is None]
+    summed = set(split.sums)
     keys = [(role, s) for s in range(assigned.stages) for role in (("F", "b", "W") if split_backward[s] else ("F", "B"))]
-    bodies: dict[tuple[str, int], list[FlatEquation]] = {}
-    inputs: dict[tuple[str, int], list[Var]] = {}
     copied = [where is None and not any(v in parts for v in node.eqn.outvars) for where, node in zip(of, nodes)]
     repeated = {i for i, node in enumerate(nodes) if any(v in recomputed for v in node.eqn.outvars)}
-    for key in keys:
-        extra = pinned if key == ("F", last) else []
-        before = ("F", key[1])
 
-        def is_free(i: int, before: tuple[str, int] = before) -> bool:
-            return copied[i] or (i in repeated and of[i] == before)
+    def is_free(key: tuple[str, int], i: int) -> bool:
+        return copied[i] or (i in repeated and of[i] == ("F", key[1]))
 
-        bodies[key] = closure(nodes, lambda i, key=key: of[i] == key, is_free, extra)
-        inputs[key] = _inputs(bodies[key], extra)
-    read_by: dict[Var, list[tuple[str, int]]] = {}
-    for key in keys:
-        for v in inputs[key]:
-            read_by.setdefault(v, []).append(key)
+    cut, read = _cut_out(nodes, of, keys, [*split.sums, *split.dims], ("F", assigned.stages - 1), is_free)
     programs: dict[tuple[str, int], TaskProgram] = {}
-    for key in keys:
-        own = [v for node in bodies[key] for v in node.eqn.outvars if producer[v] == key or (key == ("F", last) and v in pinned)]
-        outputs = [v for v in own if any(other != key for other in read_by.get(v, ())) or v in split.dims]
-        sums = [v for v in own if v in summed]
-        body = tuple(bodies[key])
+    for key, (body, own) in cut.items():
+        outputs = tuple(v for v in own if v in read or v in split.dims)
+        sums = tuple(v for v in own if v in summed)
         recomputed_here = () if key[0] == "F" else tuple(node for node in body if any(v in recomputed for v in node.eqn.outvars))
-        programs[key] = TaskProgram(key[0], key[1], 0, body, tuple(inputs[key]), tuple(outputs), tuple(sums), recomputed=recomputed_here)
+        programs[key] = TaskProgram(key[0], key[1], 0, body, _inputs(body), outputs, sums, recomputed=recomputed_here)
     return programs
+
+
+Key = TypeVar("Key")
+
+
+def _cut_out(
+    nodes: Sequence[FlatEquation],
+    of: Sequence[Key | None],
+    keys: Iterable[Key],
+    results: Iterable[Var],
+    at: Key,
+    is_free: Callable[[Key, int], bool],
+) -> tuple[dict[Key, tuple[tuple[FlatEquation, ...], list[Var]]], set[Var]]:
+    """For every key the equations of its program and its own results, free `results` at one of them; and what programs read."""
+    producer = {v: key for node, key in zip(nodes, of) for v in node.eqn.outvars}
+    free_results = {v for v in results if v in producer and producer[v] is None}
+    cut: dict[Key, tuple[tuple[FlatEquation, ...], list[Var]]] = {}
+    for key in keys:
+        extra = free_results if key == at else set[Var]()
+        body = closure(nodes, lambda i, key=key: of[i] == key, functools.partial(is_free, key), extra)
+        cut[key] = tuple(body), [v for node in body for v in node.eqn.outvars if producer[v] == key or v in extra]
+    return cut, {v for body, _ in cut.values() for v in _inputs(body)}
 
 
 def _split_backward(nodes: Sequence[FlatEquation], of: list[tuple[str, int] | None], stage: int) -> None:
@@ -255,32 +263,19 @@ def _split_backward(nodes: Sequence[FlatEquation], of: list[tuple[str, int] | No
 
 def update_programs(split: SplitStep, updates: Updates, results: Sequence[Var]) -> list[TaskProgram]:
     """Programs of equations that run once, in the order in which they run."""
-    nodes, group = split.update, updates.group
-    producer = {v: group[i] for i, node in enumerate(nodes) for v in node.eqn.outvars}
-    keys = sorted({key for key in group if key is not None})
-    free_results = [v for v in dict.fromkeys(results) if v in producer and producer[v] is None]
-    if free_results and (0, 0) not in keys:
-        keys.insert(0, (0, 0))
-    bodies: dict[tuple[int, int], list[FlatEquation]] = {}
-    inputs: dict[tuple[int, int], list[Var]] = {}
-    for key in keys:
-        extra = free_results if key == (0, 0) else []
-        bodies[key] = closure(nodes, lambda i, key=key: group[i] == key, lambda i: group[i] is None, extra)
-        inputs[key] = _inputs(bodies[key], extra)
-    programs: list[TaskProgram] = []
-    for key in keys:
-        read_elsewhere = {v for other in keys if other != key for v in inputs[other]} | set(results)
-        own = [v for node in bodies[key] for v in node.eqn.outvars if producer[v] == key or (key == (0, 0) and v in free_results)]
-        outputs = tuple(v for v in own if v in read_elsewhere)
-        programs.append(TaskProgram("U", key[1], key[0], tuple(bodies[key]), tuple(inputs[key]), outputs, ()))
-    return programs
+    keys = sorted({(0, 0), *(key for key in updates.group if key is not None)})
+    cut, read = _cut_out(split.update, updates.group, keys, results, (0, 0), lambda _, i: updates.group[i] is None)
+    needed = read.union(results)
+    return [
+        TaskProgram("U", stage, turn, body, _inputs(body), tuple(v for v in own if v in needed), ())
+        for (turn, stage), (body, own) in cut.items()
+        if body
+    ]
 
 
-def _inputs(body: Sequence[FlatEquation], results: Sequence[Var]) -> list[Var]:
+def _inputs(body: Sequence[FlatEquation]) -> tuple[Var, ...]:
     inside = {v for node in body for v in node.eqn.outvars}
-    inputs = dict.fromkeys(v for node in body for v in reads(node.eqn) if v not in inside)
-    inputs.update(dict.fromkeys(v for v in results if v not in inside))
-    return list(inputs)
+    return tuple(dict.fromkeys(v for node in body for v in reads(node.eqn) if v not in inside))
 
 
 Programs = Mapping[tuple[str, int], TaskProgram]

@@ -26,7 +26,7 @@ from shardy_py.pipelines.assignment import Assignment
 from shardy_py.pipelines.flatten import FlatEquation
 from shardy_py.pipelines.jaxprs import bytes_of, dtype_of, reads, shape_of
 from shardy_py.pipelines.microbatching import SplitStep
-from shardy_py.pipelines.minimum_cut import RecomputeChoice
+from shardy_py.pipelines.minimum_cut import Network
 from shardy_py.pipelines.placing import axes_of
 from shardy_py.pipelines.programs import TaskProgram
 
@@ -245,34 +245,46 @@ def rematerialized(handover: Handover, hardware: Hardware, layout: Layout = WHOL
 
 
 def _cut(handover: Handover, fixed: Set[Var], hardware: Hardware, layout: Layout) -> frozenset[Var]:
-    """The results that are recomputed in the cheapest choice, in which fixed ones are kept."""
-    choice = RecomputeChoice()
+    """The results that are recomputed in the cheapest choice, in which fixed ones are kept.
 
-    def price(v: Var, buffer: int) -> int:
-        return buffer + -(-bytes_of(v) // layout.num_shards(v))
+    The network runs from reads to values that cannot be recomputed: of equally cheap choices the one that recomputes least wins.
+    """
+    network = Network()
+    source, sink = network.vertex(), network.vertex()
+    values: dict[Var, int] = {}
+    equations: dict[Var, int] = {}  # of those that can be recomputed, all results of an equation at once
+
+    def keep(v: Var, buffer: int, end: int) -> None:
+        values[v] = network.vertex()
+        network.edge(values[v], end, buffer + -(-bytes_of(v) // layout.num_shards(v)))
 
     for v in handover.arriving:
-        choice.keep(v, price(v, 0))
+        keep(v, 0, sink)
     for node in handover.nodes:
         results = node.eqn.outvars
-        operands = [v for v in dict.fromkeys(reads(node.eqn)) if v in choice.values]
-        prices = {v: price(v, 0 if v in handover.sent else BUFFER_BYTES) for v in results}
+        operands = [v for v in dict.fromkeys(reads(node.eqn)) if v in values]
+        vertex = sink
         if results[0] in handover.free:
-            if operands:
-                choice.free(results)
-                choice.needs(results[0], operands)
-        elif results[0] in fixed:
-            for v in results:
-                choice.keep(v, prices[v])
+            vertex = network.vertex()
+            values.update(dict.fromkeys(results if operands else (), vertex))
         else:
-            devices = min(map(layout.num_shards, results))
-            choice.recompute(prices, math.ceil(recompute_seconds(node.eqn, hardware) * hardware.hbm_bandwidth / devices))
-            choice.needs(results[0], operands)
+            if results[0] not in fixed:
+                vertex = network.vertex()
+                equations.update(dict.fromkeys(results, vertex))
+                seconds = recompute_seconds(node.eqn, hardware) / min(map(layout.num_shards, results))
+                network.edge(vertex, sink, math.ceil(seconds * hardware.hbm_bandwidth))
+            for v in results:
+                keep(v, 0 if v in handover.sent else BUFFER_BYTES, vertex)
+        for v in operands if vertex != sink else ():
+            network.edge(vertex, values[v], math.inf)
     for a, b in handover.bound:
         # Free values are recomputed wherever they are read.
-        if b not in handover.free and (a in choice.values if a in handover.free else a in choice.equations):
-            choice.bind(a, b)
-    return choice.cheapest(handover.read)
+        if b not in handover.free and (a in values if a in handover.free else a in equations):
+            network.edge(equations.get(a, values[a]), equations.get(b, sink), math.inf)
+    for v in handover.read:
+        network.edge(source, values[v], math.inf)
+    _, reached = network.cut(source, sink)
+    return frozenset(v for v, vertex in equations.items() if reached[vertex])
 
 
 def _too_late(handover: Handover, recomputed: Set[Var]) -> set[Var]:

@@ -207,11 +207,11 @@ def _copied(placed: PlacedStep, chosen: Sequence[Set[Var]], hardware: Hardware, 
     rows: list[tuple[FlatEquation, int | None, bool]] = []
     for node, s, is_back in zip(split.micro.nodes, assigned.stage, assigned.backward):
         # Copies of the backward pass are none that the forward pass could read.
-        rows.append((node if s is None or (back and not is_back) else _renamed(node, own[s], {}), s, is_back))
+        rows.append((node if s is None or (back and not is_back) else node.renamed(own[s]), s, is_back))
         for t, values in enumerate(chosen):
             if any(v in values for v in node.eqn.outvars):
                 results = {v: Var(v.aval) for v in node.eqn.outvars}
-                rows.append((_renamed(node, own[t], results), t, back))
+                rows.append((node.renamed(own[t], results), t, back))
                 own[t].update(results)
     live_ids = {id(node) for node in live([row[0] for row in rows], split.micro.outvars)}
     rows = [row for row in rows if id(row[0]) in live_ids]
@@ -224,10 +224,3 @@ def _copied(placed: PlacedStep, chosen: Sequence[Set[Var]], hardware: Hardware, 
     stage = tuple(row[1] for row in rows)
     placement = replace(assigned, stage=stage, backward=tuple(row[2] for row in rows), uses=uses_of(step, stage, hardware))
     return PlacedStep(step, placement, {**placed.copies, **{copy: placed.copies.get(v, v) for copy, v in origin.items()}})
-
-
-def _renamed(node: FlatEquation, names: Mapping[Var, Var], results: Mapping[Var, Var]) -> FlatEquation:
-    operands = [names.get(v, v) if isinstance(v, Var) else v for v in node.eqn.invars]
-    if not results and all(a is b for a, b in zip(operands, node.eqn.invars)):
-        return node
-    return replace(node, eqn=node.eqn.replace(invars=operands, outvars=[results.get(v, v) for v in node.eqn.outvars]))
