@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from shardy_py.api.peers import digest, peers_of
 from shardy_py.api.placing import placed_arguments
 from shardy_py.api.request import leaf_shardings
 from shardy_py.api.specs import call_specs, host_kind, to_fitting_sharding
-from shardy_py.api.stored_trees import ArgumentTree, PlanTrees, axis_types_of, devices_of, rebuilt, structure_of
+from shardy_py.api.stored_trees import PlanTrees, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
 from shardy_py.api.trees import Leaf
 from shardy_py.api.variants import PropagatedSeeds, TracedVariants, seeded_call
@@ -52,14 +53,22 @@ from shardy_py.planner.templates import HINT, UserTemplate
 
 
 @dataclass(frozen=True)
-class NamedPytrees(PlanTrees):
+class NamedPytrees:
     """A plan's shardings as pytrees of `NamedSharding`."""
 
     traced: TracedCall
 
     def trees(self, plan: PlanRecord) -> PlanTrees:
-        """Themselves."""
-        return self
+        """The arguments and the result as the user's function takes and returns them."""
+        request, result = self.traced.request, self.traced.result.outline
+        counts = {name: outline.tree.num_leaves for name, outline in zip(request.labels, request.outlines)}
+        return PlanTrees(counts, self._arguments, functools.partial(rebuilt, result), lambda: request.view.expected)
+
+    def _arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[Any, Any]]:
+        request, rest = self.traced.request, iter(leaves)
+        trees = [rebuilt(outline, list(itertools.islice(rest, outline.tree.num_leaves))) for outline in request.outlines]
+        count = len(request.names)
+        return tuple(trees[:count]), dict(zip(request.labels[count:], trees[count:]))
 
     def place(self, plan: PlanRecord, args: Any, mesh: Any) -> Any:
         """The arguments where the plan has them."""
@@ -67,12 +76,11 @@ class NamedPytrees(PlanTrees):
 
     def structure(self, plan: PlanRecord) -> Structure:
         """The trees as a stored plan keeps them."""
-        trees, mesh = tuple(map(structure_of, self.traced.request.outlines)), self.traced.request.view.user_mesh
-        count = len(self.positional)
-        keywords = tuple(argument.name for argument in self.keywords)
-        inputs = Tree("tuple", (Tree("tuple", trees[:count]), Tree("dict", trees[count:], keywords)))
-        names = tuple(argument.name for argument in self.positional)
-        return Structure(inputs, structure_of(self.traced.result.outline), names, axis_types_of(mesh), devices_of(mesh))
+        request = self.traced.request
+        trees, mesh, count = tuple(map(structure_of, request.outlines)), request.view.user_mesh, len(request.names)
+        inputs = Tree("tuple", (Tree("tuple", trees[:count]), Tree("dict", trees[count:], request.labels[count:])))
+        kinds = tuple(kind.name for kind in mesh.axis_types)
+        return Structure(inputs, structure_of(self.traced.result.outline), request.names, kinds, devices_of(mesh))
 
 
 IN_TYPE = "the type"
@@ -236,12 +244,7 @@ class _CallPlanning:
                 is_donated = [slot in request.layout.donated for slot in request.leaf_slots]
                 donated = donations(imported.program, inputs, outputs, is_donated, used, why_off())
                 findings += refusals(donated, request.location.partition(" (")[0])
-            layout, outline = request.layout, traced.result.outline
-            outlines = [(layout.labels[i], request.slots[i].outline) for i in layout.dynamic]
-            arguments = tuple(ArgumentTree(name, each.tree.num_leaves, functools.partial(rebuilt, each)) for name, each in outlines)
-            count = sum(i < layout.positional for i in layout.dynamic)
-            rebuild, view = functools.partial(rebuilt, outline), request.view
-            pytrees = NamedPytrees(arguments[:count], arguments[count:], rebuild, lambda: view.expected, traced)
+            pytrees = NamedPytrees(traced)
             described = (inputs, outputs, tuple(findings), imported.program, self.log or (), self.timings, pytrees, donated, partitioning)
             options = request.settings.options
             propagation = PropagationOptions(options.strategy, options.conservative, options.op_priority, options.provenance)

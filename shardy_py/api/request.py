@@ -143,8 +143,13 @@ class PlanRequest:
         return tuple(slot for slot, outline in zip(self.layout.dynamic, self.outlines) for _ in range(outline.tree.num_leaves))
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the arguments that are not static, those of keyword arguments last."""
+        return tuple(self.layout.labels[i] for i in self.layout.dynamic)
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """Names of the positional arguments that are not static."""
+        """Those of positional arguments."""
         return tuple(self.layout.labels[i] for i in self.layout.dynamic if i < self.layout.positional)
 
 

@@ -27,15 +27,6 @@ _KEYS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
 """Names of PRNG implementations in types, and in `jax.random.key`."""
 
 
-@dataclass(frozen=True)
-class ArgumentTree:
-    """One argument of the function."""
-
-    name: str
-    leaves: int
-    build: Callable[[Sequence[Any]], Any]
-
-
 def fitting_mesh(plan: PlanRecord, mesh: AnyMesh, user: str) -> JaxMesh:
     """A mesh with the axes of a plan; of a mapping, over the first devices there are. Raises MeshError if it has other axes."""
     view = view_of(mesh, user)
@@ -164,11 +155,6 @@ def abstract_mesh(plan: PlanRecord, structure: Structure) -> AbstractMesh:
     return AbstractMesh(sizes, plan.mesh.axis_names, axis_types=kinds)
 
 
-def axis_types_of(mesh: JaxMesh) -> tuple[str, ...]:
-    """The names of the types of a mesh's axes."""
-    return tuple(kind.name for kind in mesh.axis_types)
-
-
 def devices_of(mesh: JaxMesh) -> tuple[int, ...]:
     """The ids of a mesh's devices, in its order; none where they are 0, 1, 2, ... and for a mesh without devices."""
     if isinstance(mesh, AbstractMesh):
@@ -179,16 +165,23 @@ def devices_of(mesh: JaxMesh) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class PlanTrees:
-    """The arguments and the result of a planned function, as trees over a mesh."""
+    """The arguments and the result of a planned function, as trees over a mesh.
 
-    positional: tuple[ArgumentTree, ...]
-    keywords: tuple[ArgumentTree, ...]
+    Attributes:
+        counts: The number of leaves of each argument by name, keyword arguments last.
+        arguments: Builds `(args, kwargs)` around their leaves.
+        result: Builds the result around its leaves.
+    """
+
+    counts: Mapping[str, int]
+    arguments: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[Any, Any]]]
     result: Callable[[Sequence[Any]], Any]
     mesh: Callable[[], JaxMesh]
 
     def inputs(self, plan: PlanRecord) -> Any:
         """The input shardings: like the tuple of arguments, `(args, kwargs)` where there are keyword arguments."""
-        return self._all(self._named(plan.inputs))
+        args, kwargs = self.arguments(self._named(plan.inputs))
+        return (args, kwargs) if kwargs else args
 
     def outputs(self, plan: PlanRecord) -> Any:
         """The output shardings, like the result."""
@@ -198,10 +191,11 @@ class PlanTrees:
         """See `Plan.abstract_state`. Raises ShardyError if there is not a such argument, or what was given does not fit."""
         named = NamedShardings(self.mesh() if mesh is None else fitting_mesh(plan, mesh, "abstract_state"))
         structs = [jax.ShapeDtypeStruct(v.shape, _dtype(v), sharding=named(v.sharding, len(v.shape), v.memory_kind)) for v in plan.inputs]
+        args, kwargs = self.arguments(structs)
         if argument is None:
-            return self._all(structs) if like is None else _like(structs, like, "the arguments", plan)
-        arguments, count = (*self.positional, *self.keywords), len(self.positional)
-        names = [part.name for part in arguments]
+            whole = (args, kwargs) if kwargs else args
+            return whole if like is None else _like(structs, like, "the arguments", plan)
+        names, count = list(self.counts), len(args)
         number = argument % count if isinstance(argument, int) and -count <= argument < count else None
         if isinstance(argument, str) and argument in names:
             number = names.index(argument)
@@ -212,18 +206,10 @@ class PlanTrees:
                 why=f"its arguments are {', '.join(names) or 'none'}",
                 fix=did_you_mean(str(argument), names),
             )
-        own = self._split(structs)[number]
-        return arguments[number].build(own) if like is None else _like(own, like, names[number], plan)
-
-    def _all(self, leaves: Sequence[Any]) -> Any:
-        """The tuple of positional arguments; `(args, kwargs)` where there are keyword arguments."""
-        trees = [argument.build(part) for argument, part in zip((*self.positional, *self.keywords), self._split(leaves))]
-        args, kwargs = tuple(trees[: len(self.positional)]), {k.name: tree for k, tree in zip(self.keywords, trees[len(self.positional) :])}
-        return (args, kwargs) if kwargs else args
-
-    def _split(self, leaves: Sequence[Any]) -> list[list[Any]]:
-        rest = iter(leaves)
-        return [list(itertools.islice(rest, part.leaves)) for part in (*self.positional, *self.keywords)]
+        if like is None:
+            return [*args, *kwargs.values()][number]
+        first = sum(self.counts[name] for name in names[:number])
+        return _like(structs[first : first + self.counts[names[number]]], like, names[number], plan)
 
     def _named(self, values: Sequence[PlannedValue]) -> list[Any]:
         named = NamedShardings(self.mesh())
@@ -232,11 +218,11 @@ class PlanTrees:
 
 def stored_trees(plan: PlanRecord, structure: Structure) -> PlanTrees:
     """The trees of a stored plan, whose mesh is an `AbstractMesh` of the axes of the plan."""
-
-    def described(name: str, tree: Tree) -> ArgumentTree:
-        return ArgumentTree(name, tree.leaves, lambda leaves: tree_of(tree, iter(leaves)))
-
     args, kwargs = structure.inputs.children
-    positional = tuple(described(name, tree) for name, tree in zip(structure.names, args.children))
-    keywords = tuple(described(str(name), tree) for name, tree in zip(kwargs.keys, kwargs.children))
-    return PlanTrees(positional, keywords, lambda leaves: tree_of(structure.outputs, iter(leaves)), lambda: abstract_mesh(plan, structure))
+    trees = zip((*structure.names, *map(str, kwargs.keys)), (*args.children, *kwargs.children))
+    return PlanTrees(
+        {name: tree.leaves for name, tree in trees},
+        lambda leaves: tree_of(structure.inputs, iter(leaves)),
+        lambda leaves: tree_of(structure.outputs, iter(leaves)),
+        lambda: abstract_mesh(plan, structure),
+    )
