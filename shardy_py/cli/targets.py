@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import functools
@@ -9,9 +10,12 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import sysconfig
+import warnings
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -20,12 +24,10 @@ from shardy_py.cli.errors import CommandError
 from shardy_py.cli.progress import progress
 
 if TYPE_CHECKING:
+    from jax import ShapeDtypeStruct
+
     from shardy_py.facade import Plan
     from shardy_py.planner.options import Planner
-import ast
-import re
-import warnings
-from dataclasses import dataclass
 
 HOW = "write MODULE:FUNCTION (train:step, or train.py:step), or the file of a stored plan"
 
@@ -242,7 +244,7 @@ def _options(function: Any) -> Any:
     return function.options if isinstance(function, AutoSharded) else Options()
 
 
-def mesh_of(text: str | None) -> dict[str, int] | int | None:
+def mesh_of(text: str | None) -> _AnyMesh:
     """A mesh from `data=4,model=2`, or a number of devices whose shape a planner chooses. Raises CommandError for any other text.
 
     Example:
@@ -275,45 +277,15 @@ def arguments_of(options: Namespace) -> tuple[tuple[Any, ...], dict[str, Any]]:
             with progress(f"calling {options.args_from}"):
                 arguments = arguments()
         return (arguments if isinstance(arguments, tuple) else (arguments,)), {}
-    positional, named = parse_arguments(options.args or [])
-    mesh = mesh_of(options.mesh)
-    return tuple(_struct(value, mesh) for value in positional), {name: _struct(value, mesh) for name, value in named.items()}
+    return parse_arguments(options.args or [], mesh_of(options.mesh))
 
 
-def _struct(value: Any, mesh: dict[str, int] | int | None) -> Any:
-    """Arrays as `jax.ShapeDtypeStruct`s, with the shardings that were written."""
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
-
-    def struct(leaf: Any) -> Any:
-        if not isinstance(leaf, ArrayText):
-            return leaf
-        try:
-            dtype = jnp.dtype(leaf.dtype)
-        except TypeError:
-            raise CommandError(
-                f"there is no element type {leaf.dtype!r}", where="--args", fix="write float32, bfloat16, int32, ..."
-            ) from None
-        if not any(leaf.axes):
-            return jax.ShapeDtypeStruct(leaf.shape, dtype)
-        if not isinstance(mesh, dict):
-            lacks = "there is no --mesh" if mesh is None else f"--mesh {mesh} names none"
-            raise CommandError(f"an argument has mesh axes, and {lacks}", where="--args", fix="write --mesh data=4,model=2")
-        unknown = next((axis for axes in leaf.axes for axis in axes if axis not in mesh), None)
-        if unknown is not None:
-            raise CommandError(f"the mesh has no axis {unknown!r}", where="--args", fix=f"its axes are {', '.join(mesh)}")
-        spec = PartitionSpec(*(None if not axes else axes[0] if len(axes) == 1 else axes for axes in leaf.axes))
-        types = (jax.sharding.AxisType.Auto,) * len(mesh)
-        return jax.ShapeDtypeStruct(
-            leaf.shape, dtype, sharding=NamedSharding(AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=types), spec)
-        )
-
-    return jax.tree.map(struct, value, is_leaf=lambda x: isinstance(x, ArrayText))
-
-
-_FIELDS = ("hardware", "memory_bytes", "time_limit_s", "gap", "overlap", "constraints", "annotations")
-"""Fields of `Planner` that have a key."""
+_FIELDS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("hardware", "memory_bytes", "annotations"), str),
+    **dict.fromkeys(("time_limit_s", "gap", "overlap"), float),
+    "constraints": {"true": True, "false": False}.__getitem__,
+}
+"""Fields of `Planner` that have a key -> what reads their values."""
 
 _OLD = {"memory": "memory_bytes", "seconds": "time_limit_s"}
 """Keys of earlier versions, which scripts have."""
@@ -337,26 +309,14 @@ def planner_of(text: str) -> Planner:
             raise CommandError(f"unknown planner option {key!r}", where="--planner", fix=f"use {keys}")
         if key in fields:
             raise CommandError(f"{key} is given twice", where=f"--planner {text}", fix="give it once")
-        if key in ("hardware", "memory_bytes", "annotations"):
-            fields[key] = value
-        else:
-            fields[key] = _boolean(part, value) if key == "constraints" else _number(part, value)
+        try:
+            fields[key] = _FIELDS[key](value)
+        except (KeyError, ValueError):
+            kind = "neither true nor false" if key == "constraints" else "no number"
+            raise CommandError(f"the value of {part.strip()!r} is {kind}", where="--planner") from None
     if "hardware" not in fields:
         raise CommandError("a planner without hardware", where="--planner", fix="say what to plan for, --planner h100")
     return Planner(**fields)
-
-
-def _number(part: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise CommandError(f"{part!r} has no number", where="--planner") from None
-
-
-def _boolean(part: str, value: str) -> bool:
-    if value not in ("true", "false"):
-        raise CommandError(f"{part!r} is neither true nor false", where="--planner", fix="use constraints=false")
-    return value == "true"
 
 
 SHORT = {
@@ -368,26 +328,18 @@ SHORT = {
 """Short names of element types, as in jaxprs."""
 
 _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-_TOKEN = re.compile(rf"{_QUOTED}|(?P<dtype>[A-Za-z][A-Za-z0-9_]*(?:<\w+>)?)\s*\[(?P<dims>[^\[\]]*)\]")
-_DIM = re.compile(r"(?P<size>\d+)\s*(?:@\s*(?:(?P<axis>[\w.:]+)|\((?P<axes>[^()]*)\)))?")
+_SCALAR = re.compile(rf"{_QUOTED}|(?P<name>\w\s*)\[\s*\]")
 _NAMED = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 
-
-@dataclass(frozen=True, slots=True)
-class ArrayText:
-    """An array written as its type."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    axes: tuple[tuple[str, ...], ...]
+_AnyMesh = dict[str, int] | int | None
 
 
-def parse_arguments(texts: list[str]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments, `x=float32[8]`. Raises CommandError if one cannot be read.
+def parse_arguments(texts: list[str], mesh: _AnyMesh = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments, `x=float32[8]`, sharded over axes of a mesh. Raises CommandError if one cannot be read.
 
     Example:
-        >>> parse_arguments(["f32[8@data,4]", "rate=0.1"])
-        ([ArrayText(dtype='float32', shape=(8, 4), axes=(('data',), ()))], {'rate': 0.1})
+        >>> parse_arguments(["f32[8,4]", "rate=0.1"])
+        ((ShapeDtypeStruct(shape=(8, 4), dtype=float32),), {'rate': 0.1})
     """
     positional: list[Any] = []
     named: dict[str, Any] = {}
@@ -396,63 +348,74 @@ def parse_arguments(texts: list[str]) -> tuple[list[Any], dict[str, Any]]:
         if match is None:
             if named:
                 raise CommandError(f"the argument {text!r} has no name and stands behind one that has", where="--args")
-            positional.append(parse_argument(text))
+            positional.append(parse_argument(text, mesh))
         elif match["name"] in named:
             raise CommandError(f"the argument {match['name']} is given twice", where="--args")
         else:
-            named[match["name"]] = parse_argument(match["value"])
-    return positional, named
+            named[match["name"]] = parse_argument(match["value"], mesh)
+    return tuple(positional), named
 
 
-def parse_argument(text: str) -> Any:
+def parse_argument(text: str, mesh: _AnyMesh = None) -> Any:
     """Parses one argument: a Python literal, in which types may stand for arrays. Raises CommandError if it cannot be read."""
-    arrays: dict[str, ArrayText] = {}
-
-    def as_name(match: re.Match[str]) -> str:
-        if match["dtype"] is None:
-            return match.group()
-        name = f"__array_{len(arrays)}__"
-        arrays[name] = _array(match, text)
-        return f" {name} "
-
-    literal = _TOKEN.sub(as_name, text).strip()
+    python = _SCALAR.sub(lambda match: f"{match['name']}[()]" if match["name"] else match.group(), text).strip()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # an escape that Python only warns of is a mistake here
-            return _value(ast.parse(literal, mode="eval").body, arrays, text)
+            return _value(ast.parse(python, mode="eval").body, mesh, text)
     except CommandError:
         raise
     except (SyntaxError, TypeError, ValueError, Warning, MemoryError, RecursionError):
         raise _refused("no type and no value", text) from None
 
 
-def _value(node: ast.expr, arrays: dict[str, ArrayText], text: str) -> Any:
+def _value(node: ast.expr, mesh: _AnyMesh, text: str) -> Any:
     match node:
-        case ast.Name() if node.id in arrays:
-            return arrays[node.id]
+        case ast.Subscript(ast.Name(dtype), ast.Tuple(dims)):
+            return _struct(dtype, dims, mesh, text)
+        case ast.Subscript(ast.Name(dtype), dim):
+            return _struct(dtype, [dim], mesh, text)
         case ast.List():
-            return [_value(item, arrays, text) for item in node.elts]
+            return [_value(item, mesh, text) for item in node.elts]
         case ast.Tuple():
-            return tuple(_value(item, arrays, text) for item in node.elts)
+            return tuple(_value(item, mesh, text) for item in node.elts)
         case ast.Dict():
             keys = [ast.literal_eval(key) for key in node.keys if key is not None]
             if len(set(keys)) < len(node.values):
                 raise _refused("a name that stands twice", text)
-            return dict(zip(keys, (_value(value, arrays, text) for value in node.values)))
+            return dict(zip(keys, (_value(value, mesh, text) for value in node.values)))
         case _:
             return ast.literal_eval(node)
 
 
-def _array(match: re.Match[str], text: str) -> ArrayText:
-    sizes: list[int] = []
-    axes: list[tuple[str, ...]] = []
-    for part in re.split(r",(?![^()]*\))", match["dims"]) if match["dims"].strip() else []:  # at commas outside of brackets
-        dim = _DIM.fullmatch(part.strip())
-        if dim is None:
-            raise _refused(f"{part.strip()!r} is not a dimension", text)
-        sizes.append(int(dim["size"]))
-        axes.append(tuple(axis.strip() for axis in (dim["axis"] or dim["axes"] or "").split(",") if axis.strip()))
-    return ArrayText(SHORT.get(match["dtype"], match["dtype"]), tuple(sizes), tuple(axes))
+def _struct(name: str, dims: list[ast.expr], mesh: _AnyMesh, text: str) -> ShapeDtypeStruct:
+    """An array by its type, `float32[8@data,4@(x,y)]`."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+    shape: list[int] = []
+    spec: list[tuple[str, ...]] = []
+    for dim in dims:
+        size, axes = (dim.left, dim.right) if isinstance(dim, ast.BinOp) and isinstance(dim.op, ast.MatMult) else (dim, ast.Tuple([]))
+        if not isinstance(size, ast.Constant) or type(size.value) is not int:
+            raise _refused(f"{ast.unparse(dim)!r} is not a dimension", text)
+        shape.append(size.value)
+        spec.append(tuple(map(ast.unparse, axes.elts if isinstance(axes, ast.Tuple) else [axes])))
+    try:
+        dtype = jnp.dtype(SHORT.get(name, name))
+    except TypeError:
+        raise CommandError(f"there is no element type {name!r}", where="--args", fix="write float32, bfloat16, int32, ...") from None
+    if not any(spec):
+        return jax.ShapeDtypeStruct(shape, dtype)
+    if not isinstance(mesh, dict):
+        lacks = "there is no --mesh" if mesh is None else f"--mesh {mesh} names none"
+        raise CommandError(f"an argument has mesh axes, and {lacks}", where="--args", fix="write --mesh data=4,model=2")
+    unknown = next((axis for axes in spec for axis in axes if axis not in mesh), None)
+    if unknown is not None:
+        raise CommandError(f"the mesh has no axis {unknown!r}", where="--args", fix=f"its axes are {', '.join(mesh)}")
+    over = AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(over, PartitionSpec(*(axes or None for axes in spec))))
 
 
 def _refused(what: str, text: str) -> CommandError:

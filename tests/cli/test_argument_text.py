@@ -3,15 +3,22 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from shardy_py.cli.errors import CommandError
-from shardy_py.cli.targets import ArrayText, parse_argument, parse_arguments
+from shardy_py.cli.targets import parse_argument, parse_arguments
 
 
-def array(dtype: str, *shape: int, axes: tuple[tuple[str, ...], ...] | None = None) -> ArrayText:
-    return ArrayText(dtype, shape, axes or ((),) * len(shape))
+SIZES = {"data": 2, "x": 2, "y": 1}
+MESH = AbstractMesh(tuple(SIZES.values()), tuple(SIZES), axis_types=(AxisType.Auto,) * len(SIZES))
+
+
+def array(dtype: str, *shape: int, spec: PartitionSpec | None = None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=None if spec is None else NamedSharding(MESH, spec))
 
 
 @pytest.mark.parametrize(
@@ -24,8 +31,7 @@ def array(dtype: str, *shape: int, axes: tuple[tuple[str, ...], ...] | None = No
         ("u32[2]", array("uint32", 2)),
         ("bool[2]", array("bool", 2)),
         ("float8_e4m3fn[2]", array("float8_e4m3fn", 2)),
-        ("key<fry>[]", array("key<fry>")),
-        ("f32[8@data,4@(x,y),2]", array("float32", 8, 4, 2, axes=(("data",), ("x", "y"), ()))),
+        ("f32[8@data,4@(x,y),2]", array("float32", 8, 4, 2, spec=PartitionSpec("data", ("x", "y"), None))),
         ("{'w': f32[8], 'b': None}", {"w": array("float32", 8), "b": None}),
         ('{"w": [f32[8], (f32[2], 3)]}', {"w": [array("float32", 8), (array("float32", 2), 3)]}),
         ("()", ()),
@@ -39,11 +45,11 @@ def array(dtype: str, *shape: int, axes: tuple[tuple[str, ...], ...] | None = No
     ],
 )
 def test_values(text: str, value: Any) -> None:
-    assert parse_argument(text) == value
+    assert parse_argument(text, SIZES) == value
 
 
 def test_names() -> None:
-    assert parse_arguments(["1", "b=2", "c='x=y'"]) == ([1], {"b": 2, "c": "x=y"})
+    assert parse_arguments(["1", "b=2", "c='x=y'"]) == ((1,), {"b": 2, "c": "x=y"})
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,10 @@ def test_names() -> None:
         (["f32[8"], "no type and no value"),
         (["f32[8] 3"], "no type and no value"),
         (["f32[a]"], "'a' is not a dimension"),
-        (["f32[8@]"], "'8@' is not a dimension"),
+        (["f32[8@]"], "no type and no value"),
+        (["f32[True]"], "'True' is not a dimension"),
+        (["f32[8@z]"], "there is no --mesh"),
+        (["word[8]"], "no element type 'word'"),
         (["{'a': 1, 'a': 2}"], "stands twice"),
         (["{**{'a': 1}}"], "stands twice"),
         (["{[]: 1}"], "no type and no value"),
