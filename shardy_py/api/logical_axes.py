@@ -9,11 +9,10 @@ where no one has imported it, there are no names.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +21,9 @@ from jax.sharding import PartitionSpec
 
 from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.meshes import MeshView
-from shardy_py.api.name_rules import Annotated, applies, companion_sharding, overruled, pairs_of, parameters_of, rule_paths
+from shardy_py.api.name_rules import Annotated, Proposal, pairs_of, parameters_of, rule_paths, sharding_by
 from shardy_py.api.options import Options
-from shardy_py.api.specs import to_fitting_sharding
+from shardy_py.api.specs import check_spec
 from shardy_py.api.trees import Leaf
 from shardy_py.ir import Program
 from shardy_py.plan.findings import Finding
@@ -73,19 +72,6 @@ def _checked(pair: object, number: int) -> LogicalRule:
         why="a rule is a pair of a logical name and a mesh axis, several of them, or None for a dimension that stays whole",
         fix='write logical_axis_rules=[("batch", ("data", "fsdp")), ("mlp", "model"), ("embed", None)]',
     )
-
-
-def check_axes_exist(rules: Sequence[LogicalRule], view: MeshView, location: str) -> None:
-    """Raises SpecError if a rule names an axis that the mesh does not have."""
-    for i, (name, axes) in enumerate(rules):
-        for axis in axes:
-            if axis not in view.sizes:
-                raise SpecError(
-                    f"{ARGUMENT}: unknown mesh axis {axis!r}",
-                    where=f"{ARGUMENT}[{i}] ({name!r}), {location}",
-                    why=f"the mesh has {view.describe()}",
-                    fix=did_you_mean(axis, view.sizes),
-                )
 
 
 def axis_names(tree: object) -> list[AxisNames | None]:
@@ -181,56 +167,39 @@ def rules_of(arrays: Sequence[tuple[str, AxisNames, PartitionSpec]], own: Sequen
     return (*rules, *(rule for rule in own if rule[0] not in {name for name, _ in rules}))
 
 
-def apply_axis_names(
-    rules: Sequence[LogicalRule] | None,
-    leaves: Sequence[Leaf],
-    names: Sequence[AxisNames | None],
-    annotated: Annotated,
-    view: MeshView,
-    options: Options,
-    location: str,
-) -> Annotated:
-    """Adds the shardings that follow from names of dimensions.
+def by_axis_names(
+    rules: Sequence[LogicalRule], leaves: Sequence[Leaf], names: Sequence[AxisNames | None], view: MeshView, options: Options, location: str
+) -> Iterator[Proposal]:
+    """The shardings that follow from names of dimensions.
 
-    Raises SpecError if there are no axes for a name, they do not fit the array, or something else that the user says contradicts them.
+    Raises SpecError if there are no axes for a name, or they do not fit the array.
     """
-    if rules is None:
-        return _without_rules(leaves, names, annotated, location)
-    check_axes_exist(rules, view, location)
-    out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
+    for i, (name, axes) in enumerate(rules):
+        check_spec(PartitionSpec(axes), view, f"{ARGUMENT}[{i}] ({name!r})", location)
     parameters = parameters_of(leaves, rule_paths(leaves)) if any(names) else []
     for i, (leaf, named) in enumerate(zip(leaves, names, strict=True)):
         if named is None:
             continue
         number = parameters[i]
-        owner = leaf if number is None or names[number] != named else leaves[number]
+        parameter = None if number is None or names[number] != named else leaves[number]
+        owner, source = parameter or leaf, f"{ARGUMENT} of {named}"
         if len(named.dims) > len(owner.shape) and math.prod(leaf.shape) == 1:
             continue  # optimizers put an array of one element where they keep nothing of a parameter
-        source = f"{ARGUMENT} of {named}"
         spec = spec_of(named, rules, view, owner, location)
-        sharding, dropped = to_fitting_sharding(spec, view, owner, source, options.indivisible, location)
-        if owner is not leaf and sharding is not None:
-            sharding, dropped = companion_sharding(leaf.shape, owner.shape, sharding, view.dialect_mesh), []
-        if applies(sharding, source, out[i], sources[i], options, f"{leaf}, {location}"):
-            out[i], sources[i] = sharding, source
-            findings += dropped
-        else:
-            findings += overruled(sharding, source, out[i], leaf, view, location)
-    return Annotated(out, sources, findings)
+        sharding, findings = sharding_by(spec, leaf, parameter, view, source, options, location)
+        yield i, sharding, source, findings
 
 
-def _without_rules(leaves: Sequence[Leaf], names: Sequence[AxisNames | None], annotated: Annotated, location: str) -> Annotated:
+def unruled_names(leaves: Sequence[Leaf], names: Sequence[AxisNames | None], annotated: Annotated, location: str) -> list[Finding]:
+    """The note that arrays name their dimensions, and nothing is cut by these names."""
     silent = [(leaf, named) for leaf, named, sharding in zip(leaves, names, annotated.shardings, strict=True) if named and sharding is None]
     if not silent:
-        return annotated
+        return []
     leaf, named = silent[0]
     more = f", and so do {len(silent) - 1} more" if len(silent) > 1 else ""
     message = f"{leaf.path} calls its dimensions {named}{more}; without {ARGUMENT}, nothing is cut by these names"
     fix = f"pass {ARGUMENT}=[({_first_name(named)!r}, 'an axis of the mesh'), ...], [] where they are axes of the mesh themselves"
-    return dataclasses.replace(
-        annotated,
-        findings=(*annotated.findings, Finding("unmatched-rule", message, leaf.path, location.partition(" (")[0], "info", fix=fix)),
-    )
+    return [Finding("unmatched-rule", message, leaf.path, location.partition(" (")[0], "info", fix=fix)]
 
 
 def idle_rules(rules: Sequence[LogicalRule], names: Iterable[AxisNames | None], program: Program, location: str) -> list[Finding]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardy_py.api.errors import SpecError
@@ -164,7 +164,11 @@ def _nearest(pattern: str, paths: Sequence[str]) -> str:
     return f"a pattern for the end of a path, such as {near!r}"
 
 
-def apply_rules(
+Proposal = tuple[int, TensorSharding | None, str, Sequence[Finding]]
+"""The number of a leaf, its sharding by a rule, the rule, and what is found of it."""
+
+
+def by_rules(
     rules: Sequence[tuple[str, object]],
     leaves: Sequence[Leaf],
     annotated: Annotated,
@@ -173,35 +177,60 @@ def apply_rules(
     location: str,
     *,
     results: bool = False,
-) -> Annotated:
-    """The annotations with shardings of the first matching rules, their sources, and findings. Raises SpecError for misfits.
+) -> Iterator[Proposal]:
+    """The shardings of the first matching rules. Raises SpecError for misfits.
 
     Args:
         results: They are of results, which have a sharding of a rule only where nothing else gives them one.
     """
-    out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
     paths = rule_paths(leaves)
     parameters = parameters_of(leaves, paths)
     for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True)):
-        hit, own = (_result_rule if results else _first_rule)(rules, path), out[i]
+        hit, own = (_result_rule if results else _first_rule)(rules, path), annotated.shardings[i]
         if hit is None or (results and (own is not None or rules[hit][1] is None)):
             continue
         pattern, spec = rules[hit]
-        source = f"rules[{hit}] ({pattern!r})"
-        parameter = _parameter(pattern, parameters[i], leaves, paths)
-        by_rule: TensorSharding | None = None
-        dropped: list[Finding] = []
+        source, number = f"rules[{hit}] ({pattern!r})", parameters[i]
+        parameter = leaves[number] if number is not None and matches(pattern, paths[number]) else None
+        sharding: TensorSharding | None = None
+        findings: Sequence[Finding] = ()
         if not results or parameter is not None or has_rank(spec, len(leaf.shape)):
-            by_rule, dropped = _by_rule(spec, leaf, parameter, view, source, options, location)
-        if by_rule is None and spec is not None and own is None and math.prod(leaf.shape) > 1:
-            findings.append(_other_dimensions(pattern, parameter, leaf, location.partition(" (")[0]))  # without the function's name
-        if applies(by_rule, source, own, sources[i], options, f"{leaf}, {location}"):
-            out[i], sources[i] = by_rule, source
-            findings += dropped
-        else:
-            findings += overruled(by_rule, source, own, leaf, view, location)
+            sharding, findings = sharding_by(spec, leaf, parameter, view, source, options, location)
+        if sharding is None and spec is not None and own is None and math.prod(leaf.shape) > 1:
+            owner = "values of" if parameter is None else f"{parameter}, which has"
+            message = f"{pattern!r} is for {owner} other dimensions; propagation decides its sharding"
+            findings = (Finding("unmatched-rule", message, leaf.path, location.partition(" (")[0], "info"),)
+        yield i, sharding, source, findings
     for i, (pattern, spec) in enumerate(() if results else rules):
         check_spec(spec, view, f"rules[{i}] ({pattern!r})", location)
+
+
+_MOVE = 'have it moved in each call, options=sp.Options(misplaced="move"), or put it there once, plan.place(args) of a plan of structs'
+
+
+def with_proposals(
+    proposals: Iterable[Proposal], leaves: Sequence[Leaf], annotated: Annotated, view: MeshView, options: Options, location: str
+) -> Annotated:
+    """The annotations with shardings by rules, and findings. Raises SpecError if two annotations of one leaf disagree."""
+    out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
+    for i, sharding, source, found in proposals:
+        own, other, leaf = out[i], sources[i], leaves[i]
+        if sharding is None or own is sharding:
+            findings += found if sharding is None else ()
+            continue
+        if own is not None and other != OWN:
+            raise SpecError(
+                f"{source} and {other} disagree",
+                where=f"{leaf}, {location}",
+                why=f"{source} says {sharding_text(sharding)}, {other} says {sharding_text(own)}",
+                fix="leave the leaf to one of them: None in in_shardings, or the same sharding in both",
+            )
+        if own is None or options.misplaced == "move":
+            out[i], sources[i] = sharding, source
+            findings += found
+        elif not refines(sharding, own, view.dialect_mesh):
+            message = f"{source} says {sharding_text(sharding)}; the argument is committed to {sharding_text(own)}, which counts"
+            findings.append(Finding("overruled-rule", message, leaf.path, location.partition(" (")[0], "warning", fix=_MOVE))
     return Annotated(out, sources, findings)
 
 
@@ -225,20 +254,6 @@ def unmatched(rules: Sequence[tuple[str, object]], inputs: Sequence[PlannedValue
     yield Finding("unmatched-rule", message, listed[0], location.partition(" (")[0], "info", paths=paths)
 
 
-def applies(by_rule: TensorSharding | None, source: str, own: TensorSharding | None, other: str, options: Options, where: str) -> bool:
-    """Whether a rule decides the sharding of a leaf of the arguments. Raises SpecError if two annotations of one leaf disagree."""
-    if by_rule is None or own is by_rule:
-        return False
-    if own is not None and other != OWN:
-        raise SpecError(
-            f"{source} and {other} disagree",
-            where=where,
-            why=f"{source} says {sharding_text(by_rule)}, {other} says {sharding_text(own)}",
-            fix="leave the leaf to one of them: None in in_shardings, or the same sharding in both",
-        )
-    return own is None or options.misplaced == "move"
-
-
 def refines(annotation: TensorSharding, actual: TensorSharding, mesh: Mesh) -> bool:
     """Whether `actual` keeps closed dimensions and only adds axes to open ones; axes of size 1 do not count."""
 
@@ -247,17 +262,6 @@ def refines(annotation: TensorSharding, actual: TensorSharding, mesh: Mesh) -> b
 
     pairs = [(required.is_closed, cutting(required), cutting(present)) for required, present in zip(annotation.dims, actual.dims)]
     return all(present == required if closed else present[: len(required)] == required for closed, required, present in pairs)
-
-
-def overruled(
-    by_rule: TensorSharding | None, source: str, own: TensorSharding | None, leaf: Leaf, view: MeshView, location: str
-) -> Iterator[Finding]:
-    """The finding that a leaf's own sharding overrules a rule."""
-    if by_rule is None or own is None or refines(by_rule, own, view.dialect_mesh):
-        return
-    message = f"{source} says {sharding_text(by_rule)}; the argument is committed to {sharding_text(own)}, which counts"
-    fix = 'have it moved in each call, options=sp.Options(misplaced="move"), or put it there once, plan.place(args) of a plan of structs'
-    yield Finding("overruled-rule", message, leaf.path, location.partition(" (")[0], "warning", fix=fix)
 
 
 def unused_rules(rules: Sequence[tuple[str, object]], leaves: Sequence[Leaf], results: Sequence[Leaf], location: str) -> list[Finding]:
@@ -288,25 +292,14 @@ def _first_rule(rules: Sequence[tuple[str, object]], path: str) -> int | None:
     return next((i for i, (pattern, _) in enumerate(rules) if matches(pattern, path)), None)
 
 
-def _by_rule(
+def sharding_by(
     spec: object, leaf: Leaf, parameter: Leaf | None, view: MeshView, source: str, options: Options, location: str
 ) -> tuple[TensorSharding | None, list[Finding]]:
     """The sharding of a leaf by a rule; for a leaf that belongs to a parameter of another shape, the one that follows from it."""
+    sharding, dropped = to_fitting_sharding(spec, view, parameter or leaf, source, options.indivisible, location)
     if parameter is None:
-        return to_fitting_sharding(spec, view, leaf, source, options.indivisible, location)
-    cut, _ = to_fitting_sharding(spec, view, parameter, source, options.indivisible, location)
-    return None if cut is None else companion_sharding(leaf.shape, parameter.shape, cut, view.dialect_mesh), []
-
-
-def _parameter(pattern: str, number: int | None, leaves: Sequence[Leaf], paths: Sequence[str]) -> Leaf | None:
-    """The parameter that a leaf belongs to, where the leaf's rule is the parameter's too."""
-    return leaves[number] if number is not None and matches(pattern, paths[number]) else None
-
-
-def _other_dimensions(pattern: str, parameter: Leaf | None, leaf: Leaf, place: str) -> Finding:
-    owner = "values of" if parameter is None else f"{parameter}, which has"
-    message = f"{pattern!r} is for {owner} other dimensions; propagation decides its sharding"
-    return Finding("unmatched-rule", message, leaf.path, place, "info")
+        return sharding, dropped
+    return None if sharding is None else companion_sharding(leaf.shape, parameter.shape, sharding, view.dialect_mesh), []
 
 
 def _result_rule(rules: Sequence[tuple[str, object]], path: str) -> int | None:

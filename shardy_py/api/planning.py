@@ -16,13 +16,13 @@ from jax.sharding import Mesh, NamedSharding
 from shardy_py.api.agreement import statement
 from shardy_py.api.constraining import as_plan_constrains, constrained_values, without_constraints
 from shardy_py.api.errors import SpecError
-from shardy_py.api.logical_axes import apply_axis_names, idle_rules
+from shardy_py.api.logical_axes import idle_rules
 from shardy_py.api.meshes import MESH_NAME
-from shardy_py.api.name_rules import Annotated, apply_rules, unmatched, unused_rules
+from shardy_py.api.name_rules import Annotated, unmatched, unused_rules
 from shardy_py.api.partitioning import Planned, RegionBuilder, decided, import_and_propagate, physical_sharding
 from shardy_py.api.peers import digest, peers_of
 from shardy_py.api.placing import placed_arguments
-from shardy_py.api.request import leaf_shardings
+from shardy_py.api.request import by_all_rules, leaf_shardings
 from shardy_py.api.specs import call_specs, host_kind, to_fitting_sharding
 from shardy_py.api.stored_trees import PlanTrees, devices_of, rebuilt, structure_of
 from shardy_py.api.tracing import TracedCall
@@ -110,10 +110,8 @@ def described_results(traced: TracedCall) -> tuple[list[Leaf], Annotated]:
     ]
     stated = [source if sharding else "" for (sharding, _), source in zip(pairs, sources, strict=True)]
     annotated = Annotated([sharding for sharding, _ in pairs], stated, findings)
-    if settings.logical_axis_rules is not None or any(traced.out_names):
-        annotated = apply_axis_names(settings.logical_axis_rules, leaves, traced.out_names, annotated, view, options, location)
+    annotated = by_all_rules(settings, leaves, traced.out_names, annotated, view, location, results=True)
     if rules:
-        annotated = apply_rules(rules, leaves, annotated, view, options, location, results=True)
         annotated = replace(annotated, findings=[*annotated.findings, *unused_rules(rules, request.leaves, leaves, location)])
     return leaves, annotated
 

@@ -13,9 +13,9 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from shardy_py.api.errors import SpecError, did_you_mean
-from shardy_py.api.logical_axes import AxisNames, apply_axis_names, axis_names
+from shardy_py.api.logical_axes import AxisNames, axis_names, by_axis_names, unruled_names
 from shardy_py.api.meshes import AnyMesh, MeshView, same_axes
-from shardy_py.api.name_rules import OWN, Annotated, apply_rules, refines
+from shardy_py.api.name_rules import OWN, Annotated, by_rules, refines, with_proposals
 from shardy_py.api.options import Options
 from shardy_py.api.signature import ArgumentSlots, abstract, configuration, static_key
 from shardy_py.api.specs import (
@@ -200,11 +200,8 @@ def request(call: UserCall, view: MeshView, *, runs: bool = False) -> PlanReques
             Leaves(each.outline, [next(rest) for _ in each.values]) if isinstance(each, Leaves) else each for each in abstract_slots
         ]
     sources = ["" if sharding is None else OWN if spec is None else "in_shardings" for sharding, spec in zip(shardings, specs)]
-    annotated, names = Annotated(shardings, sources, findings), axis_names((args, kwargs))
-    if settings.logical_axis_rules is not None or any(names):
-        annotated = apply_axis_names(settings.logical_axis_rules, leaves, names, annotated, view, options, location)
-    if settings.rules:
-        annotated = apply_rules(settings.rules, leaves, annotated, view, options, location)
+    names = axis_names((args, kwargs))
+    annotated = by_all_rules(settings, leaves, names, Annotated(shardings, sources, findings), view, location)
     types = tuple((s.shape, s.dtype, s.weak_type) for s in structs)
     on_mesh = is_on_mesh(settings, view)
     key = (layout, in_tree, types, (*annotated.shardings, *kinds), statics, view, on_mesh, configuration())
@@ -216,6 +213,29 @@ def request(call: UserCall, view: MeshView, *, runs: bool = False) -> PlanReques
         fun = fun.func
     name = getattr(fun, "__name__", type(fun).__name__)
     return PlanRequest(settings, name, location, view, layout, *described, tuple(annotated.sources), on_mesh, key, tuple(names))
+
+
+def by_all_rules(
+    settings: Settings,
+    leaves: Sequence[Leaf],
+    names: Sequence[AxisNames | None],
+    annotated: Annotated,
+    view: MeshView,
+    location: str,
+    *,
+    results: bool = False,
+) -> Annotated:
+    """Annotations of arguments or `results` with shardings by names of dimensions and by rules. Raises SpecError if they disagree."""
+    logical, options = settings.logical_axis_rules, settings.options
+    if logical is not None:
+        proposals = by_axis_names(logical, leaves, names, view, options, location)
+        annotated = with_proposals(proposals, leaves, annotated, view, options, location)
+    elif any(names):
+        annotated = replace(annotated, findings=[*annotated.findings, *unruled_names(leaves, names, annotated, location)])
+    if settings.rules:
+        proposals = by_rules(settings.rules, leaves, annotated, view, options, location, results=results)
+        annotated = with_proposals(proposals, leaves, annotated, view, options, location)
+    return annotated
 
 
 def is_on_mesh(settings: Settings, view: MeshView) -> bool:
