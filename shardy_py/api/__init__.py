@@ -19,12 +19,12 @@ from shardy_py.api.auto import AutoSharded as AutoSharded
 from shardy_py.api.auto import Traced as Traced
 from shardy_py.api.auto import clear_caches as clear_caches
 from shardy_py.api.auto import decorate
+from shardy_py.api.calls import Settings
 from shardy_py.api.compiling import CompileError as CompileError
 from shardy_py.api.logical_axes import LogicalAxisRules
 from shardy_py.api.meshes import AnyMesh
 from shardy_py.api.name_rules import NameRules
 from shardy_py.api.options import Options as Options
-from shardy_py.api.request import Settings
 from shardy_py.api.undecorated import check as check
 from shardy_py.api.undecorated import plan_of as plan_of
 from shardy_py.api.verifying import DifferenceError as DifferenceError

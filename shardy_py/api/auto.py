@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.api import nnx_modules
+from shardy_py.api.calls import Settings, UserCall
 from shardy_py.api.errors import ArgumentTypeError, MeshError, SpecError
 from shardy_py.api.executable import SignatureChanged
 from shardy_py.api.logical_axes import check_logical_rules
@@ -28,13 +29,12 @@ from shardy_py.api.options import Options
 from shardy_py.api.partitioning import LOWERINGS, Planned, RegionBuilder
 from shardy_py.api.peers import report_failures, tell_end
 from shardy_py.api.planning import make_plan
-from shardy_py.api.request import PlanRequest, Settings, UserCall, is_on_mesh, request
+from shardy_py.api.request import PlanRequest, is_on_mesh, request
 from shardy_py.api.running import CompiledCall, report
 from shardy_py.api.signature import Arguments, ArgumentSlots
 from shardy_py.api.specs import mesh_of
 from shardy_py.api.static_leaves import of_trees, static_tree, user_tree
 from shardy_py.api.tracing import TracedCall, trace
-from shardy_py.api.trees import location_of
 from shardy_py.api.verifying import Verification, verify
 from shardy_py.backends import host_threads
 from shardy_py.backends.shard_map import fits_inside
@@ -69,7 +69,7 @@ def searched_shapes(devices: int, call: UserCall, *, runs: bool = False) -> Shap
     The plan of the best shape, made afterwards, has a share too. Raises PlannerInfeasible if no plan of any shape fits its memory budget.
     """
     candidates, settings = shapes(devices), call.settings
-    failures = report_failures(view_of(named(candidates[0])), location_of(settings.fun)) if runs else nullcontext()
+    failures = report_failures(call.view, call.location) if runs else nullcontext()
     assert settings.planner is not None
     infeasible: list[PlannerInfeasible] = []
     steps: dict[tuple[int, ...], tuple[float, float] | None] = {}
@@ -80,7 +80,8 @@ def searched_shapes(devices: int, call: UserCall, *, runs: bool = False) -> Shap
             spent = time.monotonic() - began - number * share
             searching = replace(settings, planner=replace(settings.planner, time_limit_s=share), spent=spent)
             try:
-                plan = make_plan(trace(request(replace(call, settings=searching), view_of(named(shape)), runs=runs)), runs=runs).plan
+                shaped = replace(call, settings=searching, view=view_of(named(shape)))
+                plan = make_plan(trace(request(shaped, runs=runs)), runs=runs).plan
             except PlannerInfeasible as error:
                 infeasible.append(error)
                 steps[shape] = None
@@ -248,28 +249,28 @@ class AutoSharded(Generic[P, R]):
     def _is_for_here(self, entry: CompiledCall) -> bool:
         """Whether an entry was planned for the mesh of `jax.set_mesh`; always true where the decorator names a mesh."""
         call = entry.planned.traced.request
-        if call.is_on_mesh is not is_on_mesh(call.settings, call.view):
+        if call.is_on_mesh is not is_on_mesh(call):
             return False
         return self._settings.mesh is not None or call.view is view_of(None)
 
     def _run(
         self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: tuple[CompiledCall, Exception] | None
     ) -> Any:
-        call, view = self._call(settings, args, kwargs, runs=True)
-        with report_failures(view, location_of(call.settings.fun)):
-            return self._run_on(view, call, attempt)
+        call = self._call(settings, args, kwargs, runs=True)
+        with report_failures(call.view, call.location):
+            return self._run_on(call, attempt)
 
-    def _call(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], *, runs: bool = False) -> tuple[UserCall, MeshView]:
-        """A call and its mesh; of a number of devices the shape is chosen for the first call that is planned, and kept."""
+    def _call(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any], *, runs: bool = False) -> UserCall:
+        """A call for its mesh; of a number of devices the shape is chosen for the first call that is planned, and kept."""
         layout = self._arguments.layout(len(args), kwargs)
         slots = [*args, *(kwargs[name] for name in layout.keywords)]
         trees = [static_tree(slot) if i in layout.dynamic else slot for i, slot in enumerate(slots)]
         if any(tree is not slot for tree, slot in zip(trees, slots)):
             settings = dataclasses.replace(settings, fun=of_trees(settings.fun))
-        call = UserCall(settings, layout, trees)
         mesh = settings.mesh
+        call = UserCall(settings, layout, trees, view_of(named(shapes(mesh)[0]) if isinstance(mesh, int) else mesh))
         if not isinstance(mesh, int):
-            return call, view_of(mesh)
+            return call
         with self._lock:
             spent = 0.0
             if self._shapes is None:
@@ -278,15 +279,15 @@ class AutoSharded(Generic[P, R]):
                 spent = time.monotonic() - began
         assert self._shapes.best is not None
         settings = dataclasses.replace(call.settings, shapes=self._shapes, spent=spent)
-        return dataclasses.replace(call, settings=settings), view_of(named(self._shapes.best))
+        return dataclasses.replace(call, settings=settings, view=view_of(named(self._shapes.best)))
 
-    def _run_on(self, view: MeshView, call: UserCall, attempt: tuple[CompiledCall, Exception] | None) -> Any:
-        settings = call.settings
+    def _run_on(self, call: UserCall, attempt: tuple[CompiledCall, Exception] | None) -> Any:
+        settings, view = call.settings, call.view
         if _is_manual(view, getattr(settings.fun, "__name__", "the function")):
-            return _run_inside(call, view)  # inside a shard_map over this mesh only the axes that it leaves over can be sharded
+            return _run_inside(call)  # inside a shard_map over this mesh only the axes that it leaves over can be sharded
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-            return on_a_mesh_or_none(call.run, view.context, mesh_first=is_on_mesh(settings, view))
-        plan_request = request(call, view, runs=True)
+            return on_a_mesh_or_none(call.run, view.context, mesh_first=is_on_mesh(call))
+        plan_request = request(call, runs=True)
         key = (settings.fun, plan_request.key)
         with self._lock:
             entry = self._entries.get(key)
@@ -326,8 +327,8 @@ class AutoSharded(Generic[P, R]):
         Raises:
             SpecError: A spec does not fit.
         """
-        call, view = self._call(*nnx_modules.as_pure(self._settings, args, kwargs))
-        return Traced(trace(request(call, view)), call.settings)
+        call = self._call(*nnx_modules.as_pure(self._settings, args, kwargs))
+        return Traced(trace(request(call)), call.settings)
 
     @api_boundary
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -377,9 +378,9 @@ class AutoSharded(Generic[P, R]):
         Raises:
             ArgumentTypeError: An argument has no values.
         """
-        call, view = self._call(*nnx_modules.as_pure(self._settings, args, kwargs), runs=True)
-        with report_failures(view, location_of(call.settings.fun)):
-            planned = make_plan(trace(request(call, view, runs=True)), runs=True)
+        call = self._call(*nnx_modules.as_pure(self._settings, args, kwargs), runs=True)
+        with report_failures(call.view, call.location):
+            planned = make_plan(trace(request(call, runs=True)), runs=True)
             return verify(planned, call.slots, rtol, atol, every_op, plain_xla)
 
     @property
@@ -471,13 +472,14 @@ class BoundAutoSharded(Generic[Q, R]):
         return self.__func__.plan_count
 
 
-def _run_inside(call: UserCall, view: MeshView) -> Any:
+def _run_inside(call: UserCall) -> Any:
     """Runs the function; unless under `lowering="jit"` in a region over the axes that are left, where the plan uses only those."""
+    view = call.view
     context = jax.sharding.get_abstract_mesh()
     sizes = {name: size for name, size in view.sizes.items() if name not in context.manual_axes and size > 1}
     if call.settings.lowering == "jit" or not sizes or dict(context.shape) != view.sizes:
         return call.run()
-    plan_request = request(call, view, runs=True)
+    plan_request = request(call, runs=True)
     with no_mesh():
         planned = make_plan(trace(plan_request))
     plan = planned.plan

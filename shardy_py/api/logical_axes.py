@@ -19,10 +19,10 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from shardy_py.api.calls import UserCall
 from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.name_rules import Annotated, Proposal, pairs_of, parameters_of, rule_paths, sharding_by
-from shardy_py.api.options import Options
 from shardy_py.api.specs import check_spec
 from shardy_py.api.trees import Leaf
 from shardy_py.ir import Program
@@ -168,14 +168,14 @@ def rules_of(arrays: Sequence[tuple[str, AxisNames, PartitionSpec]], own: Sequen
 
 
 def by_axis_names(
-    rules: Sequence[LogicalRule], leaves: Sequence[Leaf], names: Sequence[AxisNames | None], view: MeshView, options: Options, location: str
+    rules: Sequence[LogicalRule], leaves: Sequence[Leaf], names: Sequence[AxisNames | None], call: UserCall
 ) -> Iterator[Proposal]:
     """The shardings that follow from names of dimensions.
 
     Raises SpecError if there are no axes for a name, or they do not fit the array.
     """
     for i, (name, axes) in enumerate(rules):
-        check_spec(PartitionSpec(axes), view, f"{ARGUMENT}[{i}] ({name!r})", location)
+        check_spec(PartitionSpec(axes), call.view, f"{ARGUMENT}[{i}] ({name!r})", call.location)
     parameters = parameters_of(leaves, rule_paths(leaves)) if any(names) else []
     for i, (leaf, named) in enumerate(zip(leaves, names, strict=True)):
         if named is None:
@@ -185,12 +185,12 @@ def by_axis_names(
         owner, source = parameter or leaf, f"{ARGUMENT} of {named}"
         if len(named.dims) > len(owner.shape) and math.prod(leaf.shape) == 1:
             continue  # optimizers put an array of one element where they keep nothing of a parameter
-        spec = spec_of(named, rules, view, owner, location)
-        sharding, findings = sharding_by(spec, leaf, parameter, view, source, options, location)
+        spec = spec_of(named, rules, call.view, owner, call.location)
+        sharding, findings = sharding_by(spec, leaf, parameter, source, call)
         yield i, sharding, source, findings
 
 
-def unruled_names(leaves: Sequence[Leaf], names: Sequence[AxisNames | None], annotated: Annotated, location: str) -> list[Finding]:
+def unruled_names(leaves: Sequence[Leaf], names: Sequence[AxisNames | None], annotated: Annotated, place: str) -> list[Finding]:
     """The note that arrays name their dimensions, and nothing is cut by these names."""
     silent = [(leaf, named) for leaf, named, sharding in zip(leaves, names, annotated.shardings, strict=True) if named and sharding is None]
     if not silent:
@@ -199,10 +199,10 @@ def unruled_names(leaves: Sequence[Leaf], names: Sequence[AxisNames | None], ann
     more = f", and so do {len(silent) - 1} more" if len(silent) > 1 else ""
     message = f"{leaf.path} calls its dimensions {named}{more}; without {ARGUMENT}, nothing is cut by these names"
     fix = f"pass {ARGUMENT}=[({_first_name(named)!r}, 'an axis of the mesh'), ...], [] where they are axes of the mesh themselves"
-    return [Finding("unmatched-rule", message, leaf.path, location.partition(" (")[0], "info", fix=fix)]
+    return [Finding("unmatched-rule", message, leaf.path, place, "info", fix=fix)]
 
 
-def idle_rules(rules: Sequence[LogicalRule], names: Iterable[AxisNames | None], program: Program, location: str) -> list[Finding]:
+def idle_rules(rules: Sequence[LogicalRule], names: Iterable[AxisNames | None], program: Program, place: str) -> list[Finding]:
     """One finding of all rules for names that no dimension has: a warning where no rule applies to anything, else a note.
 
     Rules that leave dimensions whole are left out, and rules whose axes a constraint in the program has: it may come from one of these.
@@ -220,7 +220,7 @@ def idle_rules(rules: Sequence[LogicalRule], names: Iterable[AxisNames | None], 
     fix = "drop them" if called else "pass parameters with their names, before nn.unbox or nn.meta.unbox, or write rules= for their paths"
     does = "calls a dimension so" if called else "names its dimensions"
     message = f"{ARGUMENT}{which} apply to nothing: no array of the arguments or the result {does}"
-    return [Finding("unused-rule", message, "", location.partition(" (")[0], "warning" if nothing else "info", fix=fix)]
+    return [Finding("unused-rule", message, "", place, "warning" if nothing else "info", fix=fix)]
 
 
 def _first_name(names: AxisNames) -> str:

@@ -16,9 +16,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardy_py.api.calls import UserCall
 from shardy_py.api.errors import SpecError
-from shardy_py.api.meshes import MeshView
-from shardy_py.api.options import Options
 from shardy_py.api.specs import check_spec, has_rank, is_spec_leaf, to_fitting_sharding
 from shardy_py.api.trees import Leaf
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
@@ -169,14 +168,7 @@ Proposal = tuple[int, TensorSharding | None, str, Sequence[Finding]]
 
 
 def by_rules(
-    rules: Sequence[tuple[str, object]],
-    leaves: Sequence[Leaf],
-    annotated: Annotated,
-    view: MeshView,
-    options: Options,
-    location: str,
-    *,
-    results: bool = False,
+    rules: Sequence[tuple[str, object]], leaves: Sequence[Leaf], annotated: Annotated, call: UserCall, *, results: bool = False
 ) -> Iterator[Proposal]:
     """The shardings of the first matching rules. Raises SpecError for misfits.
 
@@ -195,22 +187,20 @@ def by_rules(
         sharding: TensorSharding | None = None
         findings: Sequence[Finding] = ()
         if not results or parameter is not None or has_rank(spec, len(leaf.shape)):
-            sharding, findings = sharding_by(spec, leaf, parameter, view, source, options, location)
+            sharding, findings = sharding_by(spec, leaf, parameter, source, call)
         if sharding is None and spec is not None and own is None and math.prod(leaf.shape) > 1:
             owner = "values of" if parameter is None else f"{parameter}, which has"
             message = f"{pattern!r} is for {owner} other dimensions; propagation decides its sharding"
-            findings = (Finding("unmatched-rule", message, leaf.path, location.partition(" (")[0], "info"),)
+            findings = (Finding("unmatched-rule", message, leaf.path, call.place, "info"),)
         yield i, sharding, source, findings
     for i, (pattern, spec) in enumerate(() if results else rules):
-        check_spec(spec, view, f"rules[{i}] ({pattern!r})", location)
+        check_spec(spec, call.view, f"rules[{i}] ({pattern!r})", call.location)
 
 
 _MOVE = 'have it moved in each call, options=sp.Options(misplaced="move"), or put it there once, plan.place(args) of a plan of structs'
 
 
-def with_proposals(
-    proposals: Iterable[Proposal], leaves: Sequence[Leaf], annotated: Annotated, view: MeshView, options: Options, location: str
-) -> Annotated:
+def with_proposals(proposals: Iterable[Proposal], leaves: Sequence[Leaf], annotated: Annotated, call: UserCall) -> Annotated:
     """The annotations with shardings by rules, and findings. Raises SpecError if two annotations of one leaf disagree."""
     out, sources, findings = list(annotated.shardings), list(annotated.sources), list(annotated.findings)
     for i, sharding, source, found in proposals:
@@ -221,20 +211,20 @@ def with_proposals(
         if own is not None and other != OWN:
             raise SpecError(
                 f"{source} and {other} disagree",
-                where=f"{leaf}, {location}",
+                where=f"{leaf}, {call.location}",
                 why=f"{source} says {sharding_text(sharding)}, {other} says {sharding_text(own)}",
                 fix="leave the leaf to one of them: None in in_shardings, or the same sharding in both",
             )
-        if own is None or options.misplaced == "move":
+        if own is None or call.settings.options.misplaced == "move":
             out[i], sources[i] = sharding, source
             findings += found
-        elif not refines(sharding, own, view.dialect_mesh):
+        elif not refines(sharding, own, call.view.dialect_mesh):
             message = f"{source} says {sharding_text(sharding)}; the argument is committed to {sharding_text(own)}, which counts"
-            findings.append(Finding("overruled-rule", message, leaf.path, location.partition(" (")[0], "warning", fix=_MOVE))
+            findings.append(Finding("overruled-rule", message, leaf.path, call.place, "warning", fix=_MOVE))
     return Annotated(out, sources, findings)
 
 
-def unmatched(rules: Sequence[tuple[str, object]], inputs: Sequence[PlannedValue], location: str) -> Iterator[Finding]:
+def unmatched(rules: Sequence[tuple[str, object]], inputs: Sequence[PlannedValue], place: str) -> Iterator[Finding]:
     """One note of all leaves of rank 2 and more, state aside, that no rule matches and that propagation leaves whole."""
     paths = rule_paths([Leaf(v.path, v.shape, v.dtype) for v in inputs])
     whole = [
@@ -251,7 +241,7 @@ def unmatched(rules: Sequence[tuple[str, object]], inputs: Sequence[PlannedValue
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     message = f"no rule matches {', '.join(names[:LISTED])}{more}; propagation leaves {'them' if len(listed) > 1 else 'it'} whole"
     paths = tuple(listed) if len(listed) > 1 else ()
-    yield Finding("unmatched-rule", message, listed[0], location.partition(" (")[0], "info", paths=paths)
+    yield Finding("unmatched-rule", message, listed[0], place, "info", paths=paths)
 
 
 def refines(annotation: TensorSharding, actual: TensorSharding, mesh: Mesh) -> bool:
@@ -264,7 +254,7 @@ def refines(annotation: TensorSharding, actual: TensorSharding, mesh: Mesh) -> b
     return all(present == required if closed else present[: len(required)] == required for closed, required, present in pairs)
 
 
-def unused_rules(rules: Sequence[tuple[str, object]], leaves: Sequence[Leaf], results: Sequence[Leaf], location: str) -> list[Finding]:
+def unused_rules(rules: Sequence[tuple[str, object]], leaves: Sequence[Leaf], results: Sequence[Leaf], place: str) -> list[Finding]:
     """Rules that match nothing, or never first."""
     arguments = rule_paths(leaves)
     paths = arguments + [path for path in rule_paths(results) if _has_name(path)]
@@ -284,7 +274,7 @@ def unused_rules(rules: Sequence[tuple[str, object]], leaves: Sequence[Leaf], re
         why = f"every leaf it matches is taken by rule {shadowed[i]}, {rules[shadowed[i]][0]!r}" if i in shadowed else nothing
         fix = "put it before that one, or drop it" if i in shadowed else f"drop it, or write {_nearest(pattern, free or paths)}"
         message = f"rule {i}, {pattern!r}, is not used: {why}"
-        findings.append(Finding("unused-rule", message, "", location.partition(" (")[0], fix=fix))
+        findings.append(Finding("unused-rule", message, "", place, fix=fix))
     return findings
 
 
@@ -293,13 +283,13 @@ def _first_rule(rules: Sequence[tuple[str, object]], path: str) -> int | None:
 
 
 def sharding_by(
-    spec: object, leaf: Leaf, parameter: Leaf | None, view: MeshView, source: str, options: Options, location: str
+    spec: object, leaf: Leaf, parameter: Leaf | None, source: str, call: UserCall
 ) -> tuple[TensorSharding | None, list[Finding]]:
     """The sharding of a leaf by a rule; for a leaf that belongs to a parameter of another shape, the one that follows from it."""
-    sharding, dropped = to_fitting_sharding(spec, view, parameter or leaf, source, options.indivisible, location)
+    sharding, dropped = to_fitting_sharding(spec, parameter or leaf, source, call)
     if parameter is None:
         return sharding, dropped
-    return None if sharding is None else companion_sharding(leaf.shape, parameter.shape, sharding, view.dialect_mesh), []
+    return None if sharding is None else companion_sharding(leaf.shape, parameter.shape, sharding, call.view.dialect_mesh), []
 
 
 def _result_rule(rules: Sequence[tuple[str, object]], path: str) -> int | None:

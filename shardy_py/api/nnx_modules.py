@@ -18,7 +18,7 @@ from shardy_py.api.errors import UserError
 from shardy_py.api.trees import location_of
 
 if TYPE_CHECKING:
-    from shardy_py.api.request import Settings
+    from shardy_py.api.calls import Settings
 
 
 def _is_object(x: Any) -> bool:

@@ -90,8 +90,6 @@ IN_TYPE = "the type"
 def described_results(traced: TracedCall) -> tuple[list[Leaf], Annotated]:
     """The leaves of the result, with `out_shardings` and rules; raises SpecError if they do not fit."""
     request = traced.request
-    settings, view, location = request.settings, request.view, request.location
-    rules, options = settings.rules, settings.options
     result = traced.result
     leaves = [Leaf("result" + key, tuple(s.shape), str(s.dtype)) for key, s in zip(result.outline.keys, result.values, strict=True)]
     types = traced.out_types or (None,) * len(leaves)
@@ -99,10 +97,7 @@ def described_results(traced: TracedCall) -> tuple[list[Leaf], Annotated]:
     if any(map(callable, specs)):
         specs = call_specs(specs, leaves, result.values)
     sources = ["out_shardings" if own is not None else IN_TYPE for own in traced.out_specs]
-    pairs = [
-        to_fitting_sharding(spec, view, leaf, "out_shardings", options.indivisible, location)
-        for spec, leaf in zip(specs, leaves, strict=True)
-    ]
+    pairs = [to_fitting_sharding(spec, leaf, "out_shardings", request) for spec, leaf in zip(specs, leaves, strict=True)]
     findings = [*request.findings, *(finding for _, dropped in pairs for finding in dropped)]
     leaves = [
         replace(leaf, memory_kind=host_kind(spec if isinstance(spec, NamedSharding) else aval))
@@ -110,9 +105,9 @@ def described_results(traced: TracedCall) -> tuple[list[Leaf], Annotated]:
     ]
     stated = [source if sharding else "" for (sharding, _), source in zip(pairs, sources, strict=True)]
     annotated = Annotated([sharding for sharding, _ in pairs], stated, findings)
-    annotated = by_all_rules(settings, leaves, traced.out_names, annotated, view, location, results=True)
-    if rules:
-        annotated = replace(annotated, findings=[*annotated.findings, *unused_rules(rules, request.leaves, leaves, location)])
+    annotated = by_all_rules(request, leaves, traced.out_names, annotated, results=True)
+    if rules := request.settings.rules:
+        annotated = replace(annotated, findings=[*annotated.findings, *unused_rules(rules, request.leaves, leaves, request.place)])
     return leaves, annotated
 
 
@@ -234,14 +229,14 @@ class _CallPlanning:
             findings, donated = list(results.findings), ()
             if request.settings.logical_axis_rules:
                 names = (*request.axis_names, *traced.out_names)
-                findings += idle_rules(request.settings.logical_axis_rules, names, imported.program, request.location)
+                findings += idle_rules(request.settings.logical_axis_rules, names, imported.program, request.place)
             if request.settings.rules and request.settings.planner is None and request.view.dialect_mesh.size > 1:
-                findings += unmatched(request.settings.rules, inputs, request.location)
+                findings += unmatched(request.settings.rules, inputs, request.place)
             findings += imported.findings
             if request.layout.donated:
                 is_donated = [slot in request.layout.donated for slot in request.leaf_slots]
                 donated = donations(imported.program, inputs, outputs, is_donated, used, why_off())
-                findings += refusals(donated, request.location.partition(" (")[0])
+                findings += refusals(donated, request.place)
             pytrees = NamedPytrees(traced)
             described = (inputs, outputs, tuple(findings), imported.program, self.log or (), self.timings, pytrees, donated, partitioning)
             options = request.settings.options

@@ -16,6 +16,7 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.sharding import Mesh as JaxMesh
 
+from shardy_py.api.calls import UserCall
 from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.meshes import MESH_NAME, MeshView, same_axes
 from shardy_py.api.trees import Leaf, one_level
@@ -74,15 +75,14 @@ def check_spec(spec: object, view: MeshView, source: str, location: str) -> None
         raise SpecError(f"{source}: {wrong.what}", where=f"{source}, {location}", why=wrong.why, fix=wrong.fix) from None
 
 
-def to_fitting_sharding(
-    spec: object, view: MeshView, leaf: Leaf, source: str, indivisible: str, location: str
-) -> tuple[TensorSharding | None, list[Finding]]:
-    """As `to_tensor_sharding`; where `indivisible` is `"drop"`, without the axes that do not divide their dimension, which is a finding.
+def to_fitting_sharding(spec: object, leaf: Leaf, source: str, call: UserCall) -> tuple[TensorSharding | None, list[Finding]]:
+    """As `to_tensor_sharding`; where `Options.indivisible` is `"drop"`, without axes that do not divide dimensions, which is a finding.
 
     Raises SpecError if the spec does not fit the value or the mesh.
     """
-    sharding = to_tensor_sharding(spec, view, leaf, source, uneven=indivisible == "drop", location=location)
-    if sharding is None or indivisible != "drop":
+    view, drops = call.view, call.settings.options.indivisible == "drop"
+    sharding = to_tensor_sharding(spec, view, leaf, source, uneven=drops, location=call.location)
+    if sharding is None or not drops:
         return sharding, []
     fitting = sharding.with_dims(map(functools.partial(_dividing, view.dialect_mesh), leaf.shape, sharding.dims))
     if fitting is sharding:
@@ -94,7 +94,7 @@ def to_fitting_sharding(
     )
     fix = ", ".join(f"make dimension {d} {nearest(n, dim.shards(view.dialect_mesh))}" for d, n, dim in cut)
     remark = f"{source} says {sharding_text(sharding)}, and it is cut by {sharding_text(fitting)}: {message}"
-    return fitting, [Finding("indivisible", remark, leaf.path, location.partition(" (")[0], graded(size), size, fix)]
+    return fitting, [Finding("indivisible", remark, leaf.path, call.place, graded(size), size, fix)]
 
 
 def _dividing(mesh: Mesh, size: int, dim: DimensionSharding) -> DimensionSharding:
