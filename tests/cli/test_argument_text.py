@@ -12,7 +12,6 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from shardy_py.cli.errors import CommandError
 from shardy_py.cli.targets import parse_argument, parse_arguments
 
-
 SIZES = {"data": 2, "x": 2, "y": 1}
 MESH = AbstractMesh(tuple(SIZES.values()), tuple(SIZES), axis_types=(AxisType.Auto,) * len(SIZES))
 
