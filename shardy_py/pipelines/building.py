@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -62,44 +62,33 @@ class PlannedStage:
 
 
 @dataclass(frozen=True)
-class PipelineAlternative:
-    """A pipeline that the search considered.
-
-    Attributes:
-        name: How it is cut and sharded.
-        objective_seconds: Of one step, as `PipelineSearch.objective_seconds`.
-        memory_bytes: Of the device that needs most.
-        fits: Whether that is within the budget.
-    """
-
-    name: str
-    objective_seconds: float
-    memory_bytes: int
-    fits: bool
-
-
-@dataclass(frozen=True)
 class PipelineSearch:
-    """The result of a search for stages, meshes and shardings; `Pipelined.search`.
+    """A pipeline that a search for stages, meshes and shardings considered; as `Pipelined.search` the one that it chose.
 
     Attributes:
         hardware: The hardware whose seconds these are.
         objective_seconds: Of one step: its schedule, simulated with the plans of its programs, and the update.
-        lower_bound_seconds: None: nothing is known that all pipelines take.
         budget_bytes: The most that a device may hold; None without a budget.
-        name: Of the pipeline, as among the alternatives.
+        name: How it is cut and sharded.
         alternatives: All pipelines that were priced, the cheapest first.
-        timings: Seconds of each step of the search.
     """
 
     hardware: str
     objective_seconds: float
-    lower_bound_seconds: float | None
     budget_bytes: int | None
     name: str
     stages: tuple[PlannedStage, ...]
-    alternatives: tuple[PipelineAlternative, ...]
-    timings: Mapping[str, float] = field(default_factory=dict[str, float])
+    alternatives: tuple[PipelineSearch, ...] = ()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the device that needs most."""
+        return max(stage.memory_bytes for stage in self.stages)
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is within the budget."""
+        return self.budget_bytes is None or self.memory_bytes <= self.budget_bytes
 
     def __str__(self) -> str:
         rows = [("stage", "mesh", "batch", "memory")]

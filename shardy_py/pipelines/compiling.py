@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,13 +65,20 @@ def shardings(program: TaskProgram, places: Places) -> tuple[tuple[Any, ...], tu
     return tuple(places.sharding(v, program.stage) for v in ins), tuple(places.sharding(v, program.stage) for v in outs)
 
 
-def _sharded(program: TaskProgram, places: Places, donate: Sequence[int]) -> Any:
-    function, (ins, outs) = program.function(), shardings(program, places)
+def positional(run: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """A function with as many parameters, in place of any number."""
+    function = functools.wraps(run)(lambda *values: run(*values))
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(len(ins))]
+        [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(count)]
     )
+    return function
+
+
+def _sharded(program: TaskProgram, places: Places, donate: Sequence[int]) -> Any:
+    ins, outs = shardings(program, places)
     return auto_shard(
-        function, mesh=places.mesh(program.stage), in_shardings=ins or None, out_shardings=outs, donate_argnums=tuple(donate) or None,
+        positional(program.function(), len(ins)), mesh=places.mesh(program.stage), in_shardings=ins or None, out_shardings=outs,
+        donate_argnums=tuple(donate) or None,
         lowering="shard_map" if program.stands and program.sums else "jit",  # under "jit" XLA adds up what devices have of a sum, each time
         planner=places.planner,
     )  # fmt: skip

@@ -6,7 +6,6 @@ those that there are without a planner on as many devices, are simulated, and th
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import operator
@@ -23,7 +22,6 @@ from shardy_py.api import auto_shard
 from shardy_py.pipelines.assignment import Assignment, assign, pieces
 from shardy_py.pipelines.building import (
     CallSignature,
-    PipelineAlternative,
     PipelineOptions,
     PipelineSearch,
     PlannedStage,
@@ -33,7 +31,7 @@ from shardy_py.pipelines.building import (
     trace_step,
     updating,
 )
-from shardy_py.pipelines.compiling import defer_sums, plan_of, shardings, structs
+from shardy_py.pipelines.compiling import defer_sums, plan_of, positional, shardings, structs
 from shardy_py.pipelines.cost import equation_seconds
 from shardy_py.pipelines.errors import PipelineError
 from shardy_py.pipelines.flatten import FlatEquation
@@ -101,6 +99,7 @@ def _undominated(divisions: list[tuple[float, float, tuple[StageRun, ...]]]) -> 
 
 
 Sizes = Mapping[str, int]
+StagePlan = tuple[float, tuple[PartitionSpec, ...]]
 
 TIME_SHARE = 0.1
 """The part of the planner's time that one stage may take."""
@@ -115,15 +114,6 @@ class StageProgram:
     outputs: tuple[Var, ...]
     of: Mapping[Var, Var]
     times: int
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """Seconds of a stage in a step, and shardings of its operands and results."""
-
-    seconds: float
-    inputs: tuple[PartitionSpec, ...]
-    outputs: tuple[PartitionSpec, ...]
 
 
 def stage_program(split: SplitStep, programs: Iterable[TaskProgram], microbatches: int, *, by_batch: bool) -> StageProgram:
@@ -155,34 +145,21 @@ class StagePlanner:
         self._plans: dict[tuple[Any, ...], StagePlan] = {}
 
     def chosen(self, program: StageProgram, sizes: Sizes) -> StagePlan:
-        """The stage with the shardings that the planner chooses."""
+        """Seconds of the stage in a step, with the shardings that the planner chooses for its operands and results."""
         if not program.nodes:
-            return StagePlan(0.0, (PartitionSpec(),) * len(program.inputs), ())
+            return 0.0, (PartitionSpec(),) * len(program.inputs)
         closed = closed_jaxpr([node.eqn for node in program.nodes], program.inputs, program.outputs)
         donated = tuple(i for i, v in enumerate(program.inputs) if self.donated(v))
         key = (str(closed), tuple(sizes.items()), donated)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = self._planned(closed, program, sizes, donated)
-        return plan
-
-    def _planned(self, closed: Any, program: StageProgram, sizes: Sizes, donated: tuple[int, ...]) -> StagePlan:
-        run = jaxpr_as_fun(closed)
-
-        def stage(*values: Any) -> list[Any]:
-            return run(*values)
-
-        stage.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(len(program.inputs))]
-        )
-        sharded = auto_shard(stage, mesh=sizes, lowering="jit", donate_argnums=donated or None, planner=self.planner)
-        plan = sharded.plan(*map(struct_of, program.inputs))
-        assert plan.search is not None
-        inputs, outputs = (
-            tuple(s.spec if isinstance(s, NamedSharding) else PartitionSpec() for s in jax.tree.leaves(tree))
-            for tree in (plan.input_shardings, plan.output_shardings)
-        )
-        return StagePlan(plan.search.objective_seconds * program.times, inputs, outputs)
+        if key not in self._plans:
+            run = positional(jaxpr_as_fun(closed), len(program.inputs))
+            sharded = auto_shard(run, mesh=sizes, lowering="jit", donate_argnums=donated or None, planner=self.planner)
+            plan = sharded.plan(*map(struct_of, program.inputs))
+            assert plan.search is not None
+            shardings = jax.tree.leaves((plan.input_shardings, plan.output_shardings))
+            specs = tuple(s.spec if isinstance(s, NamedSharding) else PartitionSpec() for s in shardings)
+            self._plans[key] = plan.search.objective_seconds * program.times, specs
+        return self._plans[key]
 
 
 class ProgramPrices:
@@ -214,14 +191,6 @@ class ProgramPrices:
             assert step is not None
             seconds = self._seconds[key] = self.planner.objective(step)
         return seconds
-
-
-def set_specs(places: Places, stage: int, program: StageProgram, plan: StagePlan) -> None:
-    """Shards the values of a stage as its plan does, as far as microbatches divide."""
-    specs = dict(zip((*program.inputs, *program.outputs), (*plan.inputs, *plan.outputs), strict=True))
-    sizes = dict(places.mesh(stage).shape)
-    for v, w in program.of.items():
-        places.at[v, stage] = _dividing(specs[w], shape_of(v), sizes)
 
 
 def _dividing(spec: PartitionSpec, shape: Sequence[int], sizes: Sizes) -> PartitionSpec:
@@ -271,18 +240,7 @@ def check_planner(planner: object, mesh: object, virtual: int, in_shardings: obj
             )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Priced:
-    """A pipeline with its price."""
-
-    name: str
-    built: StagedStep
-    seconds: float
-    stages: tuple[PlannedStage, ...]
-
-    @property
-    def memory(self) -> int:
-        return max(stage.memory_bytes for stage in self.stages)
+Priced = tuple[PipelineSearch, StagedStep]
 
 
 def planned(options: PipelineOptions, signature: CallSignature) -> StagedStep:
@@ -308,6 +266,8 @@ class _PipelineSearch:
         most = max(PIECES, options.num_stages or 0, len(self.meshes or ()))
         self.cuts = None if options.partition is not None else pieces(self.split, most, options.hardware)
         self.counts = self._counts()
+        budget = self.planner.budget if options.memory_bytes is None else options.memory_bytes
+        self.budget = None if budget is None or math.isinf(budget) else int(budget)
 
     def _counts(self) -> list[int]:
         """Numbers of stages to try."""
@@ -328,38 +288,21 @@ class _PipelineSearch:
             return [self.options.schedule.meshes]
         return list(range(1, most + 1))
 
-    @property
-    def budget(self) -> float | None:
-        """The most bytes of a device."""
-        return self.planner.budget if self.options.memory_bytes is None else self.options.memory_bytes
-
-    def fits(self, priced: _Priced) -> bool:
-        """Whether every stage is within the budget."""
-        return self.budget is None or priced.memory <= self.budget
-
     def run(self) -> StagedStep:
         """The best pipeline."""
-        priced = sorted((*self.by_propagation(), *self.alone(), *self.by_planner()), key=lambda each: each.seconds)
-        fitting = [each for each in priced if self.fits(each)]
-        if not fitting:
+        priced = sorted((*self.by_propagation(), *self.alone(), *self.by_planner()), key=lambda each: each[0].objective_seconds)
+        chosen = next((each for each in priced if each[0].fits), None)
+        if chosen is None:
             raise self.infeasible(priced)
-        best = fitting[0]
-        alternatives = tuple(PipelineAlternative(each.name, each.seconds, each.memory, each in fitting) for each in priced)
-        budget = None if self.budget is None or math.isinf(self.budget) else int(self.budget)
-        timings = {"total": time.monotonic() - self.began}
-        return replace(
-            best.built,
-            search=PipelineSearch(self.planner.machine.name, best.seconds, None, budget, best.name, best.stages, alternatives, timings),
-        )
+        return replace(chosen[1], search=replace(chosen[0], alternatives=tuple(search for search, _ in priced)))
 
-    def infeasible(self, priced: Sequence[_Priced]) -> PipelineError:
+    def infeasible(self, priced: Sequence[Priced]) -> PipelineError:
         """The error for a budget that nothing fits."""
-        least = min(priced, key=lambda each: each.memory)
-        number = max(range(len(least.stages)), key=lambda s: least.stages[s].memory_bytes)
-        stage = stage_memory(least.built)[number]
+        least, built = min(priced, key=lambda each: each[0].memory_bytes)
+        stage = max(stage_memory(built), key=lambda stage: stage.memory_bytes)
         activations = stage.in_flight * stage.activation_bytes
         return PipelineError(
-            f"no pipeline fits {format_bytes(int(self.budget or 0))} a device: the least that was found is {format_bytes(least.memory)}",
+            f"no pipeline fits {format_bytes(self.budget or 0)} a device: the least that was found is {format_bytes(least.memory_bytes)}",
             where=f"sp.pipeline(planner=), stage {stage.name!r} of {least.name}",
             why=f"parameters take {format_bytes(stage.parameter_bytes)}, their state {format_bytes(stage.state_bytes)}, gradients "
             f"{format_bytes(stage.gradient_bytes)}, activations in flight {format_bytes(activations)}",
@@ -370,7 +313,7 @@ class _PipelineSearch:
         """The assignment of equations to `count` stages, cut at the marks of the user where there are any."""
         return assign(self.split, count, self.options.hardware, stage_names(self.options), cuts)
 
-    def by_propagation(self) -> Iterator[_Priced]:
+    def by_propagation(self) -> Iterator[Priced]:
         """The pipelines that there are without a planner: stages of equal time on equal meshes, along which the batch lies."""
         axis = self.options.axis
         for count in self.counts:
@@ -380,7 +323,7 @@ class _PipelineSearch:
                 built = staged(self.options, self.signature, self.split, self.assigned(count), places)
                 yield self.priced("batch along each mesh", built)
 
-    def alone(self) -> Iterator[_Priced]:
+    def alone(self) -> Iterator[Priced]:
         """The plan without a pipeline: one stage with the whole batch."""
         if 1 in self.counts and self.meshes is None and isinstance(self.options.schedule, str):
             options = replace(self.options, num_microbatches=1)
@@ -391,7 +334,7 @@ class _PipelineSearch:
                 "the batch as a whole, planned", staged(options, self.signature, split, assigned, places, propagate=False), True
             )
 
-    def by_planner(self) -> Iterator[_Priced]:
+    def by_planner(self) -> Iterator[Priced]:
         """The pipelines of planned pieces: for each number of stages the best one, the most promising first, while there is time."""
         best = math.inf
         for estimate, runs in self.divisions():
@@ -406,17 +349,19 @@ class _PipelineSearch:
                 places = Places(tuple(meshes), len(runs), planner=self.stages.planner)
                 built = staged(self.options, self.signature, self.split, self.assigned(len(runs), cuts), places, propagate=False)
                 priced = self.planned(name, built, by_batch)
-                best = min(best, priced.seconds if self.fits(priced) else math.inf)
+                best = min(best, priced[0].objective_seconds if priced[0].fits else math.inf)
                 yield priced
 
-    def planned(self, name: str, built: StagedStep, by_batch: bool) -> _Priced:
+    def planned(self, name: str, built: StagedStep, by_batch: bool) -> Priced:
         """A pipeline with the shardings that the planner chooses for its stages."""
         for s in range(built.places.stages):
             sizes = dict(built.places.mesh(s).shape)
             programs = [p for p in (*built.programs.values(), *built.update) if p.stage == s]
             rows = self.signature.structs[self.signature.batch.index(True)].shape[0] // built.options.num_microbatches
-            program = self.program_of(built.split, programs, by_batch and rows % math.prod(sizes.values()) == 0)
-            set_specs(built.places, s, program, self.stages.chosen(program, sizes))
+            whole = by_batch and rows % math.prod(sizes.values()) == 0  # a microbatch has to divide among the devices
+            program = stage_program(built.split, programs, self.options.num_microbatches, by_batch=whole)
+            specs = dict(zip((*program.inputs, *program.outputs), self.stages.chosen(program, sizes)[1], strict=True))
+            built.places.at.update(((v, s), _dividing(specs[w], shape_of(v), sizes)) for v, w in program.of.items())
         return self.priced(name, built)
 
     def divisions(self) -> list[tuple[float, tuple[StageRun, ...]]]:
@@ -438,25 +383,20 @@ class _PipelineSearch:
         programs = stage_programs(self.split, finest, [False] * finest.stages)
         updates = updating(self.split, programs, {})[1]
         parts = [[p for p in (*programs.values(), *updates) if p.stage == s] for s in range(finest.stages)]
-        whole, single = ([self.program_of(self.split, part, by_batch) for part in parts] for by_batch in (True, False))
+        count = self.options.num_microbatches
+        whole, single = ([stage_program(self.split, part, count, by_batch=by_batch) for part in parts] for by_batch in (True, False))
         if self.meshes is not None:
             largest = max(self.meshes, key=lambda mesh: mesh.size)
             each = whole if self.rows % largest.size == 0 else single
-            return {tuple(largest.shape.values()): [self.stages.chosen(piece, dict(largest.shape)).seconds for piece in each]}
+            return {tuple(largest.shape.values()): [self.stages.chosen(piece, dict(largest.shape))[0] for piece in each]}
         seconds: dict[tuple[int, ...], list[float]] = {}
         for shape in sorted((shape for size in _sizes(self.devices) for shape in shapes(size)), key=len):
             if not seconds or time.monotonic() - self.began < PIECES_SHARE * self.planner.time_limit_s or len(shape) == 1:
                 each = whole if self.rows % math.prod(shape) == 0 else single
-                seconds[shape] = [self.stages.chosen(piece, dict(zip(AXES, shape))).seconds for piece in each]
+                seconds[shape] = [self.stages.chosen(piece, dict(zip(AXES, shape)))[0] for piece in each]
         return seconds
 
-    # ------------------------------------------------------------------ prices
-
-    def program_of(self, split: SplitStep, programs: Sequence[TaskProgram], by_batch: bool) -> StageProgram:
-        """The work of programs of one stage, on the whole batch or on a microbatch, which has to divide among its devices."""
-        return stage_program(split, programs, self.options.num_microbatches, by_batch=by_batch)
-
-    def priced(self, name: str, built: StagedStep) -> _Priced:
+    def priced(self, name: str, built: StagedStep) -> Priced:
         """A pipeline with its price: its schedule, simulated with the programs that run, and what runs once."""
         places, count, microbatches = built.places.copy(), built.places.stages, built.options.num_microbatches
         programs, updates = defer_sums(built.programs, built.update, places, built.split.batch)
@@ -473,7 +413,8 @@ class _PipelineSearch:
             PlannedStage(dict(places.mesh(s).shape), seconds[s], memory.memory_bytes) for s, memory in enumerate(stage_memory(built))
         )
         sizes = " + ".join(str(places.mesh(s).size) for s in range(count))
-        return _Priced(f"{count} stage{'s' if count > 1 else ''} on {sizes} devices, {name}", built, step, stages)
+        name = f"{count} stage{'s' if count > 1 else ''} on {sizes} devices, {name}"
+        return PipelineSearch(self.planner.machine.name, step, self.budget, name, stages), built
 
 
 def _meshes(options: PipelineOptions) -> tuple[Mesh | AbstractMesh, ...]:
