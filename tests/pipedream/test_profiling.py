@@ -186,8 +186,8 @@ def test_the_line_computes_what_the_function_does() -> None:
     closed = jax.make_jaxpr(loss)(values, tokens)
     line = line_of(closed, [True, True, True, True, False])
     env: dict[Any, Any] = dict(zip(line.invars, jax.tree.leaves((values, tokens)))) | line.consts
-    env |= {row: env[whole][step] for row, (whole, step) in line.slices.items()}
-    eqns = [step.eqn for step in line.steps]
+    env |= {row: env[whole][step] for row, (whole, step) in line.rows.items()}
+    eqns = [step.eqn for step in line.nodes]
     jaxpr = jax.make_jaxpr(lambda: ())().jaxpr.replace(invars=list(env), outvars=list(line.outvars), eqns=eqns)
     (result,) = jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*env.values())
     assert float(result) == pytest.approx(float(loss(values, tokens)), rel=1e-6)

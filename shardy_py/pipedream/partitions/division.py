@@ -11,9 +11,9 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.leaves import Leaves, trace_leaves
-from shardy_py.pipedream.profiles.line import GRAINS, EquationLine, chosen_leaves, line_of, pieces_of, row_equations
+from shardy_py.pipedream.profiles.line import GRAINS, chosen_leaves, line_of, pieces_of, row_equations
 from shardy_py.pipelines import markers
-from shardy_py.pipelines.flatten import FlatEquation
+from shardy_py.pipelines.flatten import FlatEquation, FlatStep
 from shardy_py.pipelines.programs import evaluate
 
 
@@ -57,15 +57,15 @@ def divide(
     line = line_of(traced, chosen_leaves(args, parameters))
     stage_of = _stages(line, getattr(partition, "graph", partition), getattr(function, "__name__", repr(function)))
     readers: dict[Var, int] = {}
-    for step, stage in zip(line.steps, stage_of):
+    for step, stage in zip(line.nodes, stage_of):
         for v in step.eqn.invars:
-            if not isinstance(v, Literal) and v in line.slices:
+            if not isinstance(v, Literal) and v in line.rows:
                 readers[v] = min(stage, readers.get(v, stage))
     placed: list[tuple[int, JaxprEqn]] = []
     for row, stage in readers.items():
-        whole, number = line.slices[row]
+        whole, number = line.rows[row]
         placed += [(stage, eqn) for eqn in row_equations(row, whole, number)]
-    placed += [(stage, step.eqn) for step, stage in zip(line.steps, stage_of)]
+    placed += [(stage, step.eqn) for step, stage in zip(line.nodes, stage_of)]
     # No stage is given values by a later one, so that the order within each is all there is to keep.
     placed.sort(key=lambda pair: pair[0])
     jaxpr = traced.jaxpr.replace(
@@ -117,7 +117,7 @@ def marked(function: Callable[..., Any], partition: markers.Marking, *, paramete
     return run
 
 
-def _stages(line: EquationLine, graph: Any, name: str) -> list[int]:
+def _stages(line: FlatStep, graph: Any, name: str) -> list[int]:
     """The stage of every step."""
     if not graph.num_stages:
         raise DivisionError("no node has a stage", where=f"a profile of {len(graph.nodes)} nodes", fix="partition it first")
@@ -127,12 +127,12 @@ def _stages(line: EquationLine, graph: Any, name: str) -> list[int]:
         # The types in the names of equations depend on the size of the batch.
         if [_kind(piece.name, by) for piece in pieces] == [_kind(node.description, by) for node in nodes]:
             stages = {id(step): node.stage for piece, node in zip(pieces, nodes) for step in piece.steps}
-            stages_of_steps = [stages[id(step)] for step in line.steps]
+            stages_of_steps = [stages[id(step)] for step in line.nodes]
             assert None not in stages_of_steps
             return [stage for stage in stages_of_steps if stage is not None]
     raise DivisionError(
         f"the partition is not one of {name}", where=f"a profile with {len(nodes)} nodes",
-        why=f"the function has {len(line.steps)} equations, in {len(pieces_of(line, 'layer'))} layers, with other names",
+        why=f"the function has {len(line.nodes)} equations, in {len(pieces_of(line, 'layer'))} layers, with other names",
         fix="profile this function with arguments that differ from these in the size of the batch alone, and partition that",
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,8 +15,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.jaxprs import inlined
 from shardy_py.ir.jax_calls import PLAIN_CALLS, body_parameter
-from shardy_py.pipelines.flatten import FlatEquation, flatten, row_of
-from shardy_py.pipelines.jaxprs import Atom, closed, closed_jaxpr, live, reads, struct_of
+from shardy_py.pipelines.flatten import FlatEquation, FlatStep, flatten, row_of
+from shardy_py.pipelines.jaxprs import closed, closed_jaxpr, live, reads, struct_of
 
 _SCOPE = "profile_equation="
 
@@ -24,11 +24,6 @@ _NUMBER = re.compile(re.escape(_SCOPE) + r"(\d+)")
 
 _WITH_BODIES = PLAIN_CALLS | {"scan"}
 """Primitives that a line takes apart."""
-
-
-def is_number(scope: str) -> bool:
-    """Whether a scope of a name stack is the number of an equation."""
-    return _NUMBER.fullmatch(scope) is not None
 
 
 def numbers_in(stack: str) -> tuple[int, ...]:
@@ -70,46 +65,11 @@ class _Numbering:
 _TRANSFORMED = re.compile(r"\w+\(([^()]*)\)")
 
 
-@dataclass(frozen=True)
-class LineStep:
-    """One equation.
-
-    Attributes:
-        source: The numbers of the equations that it was taken from, outermost first; empty where these are not numbered.
-    """
-
-    eqn: JaxprEqn
-    scope: tuple[str, ...]
-    layer: tuple[int, ...]
-    source: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class EquationLine:
-    """A function as equations in order.
-
-    Attributes:
-        slices: Parameters of one layer that a loop reads from stacked ones -> (stacked parameter, row).
-    """
-
-    invars: tuple[Var, ...]
-    outvars: tuple[Atom, ...]
-    steps: tuple[LineStep, ...]
-    consts: dict[Var, Any]
-    slices: dict[Var, tuple[Var, int]]
-
-
-def line_of(closed: ClosedJaxpr, parameters: Sequence[bool]) -> EquationLine:
-    """Takes calls and loops over layers (over slices of inputs that `parameters` marks) apart; rules for derivatives stay whole."""
+def line_of(closed: ClosedJaxpr, parameters: Sequence[bool]) -> FlatStep:
+    """Takes calls and loops over layers (over rows of inputs that `parameters` marks) apart; rules for derivatives stay whole."""
     flat = flatten(closed, [not flag for flag in parameters], PLAIN_CALLS)
-    slices = {row: place for row, place in flat.rows.items() if place[0] not in flat.rows}
-    steps = tuple(map(_line_step, live(flat.nodes, flat.outvars, slices)))
-    return EquationLine(flat.invars, flat.outvars, steps, flat.consts, slices)
-
-
-def _line_step(node: FlatEquation) -> LineStep:
-    scope = tuple(part for stack in node.stacks for part in _scopes(stack))
-    return LineStep(node.eqn, scope, node.layer, tuple(number for stack in node.stacks for number in numbers_in(stack)))
+    rows = {row: place for row, place in flat.rows.items() if place[0] not in flat.rows}
+    return replace(flat, nodes=tuple(live(flat.nodes, flat.outvars, rows)), rows=rows)
 
 
 def row_equations(row: Var, whole: Var, step: int) -> list[JaxprEqn]:
@@ -118,11 +78,12 @@ def row_equations(row: Var, whole: Var, step: int) -> list[JaxprEqn]:
     return [*eqns[:-1], eqns[-1].replace(outvars=[row])]
 
 
-def _scopes(stack: str) -> tuple[str, ...]:
-    """The scopes of a name stack, without the wrappers of transformations and the numbers of equations."""
+def _scope(step: FlatEquation) -> tuple[str, ...]:
+    """The scopes around an equation, without the wrappers of transformations and the numbers of equations."""
+    stack = "/".join(step.stacks)
     while (shorter := _TRANSFORMED.sub(r"\1", stack)) != stack:
         stack = shorter
-    return tuple(part for part in stack.split("/") if part and not is_number(part))
+    return tuple(part for part in stack.split("/") if part and not _NUMBER.fullmatch(part))
 
 
 def chosen_leaves(args: Sequence[Any], parameters: int | Sequence[int]) -> list[bool]:
@@ -141,7 +102,7 @@ class LinePiece:
     """Consecutive equations that form one node of the graph."""
 
     name: str
-    steps: tuple[LineStep, ...]
+    steps: tuple[FlatEquation, ...]
     results: tuple[Var, ...]
 
     @functools.cached_property
@@ -155,30 +116,28 @@ class LinePiece:
         return closed_jaxpr([step.eqn for step in self.steps], self.inputs, self.results)
 
 
-def pieces_of(line: EquationLine, by: str) -> list[LinePiece]:
+def pieces_of(line: FlatStep, by: str) -> list[LinePiece]:
     """Runs of equations with one name, so that no piece waits for another that waits for it."""
-    runs = [(_equation_name(step), [step]) for step in line.steps] if by == "equation" else _runs(line, by)
+    runs = [(_equation_name(step), [step]) for step in line.nodes] if by == "equation" else _runs(line, by)
     makers = {v: number for number, (_, steps) in enumerate(runs) for step in steps for v in step.eqn.outvars}
     used = {v for v in line.outvars if isinstance(v, Var)}
     used.update(v for number, (_, steps) in enumerate(runs) for v in _inputs(steps) if makers.get(v) != number)
     return [LinePiece(name, tuple(steps), tuple(v for step in steps for v in step.eqn.outvars if v in used)) for name, steps in runs]
 
 
-def _runs(line: EquationLine, by: str) -> list[tuple[str, list[LineStep]]]:
-    shared = _shared_depth({step.scope for step in line.steps if step.scope and not step.layer})
-    runs: list[tuple[tuple[Any, ...], list[LineStep]]] = []
-    for step in line.steps:
-        if by == "scope":
-            key = (*step.scope, *step.layer)
-        else:
-            key = step.layer[:1] or step.scope[shared : shared + 1]
+def _runs(line: FlatStep, by: str) -> list[tuple[str, list[FlatEquation]]]:
+    scopes = [_scope(step) for step in line.nodes]
+    shared = _shared_depth({scope for scope, step in zip(scopes, line.nodes) if scope and not step.layer})
+    runs: list[tuple[tuple[Any, ...], list[FlatEquation]]] = []
+    for scope, step in zip(scopes, line.nodes):
+        key = (*scope, *step.layer) if by == "scope" else step.layer[:1] or scope[shared : shared + 1]
         if not runs or runs[-1][0] != key:
             runs.append((key, []))
         runs[-1][1].append(step)
     return [(f"{by}({'/'.join(map(str, key))})", steps) for key, steps in runs]
 
 
-def _inputs(steps: Sequence[LineStep]) -> tuple[Var, ...]:
+def _inputs(steps: Sequence[FlatEquation]) -> tuple[Var, ...]:
     inside = {v for step in steps for v in step.eqn.outvars}
     return tuple(v for v in dict.fromkeys(v for step in steps for v in reads(step.eqn)) if v not in inside)
 
@@ -191,6 +150,6 @@ def _shared_depth(scopes: set[tuple[str, ...]]) -> int:
     return next((i for i in range(least) if len({scope[i] for scope in scopes}) > 1), least)
 
 
-def _equation_name(step: LineStep) -> str:
+def _equation_name(step: FlatEquation) -> str:
     result = step.eqn.outvars[0].aval.str_short() if step.eqn.outvars else ""
     return f"{step.eqn.primitive.name}({result})"

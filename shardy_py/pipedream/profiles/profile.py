@@ -21,18 +21,9 @@ from shardy_py.frontends.jaxpr import from_equations, lowered
 from shardy_py.frontends.locations import name_stack_of
 from shardy_py.ir import Op
 from shardy_py.pipedream.profiles.graph import ProfileGraph, ProfileNode
-from shardy_py.pipedream.profiles.line import (
-    GRAINS,
-    EquationLine,
-    LinePiece,
-    LineStep,
-    chosen_leaves,
-    line_of,
-    numbered,
-    numbers_in,
-    pieces_of,
-)
+from shardy_py.pipedream.profiles.line import GRAINS, LinePiece, chosen_leaves, line_of, numbered, numbers_in, pieces_of
 from shardy_py.pipelines.cost import op_seconds
+from shardy_py.pipelines.flatten import FlatEquation, FlatStep
 from shardy_py.pipelines.jaxprs import (
     Atom,
     bytes_of,
@@ -46,36 +37,21 @@ from shardy_py.pipelines.jaxprs import (
 )
 
 
-class Attribution:
-    """The steps that each equation of a numbered function became."""
-
-    def __init__(self, steps: Sequence[LineStep]) -> None:
-        self.root = _Equation()
-        for step in steps:
-            node = self.root
-            node.steps.append(step)
-            for number in step.source:
-                node = node.inner.setdefault(number, _Equation())
-                node.steps.append(step)
-
-    def seconds(self, traced: ClosedJaxpr, hardware: Hardware) -> dict[LineStep, float]:
-        """Modelled seconds of the steps: of the function, or of what they became in a transformation of it such as a gradient."""
-        seconds = dict.fromkeys(self.root.steps, 0.0)
-        for op, took in _executed_ops(traced, hardware):
-            node = self.root
-            for number in _source_of(op):
-                node = node.inner.get(number, node)
-            for step in node.steps:
-                seconds[step] += took / len(node.steps)
-        return seconds
-
-
-class _Equation:
-    """An equation of a numbered function: the steps that it became, and the equations of its body by their numbers."""
-
-    def __init__(self) -> None:
-        self.steps: list[LineStep] = []
-        self.inner: dict[int, _Equation] = {}
+def attributed(traced: ClosedJaxpr, steps: Sequence[FlatEquation], hardware: Hardware) -> dict[FlatEquation, float]:
+    """Modelled seconds of the steps of a numbered function: there, or of what they became in a transformation of it such as a gradient."""
+    taken_from: dict[tuple[int, ...], list[FlatEquation]] = {}  # numbers of an equation and those around it -> the steps that it became
+    for step in steps:
+        numbers = tuple(number for stack in step.stacks for number in numbers_in(stack))
+        for end in range(len(numbers) + 1):
+            taken_from.setdefault(numbers[:end], []).append(step)
+    seconds = dict.fromkeys(steps, 0.0)
+    for op, took in _executed_ops(traced, hardware):
+        source: tuple[int, ...] = ()
+        for number in _source_of(op):
+            source = (*source, number) if (*source, number) in taken_from else source
+        for step in taken_from[source]:
+            seconds[step] += took / len(taken_from[source])
+    return seconds
 
 
 def _executed_ops(traced: ClosedJaxpr, hardware: Hardware) -> Iterator[tuple[Op, float]]:
@@ -212,17 +188,17 @@ class Shards:
         return math.prod(sizes.values())
 
 
-def shards_of(line: EquationLine, args: Sequence[Any], mesh: Any, in_shardings: Any) -> Shards:
+def shards_of(line: FlatStep, args: Sequence[Any], mesh: Any, in_shardings: Any) -> Shards:
     """Plans a function with all of its values as results, and reads off how each lies."""
-    values = [v for step in line.steps for v in step.eqn.outvars if not is_extended_dtype(dtype_of(v))]
-    results = [*line.slices, *values]
-    inputs = [*line.invars, *line.consts, *line.slices]
-    run = jaxpr_as_fun(closed_jaxpr([step.eqn for step in line.steps], inputs, results))
+    values = [v for step in line.nodes for v in step.eqn.outvars if not is_extended_dtype(dtype_of(v))]
+    results = [*line.rows, *values]
+    inputs = [*line.invars, *line.consts, *line.rows]
+    run = jaxpr_as_fun(closed_jaxpr([step.eqn for step in line.nodes], inputs, results))
 
     def everything(*arguments: Any) -> list[Any]:
         env = dict(zip(line.invars, jax.tree_util.tree_leaves(arguments)))
         env.update(line.consts)
-        for row, (whole, step) in line.slices.items():
+        for row, (whole, step) in line.rows.items():
             env[row] = env[whole][step]
         return run(*(env[v] for v in inputs))
 
@@ -292,23 +268,23 @@ def profile(
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]]
     traced = numbered(jax.make_jaxpr(function)(*args))
     line = line_of(traced, weights)
-    if not line.steps:
+    if not line.nodes:
         raise ShardyError("nothing is computed", where=f"function {getattr(function, '__name__', function)!r}", why="no equation is left")
     shards = shards_of(line, args, mesh, in_shardings) if mesh is not None else Shards({})
     batch = [(v, jax.tree_util.keystr(path)) for v, path, flag in zip(line.invars, paths, weights) if not flag]
     inputs = {v: f"Input{number} {path}" for number, (v, path) in enumerate(batch)}
     pieces = pieces_of(line, by)
-    attribution, machine = Attribution(line.steps), hardware_named(hardware)
-    forward = attribution.seconds(traced, machine)
+    machine = hardware_named(hardware)
+    forward = attributed(traced, line.nodes, machine)
     if measured:
         seconds = measured_seconds(pieces)
     else:
         gradient = gradient_of(traced, weights)
-        seconds = _modelled(pieces, forward, forward if gradient is None else attribution.seconds(gradient, machine))
+        seconds = _modelled(pieces, forward, forward if gradient is None else attributed(gradient, line.nodes, machine))
     return _Grapher(line, inputs, shards, forward).graph(pieces, seconds)
 
 
-def _modelled(pieces: Sequence[LinePiece], forward: Mapping[LineStep, float], both: Mapping[LineStep, float]) -> list[Seconds]:
+def _modelled(pieces: Sequence[LinePiece], forward: Mapping[FlatEquation, float], both: Mapping[FlatEquation, float]) -> list[Seconds]:
     """Seconds of pieces by those of their steps, forward and in both passes."""
     seconds: list[Seconds] = []
     for piece in pieces:
@@ -318,7 +294,7 @@ def _modelled(pieces: Sequence[LinePiece], forward: Mapping[LineStep, float], bo
 
 
 class _Grapher:
-    def __init__(self, line: EquationLine, inputs: Mapping[Var, str], shards: Shards, step_seconds: Mapping[LineStep, float]) -> None:
+    def __init__(self, line: FlatStep, inputs: Mapping[Var, str], shards: Shards, step_seconds: Mapping[FlatEquation, float]) -> None:
         self.line, self.inputs, self.shards, self.step_seconds = line, inputs, shards, step_seconds
         self.nodes: list[ProfileNode] = []
         self.edges: list[tuple[str, str]] = []
