@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 from shardy_py.plan.cost_analysis import seconds_text
 
@@ -97,9 +97,17 @@ def report(phase: str, fraction: float | None = None, objective: float | None = 
 @contextmanager
 def observed(name: str, listener: Listener | bool) -> Iterator[None]:
     """Reports of what runs inside go to a listener, and on to one outside; True shows a line on a terminal, False nothing."""
-    show = Line.here() if listener is True else None
-    tell = show or listener
-    if _observation.get() is not None or not callable(tell):
+    show = _line() if listener is True else None
+    told: list[Progress] = []
+
+    def tell(progress: Progress) -> None:
+        if show is None and callable(listener):
+            listener(progress)
+        elif show is not None and progress.seconds >= AFTER:
+            told.append(progress)
+            show(str(progress))
+
+    if _observation.get() is not None or not (show or callable(listener)):
         yield
         return
     token = _observation.set(_Observation(name, tell))
@@ -107,60 +115,30 @@ def observed(name: str, listener: Listener | bool) -> Iterator[None]:
         yield
     finally:
         _observation.reset(token)
-        if show is not None:
-            show.clear()
+        if show is not None and told:
+            show("")
 
 
-class Line:
-    """One line that changes, and is gone in the end."""
+def _line() -> Callable[[str], None] | None:
+    """Writes one line that changes, in the cell of a notebook or on the terminal of standard error; None where there is neither."""
+    ipython, stream = sys.modules.get("IPython"), sys.stderr
+    shell = None if ipython is None else ipython.get_ipython()
+    handles: list[Any] = []
 
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self.write = write
-        self.shown = False
-
-    @classmethod
-    def here(cls) -> Line | None:
-        """A line in the cell of a notebook, or on the terminal of standard error; None where there is neither."""
-        ipython = sys.modules.get("IPython")
-        shell = None if ipython is None else ipython.get_ipython()
-        if getattr(shell, "kernel", None) is not None:
-            return cls(_Cell(sys.modules["IPython.display"].display).write)
-        return cls(_Terminal(sys.stderr).write) if sys.stderr is not None and sys.stderr.isatty() else None
-
-    def __call__(self, progress: Progress) -> None:
-        """Shows where planning is, once it takes long."""
-        if progress.seconds >= AFTER:
-            self.shown = True
-            self.write(str(progress))
-
-    def clear(self) -> None:
-        """Takes the line away."""
-        if self.shown:
-            self.write("")
-            self.shown = False
-
-
-@dataclass(frozen=True)
-class _Terminal:
-    stream: TextIO
-
-    def write(self, text: str) -> None:
-        width = shutil.get_terminal_size().columns - 1
-        self.stream.write(_CLEARED + text[:width])
-        self.stream.flush()
-
-
-@dataclass
-class _Cell:
-    display: Any
-    handle: Any = None
-
-    def write(self, text: str) -> None:
+    def cell(text: str) -> None:
         data = {"text/plain": text}
-        if self.handle is None:
-            self.handle = self.display(data, raw=True, display_id=True)
+        if handles:
+            handles[0].update(data, raw=True)
         else:
-            self.handle.update(data, raw=True)
+            handles.append(sys.modules["IPython.display"].display(data, raw=True, display_id=True))
+
+    def terminal(text: str) -> None:
+        stream.write(_CLEARED + text[: shutil.get_terminal_size().columns - 1])
+        stream.flush()
+
+    if getattr(shell, "kernel", None) is not None:
+        return cell
+    return terminal if stream is not None and stream.isatty() else None
 
 
 PHASES = {
