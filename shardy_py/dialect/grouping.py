@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -20,6 +20,30 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+class Interner(Generic[K]):
+    """Numbers keys in the order in which they are first seen, with a row for each.
+
+    Example:
+        >>> table = Interner[str]()
+        >>> [table("a"), table("b"), table("a")], table.rows
+        ([0, 1, 0], ['a', 'b'])
+    """
+
+    def __init__(self, row: Callable[[K], Any] = lambda key: key) -> None:
+        self.rows: list[Any] = []
+        self._row = row
+        self._numbers: dict[K, int] = {}
+
+    def __call__(self, key: K, row: Callable[[], Any] | None = None) -> int:
+        """The number of a key; of a new one with a row of its own, if that is not None."""
+        number = self._numbers.get(key)
+        if number is None:
+            written = self._row(key) if row is None else row()
+            number = self._numbers[key] = len(self.rows)
+            self.rows.append(written)
+        return number
 
 
 class Components(Generic[K]):

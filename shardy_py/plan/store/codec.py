@@ -16,6 +16,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from shardy_py.dialect import Mesh
+from shardy_py.dialect.grouping import Interner
 from shardy_py.errors import ShardyError
 
 LIMIT = 1 << 63
@@ -129,23 +130,13 @@ class Codec(NamedTuple):
     read: Callable[[Any, Any], Any]
 
 
-class StoredTable:
+class StoredTable(Interner[Hashable]):
     """Data that stands once in a file: rows as they are written, and the entries that were read."""
 
     def __init__(self, codec: Codec) -> None:
+        super().__init__()
         self.codec = codec
-        self.rows: list[Any] = []
         self.entries: list[Any] = []
-        self.numbers: dict[Hashable, int] = {}
-
-    def number(self, key: Hashable, row: Callable[[], Any]) -> int:
-        """The number of the row of a key, which is added where it is new."""
-        number = self.numbers.get(key)
-        if number is None:
-            written = row()
-            number = self.numbers[key] = len(self.rows)
-            self.rows.append(written)
-        return number
 
 
 def in_table(name: str) -> Codec:
@@ -155,7 +146,7 @@ def in_table(name: str) -> Codec:
         if value is None:
             return None
         table: StoredTable = tables[name]
-        return table.number(value, lambda: table.codec.write(tables, value))
+        return table(value, lambda: table.codec.write(tables, value))
 
     return Codec(write, lambda tables, data: None if data is None else entry(tables[name].entries, data))
 

@@ -17,6 +17,7 @@ from typing import Any
 from shardy_py.cost.compute import work_of
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.dialect import Mesh, OpShardingRule, TensorSharding
+from shardy_py.dialect.grouping import Interner
 from shardy_py.dialect.verify import verify_sharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
@@ -98,7 +99,6 @@ class ProgramTables(dict[str, StoredTable]):
         self.op_numbers: dict[Op, int] = {}
         self.located: dict[int, int | None] = {}
         self._attributes: dict[tuple[int, Type | None], int] = {}
-        self._kinds: dict[tuple[Any, ...], int] = {}
         self._arrays: dict[Hashable, int] = {}
 
     def add(self, values: Sequence[Any]) -> None:
@@ -115,7 +115,7 @@ class ProgramTables(dict[str, StoredTable]):
             if constant is not None and "value" in attributes:
                 attributes = {**attributes, "value": stored_constant(attributes["value"], constant, self._array)}
             data = {name: write(value) for name, value in attributes.items()}
-            self._attributes[key] = self["attributes"].number(_frozen(data), lambda: data)
+            self._attributes[key] = self["attributes"](_frozen(data), lambda: data)
         return self._attributes[key]
 
     def _array(self, value: Any) -> int:
@@ -129,12 +129,12 @@ class ProgramTables(dict[str, StoredTable]):
         types = tuple([result.type for result in op.results])
         constant = types[0] if len(types) == 1 and "constant" in op.name else None
         key = (op.name, types, op.primitive, self.attributes(op.attributes, constant), op.rule, op.rule_decided)
-        number = self._kinds.get(key)
-        if number is None:
-            row = self["kinds"].codec.write(self, OpKind(op.name, op.primitive, None, op.rule, op.rule_decided, types))
-            row[2] = key[3]
-            number = self._kinds[key] = self["kinds"].number(key, lambda: row)
-        return number
+
+        def row() -> list[Any]:
+            written = self["kinds"].codec.write(self, OpKind(op.name, op.primitive, None, op.rule, op.rule_decided, types))
+            return [*written[:2], key[3], *written[3:]]
+
+        return self["kinds"](key, row)
 
     def location(self, op: Op) -> int | None:
         """The number of the location of an op; None where none of its frames is the user's."""
@@ -149,7 +149,7 @@ class ProgramTables(dict[str, StoredTable]):
         if where is None:
             return None
         row = (where.file, where.line, where.function, where.scope)
-        return self["locations"].number(row, lambda: list(row))
+        return self["locations"](row, lambda: list(row))
 
     def sharding_of(self, data: Any, rank: int) -> TensorSharding | None:
         """The sharding of a value of that rank that a number in a file stands for."""
@@ -185,7 +185,6 @@ def _as_it_is(tables: ProgramTables, row: Any) -> Any:
     return row
 
 
-_ROWS = Codec(_as_it_is, _as_it_is)
 _SHARDING = in_table("shardings")
 CODECS.update(
     {
@@ -414,7 +413,7 @@ def write_log(log: Sequence[LogStep], tables: ProgramTables) -> dict[str, Any]:
         if step.op is not None and step.op not in tables.op_numbers:
             _write_erased(step.op, tables, erased)
     tables.add(list(results))
-    groups = StoredTable(_ROWS)
+    groups = Interner[tuple[int, ...]](list)
     values, ops = tables.numbers, tables.op_numbers
 
     def sharding(each: TensorSharding | None) -> int | None:
@@ -425,9 +424,9 @@ def write_log(log: Sequence[LogStep], tables: ProgramTables) -> dict[str, Any]:
     for step in log:
         key = id(step.tensors)  # the log keeps it alive
         if key not in group_rows:
-            row = [values[tensor] for tensor in step.tensors]
+            row = tuple(values[tensor] for tensor in step.tensors)
             own = step.op is not None and step.tensors == (*step.op.operands, *step.op.results)
-            group_rows[key] = None if own else groups.number(tuple(row), lambda row=row: row)
+            group_rows[key] = None if own else groups(row)
         op = None if step.op is None else ops[step.op]
         rest = (group_rows[key], step.reason, step.user_priority, step.op_priority)
         steps.append([values[step.target], sharding(step.old), sharding(step.new), op, *rest])

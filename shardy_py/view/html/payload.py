@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
 from shardy_py.dialect.format import short_location
+from shardy_py.dialect.grouping import Interner
 from shardy_py.ir import Program, TensorType, Type, Value
 from shardy_py.ir.types import local_bytes, local_shape
 from shardy_py.passes.collection import no_collection
@@ -176,13 +177,6 @@ def _facts(plan: PlanRecord, explainer: Explainer) -> list[Fact]:
 LISTED = 12
 """Inputs of an alternative that a page lists, of those that are sharded differently from the plan."""
 
-STATUS_TEXTS = {
-    "optimal": "The gap that was required is reached.",
-    "time_limit": "Time ran out before the gap that was required was reached; a better plan may exist.",
-    "work_limit": "The search ended before the gap that was required was reached, with time left; the bound may be below any plan.",
-    "template": "Nothing cheaper than a template was found.",
-}
-
 
 def search_data(plan: PlanRecord, numbers: Mapping[str, int]) -> dict[str, Any]:
     """The entry of a page's data: `search`, of a plan whose shardings were chosen."""
@@ -202,7 +196,7 @@ def search_data(plan: PlanRecord, numbers: Mapping[str, int]) -> dict[str, Any]:
             "bound": search.lower_bound_seconds if search.has_bound else None,
             "gap": f"{search.gap:.1%} gap" if search.has_bound else search.bound_text,
             "peak": f"{format_bytes(search.peak_bytes)}{budget}",
-            "status": STATUS_TEXTS[search.status],
+            "text": search.bound_text,
             "space": [[name, str(text)] for name, text in search.space.items()],
             "alternatives": alternatives,
         }
@@ -252,32 +246,7 @@ def _best(plan: PlanRecord, value: PlannedValue, axis: str) -> list[Missing]:
     return sorted(missing, key=lambda why: _ORDER[why.kind])[:1]
 
 
-K = TypeVar("K", bound=Hashable)
-
 _PLACE = re.compile(r"(?P<file>.+):(?P<line>[0-9]{1,9})(?: \(.*\))?", re.DOTALL)
-
-
-class Interner(Generic[K]):
-    """Numbers keys in the order in which they are first seen.
-
-    Example:
-        >>> table = Interner[str]()
-        >>> [table("a"), table("b"), table("a")], table.rows
-        ([0, 1, 0], ['a', 'b'])
-    """
-
-    def __init__(self, describe: Callable[[K], Any] | None = None) -> None:
-        self.rows: list[Any] = []
-        self._numbers: dict[K, int] = {}
-        self._describe = describe
-
-    def __call__(self, key: K) -> int:
-        """The number of a key."""
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self._numbers)
-            self.rows.append(key if self._describe is None else self._describe(key))
-        return number
 
 
 class Tables:

@@ -8,8 +8,7 @@ function searchView(plan, go) {
   const fact = (what, ...text) => [el("dt", {}, what), el("dd", {}, text)];
   const facts = el("dl", { class: "facts" },
     fact("step", el("b", {}, secondsText(search.seconds)), ` on ${search.hardware}`),
-    search.bound === null ? [] : fact("lower bound", `${secondsText(search.bound)}: no other sharding of the space takes less`),
-    fact("search", `${search.gap}. ${search.status}`),
+    fact("lower bound", search.text),
     fact(`peak on ${search.hardware}`, search.peak),
     search.space.map(([what, text]) => fact(what, text)));
   if (!search.alternatives.length) return [facts];
