@@ -143,23 +143,18 @@ def repeated(nodes: Sequence[TreeNode], seen: Seen, around: str = "") -> list[Tr
 
 
 def fitted(nodes: Sequence[TreeNode], limit: int | None, each: bool = False) -> list[TreeNode]:
-    """At most so many lines, or few more: those of the most bytes, replicated ones first among equals; the others are counted.
-
-    Where something is left out, siblings come in that order too.
-    """
+    """At most so many lines, or few more: those of the most bytes, replicated ones first among equals; the others are counted."""
     if limit is None or sum(map(lines_of, nodes)) <= limit:
         return list(nodes)
-    leaves = [path for _, path in sorted(_ranked(nodes, each), key=lambda entry: entry[0])]
     listed: set[tuple[int, ...]] = {()}
     room = limit - 1
-    for path in leaves:
+    for _, path in sorted(_ranked(nodes, each), key=lambda entry: entry[0]):
         new = [path[:k] for k in range(1, len(path) + 1) if path[:k] not in listed]
         room -= 2 * len(new) - 1  # an inner node takes a line for the leaves it leaves out
         if room < 0 and len(listed) > 1:
             break
         listed.update(new)
-    place = {path: i for i, path in enumerate(leaves)}
-    return _listed(nodes, (), listed, place)[0]
+    return _listed(nodes, (), listed)
 
 
 def _ranked(
@@ -173,33 +168,17 @@ def _ranked(
             yield (-node.bytes * (1 if each else times * node.times), not node.replicated), (*above, i)
 
 
-def _listed(
-    nodes: Sequence[TreeNode], above: tuple[int, ...], listed: set[tuple[int, ...]], place: dict[tuple[int, ...], int]
-) -> tuple[list[TreeNode], int]:
-    """The listed siblings and a line for the others; and the place of the first leaf among them."""
-    nodes_by_place: list[tuple[int, TreeNode]] = []
-    omitted: list[TreeNode] = []
-    complete = True
-    for i, node in enumerate(nodes):
-        path = (*above, i)
-        if path not in listed:
-            omitted.append(node)
-        elif node.children:
-            children, first = _listed(node.children, path, listed, place)
-            complete = complete and lines_of(replace(node, children=tuple(children))) == lines_of(node)
-            nodes_by_place.append((first, replace(node, children=tuple(children))))
-        else:
-            nodes_by_place.append((place[path], node))
-    first = min(position for position, _ in nodes_by_place)
-    if omitted or not complete:
-        nodes_by_place.sort(key=lambda entry: entry[0])
-    out = [node for _, node in nodes_by_place]
+def _listed(nodes: Sequence[TreeNode], above: tuple[int, ...], listed: set[tuple[int, ...]]) -> list[TreeNode]:
+    """The listed siblings and a line for the others."""
+    paths = [((*above, i), node) for i, node in enumerate(nodes)]
+    out = [replace(node, children=tuple(_listed(node.children, path, listed))) for path, node in paths if path in listed]
+    omitted = [node for path, node in paths if path not in listed]
     if omitted:
         count = sum(node.count * node.times for node in omitted)
         most = format_bytes(max(map(_largest, omitted)))
         label = f"... and {count:,} more arrays, of {most} or less each" if count > 1 else f"... and 1 more array of {most}"
         out.append(TreeNode(label, count=0))
-    return out, first
+    return out
 
 
 def _largest(node: TreeNode) -> int:

@@ -57,7 +57,7 @@ def test_repeated_subtrees_name_the_first() -> None:
 
 def test_what_is_left_out_is_counted() -> None:
     nodes = fitted([TreeNode(str(i), "f32", 10 * i) for i in range(10)], 4)
-    assert [node.label for node in nodes] == ["9", "8", "7", "... and 7 more arrays, of 60 B or less each"]
+    assert [node.label for node in nodes] == ["7", "8", "9", "... and 7 more arrays, of 60 B or less each"]
 
 
 def test_replicated_ones_come_first_among_equals() -> None:

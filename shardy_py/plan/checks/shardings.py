@@ -270,20 +270,12 @@ def _fix(context: CheckContext, d: int, n: int, sharding: TensorSharding) -> str
 
 def _padded(context: CheckContext) -> Iterator[Finding]:
     """One finding per size of dimension and axes."""
-    is_even: dict[tuple[TensorSharding, tuple[int, ...]], bool] = {}
     groups: dict[tuple[int, tuple[AxisRef, ...]], list[tuple[Value, int]]] = {}
     for op, _ in context.ops:
         for value in op.results:
-            sharding = value.sharding
-            if sharding is None or not value.type.rank:
+            if value.sharding is None or context.local(value.type, value.sharding) < NOTABLE:
                 continue
-            key = (sharding, value.type.shape)
-            even = is_even.get(key)
-            if even is None:
-                even = is_even[key] = all(n % dim.shards(context.mesh) == 0 for n, dim in zip(value.type.shape, sharding.dims))
-            if even or context.local(value.type, sharding) < NOTABLE:
-                continue
-            for d, (n, dim) in enumerate(zip(value.type.shape, sharding.dims)):
+            for d, (n, dim) in enumerate(zip(value.type.shape, value.sharding.dims)):
                 shards = dim.shards(context.mesh)
                 if n % shards and math.ceil(n / shards) * shards >= n * (1 + PADDED):
                     groups.setdefault((n, dim.axes), []).append((value, d))
