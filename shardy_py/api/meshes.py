@@ -147,9 +147,9 @@ def view_of(mesh: AnyMesh | None, user: str = "auto_shard") -> MeshView:
                     f"mesh axis {name!r} has size {size!r}", where="mesh=", why="axis names are strings and sizes positive integers",
                     fix='write mesh={"data": 4, "model": 2}',
                 )  # fmt: skip
-        return _mapping_view(tuple(mesh.items()))
+        return _mapping_view(mesh)
     if isinstance(mesh, Mesh):
-        return _mapping_view(tuple(mesh.shape.items()))
+        return _mapping_view(dict(mesh.shape))
     raise MeshError(
         f"mesh is a {type(mesh).__name__}",
         where="mesh=",
@@ -200,28 +200,20 @@ _WITHOUT_MESH = {
 
 
 @functools.lru_cache(maxsize=256)
-def _view(mesh: JaxMesh | AbstractMesh) -> MeshView:
+def _view(mesh: JaxMesh | AbstractMesh, from_mapping: bool = False) -> MeshView:
     if not mesh.axis_names:
-        raise _no_axes(mesh, "give it at least one axis; a single device is an axis of size 1")
+        fix = 'write mesh={"data": 4, "model": 2}' if from_mapping else "give it at least one axis; a single device is an axis of size 1"
+        raise MeshError("the mesh has no axes", where=f"mesh={mesh}", why="there is nothing to shard over", fix=fix)
     sizes = tuple((str(name), mesh.shape[name]) for name in mesh.axis_names)
     _check_axis_names(dict(sizes))
     auto_mesh = mesh.update(axis_types=(AxisType.Auto,) * len(sizes))
     auto_mesh = auto_mesh.abstract_mesh if isinstance(auto_mesh, JaxMesh) else auto_mesh
-    return MeshView(mesh, Mesh(sizes), auto_mesh, AxisType.Explicit in mesh.axis_types)
+    return MeshView(mesh, Mesh(sizes), auto_mesh, AxisType.Explicit in mesh.axis_types, from_mapping)
 
 
-@functools.lru_cache(maxsize=256)
-def _mapping_view(items: tuple[tuple[str, int], ...]) -> MeshView:
-    if not items:
-        raise _no_axes({}, 'write mesh={"data": 4, "model": 2}')
-    _check_axis_names(dict(items))
-    names, sizes = zip(*items)
-    auto_mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
-    return MeshView(auto_mesh, Mesh(items), auto_mesh, False, from_mapping=True)
-
-
-def _no_axes(mesh: object, fix: str) -> MeshError:
-    return MeshError("the mesh has no axes", where=f"mesh={mesh}", why="there is nothing to shard over", fix=fix)
+def _mapping_view(sizes: Mapping[str, int]) -> MeshView:
+    types = (AxisType.Auto,) * len(sizes)
+    return _view(AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types), from_mapping=True)
 
 
 def _check_axis_names(names: Iterable[str]) -> None:

@@ -50,8 +50,7 @@ class ArgumentSlots:
 class Arguments:
     """The treatment of a function's arguments, as `jax.jit` takes it.
 
-    Raises SpecError if a position or a name that the function does not have. Raises StaticArgumentError if an argument is both static and
-    donated.
+    Raises SpecError if a position or a name that the function does not have.
     """
 
     def __init__(
@@ -72,19 +71,6 @@ class Arguments:
         self.donated = self._resolved("donate", _numbers(donate_argnums), _names(donate_argnames))
         self.dynamic_parameters = self._dynamic_parameters()
         self._layouts: dict[tuple[int, tuple[str, ...]], ArgumentSlots] = {}
-        count = sum(p.kind in _POSITIONAL for p in self.parameters)
-        static, donated = ({n % count if -count <= n < count else n for n in numbers} for numbers, _ in (self.static, self.donated))
-        positions = [self.parameters[n].name if n < count else f"position {n}" for n in sorted(static & donated)]
-        if both := [*dict.fromkeys((*sorted(self.static[1] & self.donated[1]), *positions))]:
-            raise self._static_and_donated(both)
-
-    def _static_and_donated(self, both: Sequence[str]) -> StaticArgumentError:
-        return StaticArgumentError(
-            f"{', '.join(both)} {'is' if len(both) == 1 else 'are'} both static and donated",
-            where=f"static_argnums, static_argnames, donate_argnums, donate_argnames of {location_of(self.fun)}",
-            why="a static argument is part of the cache key and has no buffer to give away",
-            fix="name it in one of them only",
-        )
 
     def _resolved(self, what: str, numbers: tuple[int, ...] | None, names: tuple[str, ...] | None) -> tuple[frozenset[int], frozenset[str]]:
         positional = [p for p in self.parameters if p.kind in _POSITIONAL]
@@ -109,7 +95,10 @@ class Arguments:
         return frozenset(numbers or ()), frozenset(names or ())
 
     def layout(self, positional: int, keywords: Iterable[str]) -> ArgumentSlots:
-        """The layout of a call with these arguments; raises ArgumentTypeError if the function takes others."""
+        """The layout of a call with these arguments.
+
+        Raises ArgumentTypeError if the function takes others, StaticArgumentError if one is both static and donated.
+        """
         key = (positional, tuple(sorted(keywords)))
         layout = self._layouts.get(key)
         if layout is None:
@@ -128,7 +117,12 @@ class Arguments:
             labels = (*parameter_names(self.fun, positional), *key[1])
             static, donated = self._slots(self.static, *key), self._slots(self.donated, *key)
             if both := [labels[i] for i in donated if i in static]:
-                raise self._static_and_donated(both)
+                raise StaticArgumentError(
+                    f"{', '.join(both)} {'is' if len(both) == 1 else 'are'} both static and donated",
+                    where=f"static_argnums, static_argnames, donate_argnums, donate_argnames of {location_of(self.fun)}",
+                    why="a static argument is part of the cache key and has no buffer to give away",
+                    fix="name it in one of them only",
+                )
             layout = self._layouts[key] = ArgumentSlots(positional, key[1], labels, static, donated, self.dynamic_parameters)
         return layout
 

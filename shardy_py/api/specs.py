@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -31,13 +30,6 @@ from shardy_py.plan.findings import Finding
 from shardy_py.plan.values import PlannedValue
 
 
-@dataclass(frozen=True)
-class _Wrong(Exception):
-    what: str
-    why: str
-    fix: str
-
-
 def is_spec_leaf(x: object) -> bool:
     """Whether a node of a tree of specs is a spec, None included."""
     return x is None or isinstance(x, (PartitionSpec, Sharding, TensorSharding))
@@ -55,7 +47,7 @@ def to_tensor_sharding(
         return None
     try:
         return _convert(spec, view, leaf.shape, uneven)
-    except _Wrong as wrong:
+    except SpecError as wrong:
         line = location() if callable(location) else location
         where = f"{source} of {leaf}" + (f", {line}" if line else "")
         raise SpecError(f"{source}: {wrong.what}", where=where, why=wrong.why, fix=wrong.fix) from None
@@ -71,7 +63,7 @@ def check_spec(spec: object, view: MeshView, source: str, location: str) -> None
     rank = len(spec.dims) if isinstance(spec, TensorSharding) else len(getattr(getattr(spec, "spec", spec), "partitions", ()))
     try:
         _convert(spec, view, (0,) * rank, False)  # every number of shards divides 0
-    except _Wrong as wrong:
+    except SpecError as wrong:
         raise SpecError(f"{source}: {wrong.what}", where=f"{source}, {location}", why=wrong.why, fix=wrong.fix) from None
 
 
@@ -130,32 +122,25 @@ def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool)
         sharding = _from_partition_spec(spec, view, len(shape))
     elif isinstance(spec, NamedSharding):
         if not same_axes(view, spec.mesh):
-            raise _Wrong(
-                f"the sharding {spec.spec} is over another mesh",
-                f"it refers to {_axes(spec.mesh)}; the mesh of this function has {view.describe()}",
-                "build all shardings over one mesh, or pass a bare PartitionSpec",
-            )
+            raise _other_mesh(spec.mesh, view)
         sharding = _from_partition_spec(spec.spec, view, len(shape))
     elif isinstance(spec, TensorSharding):
-        sharding = _from_tensor_sharding(spec, view, shape)
+        sharding = _from_tensor_sharding(spec, view)
     elif isinstance(spec, SingleDeviceSharding):
-        raise _Wrong(
-            "a sharding on a single device",
-            "a maximal mesh (one device) puts the whole value on that device; it cannot be mixed with a mesh of several axes",
-            "use P() to replicate the value, or shard it over an axis",
-        )
+        raise _on_one_device()
     else:
-        raise _Wrong(
+        raise SpecError(
             f"{spec!r} is not a sharding",
-            f"expected a PartitionSpec, NamedSharding, TensorSharding or None, found {type(spec).__name__}",
-            "write P('axis', None), P() to replicate, or None to let propagation decide",
+            why=f"expected a PartitionSpec, NamedSharding, TensorSharding or None, found {type(spec).__name__}",
+            fix="write P('axis', None), P() to replicate, or None to let propagation decide",
         )
-    _check_fit(sharding, view, shape, uneven)
     if isinstance(spec, TensorSharding) or sharding.unreduced:  # whole axes, each of which is used once, break no rule
         try:
             verify_sharding(sharding, shape, view.dialect_mesh)
         except ShardyError as error:
-            raise _Wrong(str(error), "the sharding breaks a rule of the dialect", "see TensorSharding") from None
+            fix = f"write a sharding of {len(shape)} dimensions that cuts each along axes of its own"
+            raise SpecError(str(error), why="the sharding breaks a rule of the dialect", fix=fix) from None
+    _check_fit(sharding, view, shape, uneven)
     return sharding
 
 
@@ -183,10 +168,10 @@ def mesh_of(specs: object) -> JaxMesh | AbstractMesh | None:
 def _from_partition_spec(spec: PartitionSpec, view: MeshView, rank: int) -> TensorSharding:
     entries = spec.partitions
     if len(entries) > rank:
-        raise _Wrong(
+        raise SpecError(
             f"{_spec_text(spec)} has {len(entries)} {'entry' if len(entries) == 1 else 'entries'} for a value of rank {rank}",
-            "a spec has at most one entry per dimension",
-            ("drop it" if len(entries) == 1 else f"drop {len(entries) - rank} of them")
+            why="a spec has at most one entry per dimension",
+            fix=("drop it" if len(entries) == 1 else f"drop {len(entries) - rank} of them")
             + (", or use None to let propagation decide" if rank == 0 else ""),
         )
     for name in spec.unreduced:
@@ -195,7 +180,7 @@ def _from_partition_spec(spec: PartitionSpec, view: MeshView, rank: int) -> Tens
     kind = getattr(getattr(spec, "unreduced_kind", None), "name", "sum")  # later versions of JAX have it
     if spec.unreduced and kind != "sum":
         what = f"{_spec_text(spec)} asks for parts of a {kind}"
-        raise _Wrong(what, "a plan combines parts along unreduced axes by their sum", "leave unreduced_kind= out")
+        raise SpecError(what, why="a plan combines parts along unreduced axes by their sum", fix="leave unreduced_kind= out")
     dims = []
     for entry in (*entries, *(None for _ in range(rank - len(entries)))):
         if entry is PartitionSpec.UNCONSTRAINED:
@@ -209,32 +194,33 @@ def _from_partition_spec(spec: PartitionSpec, view: MeshView, rank: int) -> Tens
     return TensorSharding(MESH_NAME, tuple(dims), (), tuple(AxisRef(name) for name in view.auto_mesh.axis_names if name in spec.unreduced))
 
 
-def _from_tensor_sharding(spec: TensorSharding, view: MeshView, shape: tuple[int, ...]) -> TensorSharding:
+def _from_tensor_sharding(spec: TensorSharding, view: MeshView) -> TensorSharding:
     if isinstance(spec.mesh, Mesh):
         if spec.mesh.is_maximal:
-            raise _Wrong(
-                "the sharding is over a maximal mesh",
-                "a maximal mesh puts the whole value on one device; it cannot be mixed with a mesh of several axes",
-                "use P() to replicate the value, or shard it over an axis",
-            )
+            raise _on_one_device()
         if spec.mesh.shape != view.dialect_mesh.shape:
-            raise _Wrong(
-                "the sharding is over another mesh",
-                f"it refers to {_axes(spec.mesh)}; the mesh of this function has {view.describe()}",
-                "build all shardings over one mesh",
-            )
-    named = [axis.name for dim in spec.dims for axis in dim.axes] + [axis.name for axis in (*spec.replicated, *spec.unreduced)]
-    for name in named:
+            raise _other_mesh(spec.mesh, view)
+    for name in [axis.name for axis in (*spec.dim_axes(), *spec.replicated, *spec.unreduced)]:
         if name not in view.sizes:
             raise _unknown_axis(name, view)
-    sharding = TensorSharding(MESH_NAME, spec.dims, spec.replicated, spec.unreduced)
-    if len(spec.dims) != len(shape):
-        raise _Wrong(
-            f"a sharding of rank {len(spec.dims)} for a value of rank {len(shape)}",
-            "a TensorSharding has one entry per dimension",
-            f"write {len(shape)} dimensions",
-        )
-    return sharding
+    return TensorSharding(MESH_NAME, spec.dims, spec.replicated, spec.unreduced)
+
+
+def _on_one_device() -> SpecError:
+    return SpecError(
+        "the sharding is on a single device",
+        why="a maximal mesh (one device) puts the whole value on that device; it cannot be mixed with a mesh of several axes",
+        fix="use P() to replicate the value, or shard it over an axis",
+    )
+
+
+def _other_mesh(mesh: Any, view: MeshView) -> SpecError:
+    axes = ", ".join(f"{name}={mesh.shape[name]}" for name in mesh.axis_names) or "no axes"
+    return SpecError(
+        "the sharding is over another mesh",
+        why=f"it refers to {axes}; the mesh of this function has {view.describe()}",
+        fix="build all shardings over one mesh, or pass a bare PartitionSpec",
+    )
 
 
 def _check_fit(sharding: TensorSharding, view: MeshView, shape: tuple[int, ...], uneven: bool) -> None:
@@ -242,10 +228,10 @@ def _check_fit(sharding: TensorSharding, view: MeshView, shape: tuple[int, ...],
     for d, dim in enumerate(sharding.dims):
         for axis in dim.axes:
             if axis.pre_size is None and axis.name in seen:
-                raise _Wrong(
+                raise SpecError(
                     f"mesh axis {axis.name!r} is used twice",
-                    f"it shards dimension {d} and another part of the same value; an axis can shard a value once",
-                    "give each dimension its own axis",
+                    why=f"it shards dimension {d} and another part of the same value; an axis can shard a value once",
+                    fix="give each dimension its own axis",
                 )
             if axis.pre_size is None:
                 seen.add(axis.name)
@@ -254,12 +240,12 @@ def _check_fit(sharding: TensorSharding, view: MeshView, shape: tuple[int, ...],
             raise _indivisible(d, shape[d], num_shards, dim, view)
 
 
-def _indivisible(d: int, size: int, num_shards: int, dim: DimensionSharding, view: MeshView) -> _Wrong:
+def _indivisible(d: int, size: int, num_shards: int, dim: DimensionSharding, view: MeshView) -> SpecError:
     fits = [name for name, n in view.sizes.items() if n > 1 and size % n == 0]
-    return _Wrong(
+    return SpecError(
         f"dimension {d} of size {size} is not divisible by {num_shards}",
-        f"it is sharded over {_sizes(dim, view)}, {num_shards} ways",
-        f"the nearest divisible size{' is' if size < num_shards else 's are'} {nearest(size, num_shards)}"
+        why=f"it is sharded over {_sizes(dim, view)}, {num_shards} ways",
+        fix=f"the nearest divisible size{' is' if size < num_shards else 's are'} {nearest(size, num_shards)}"
         + (f"; axes that divide {size}: {', '.join(map(repr, fits))}" if fits else ""),
     )
 
@@ -268,12 +254,8 @@ def _sizes(dim: DimensionSharding, view: MeshView) -> str:
     return " x ".join(f"{axis.name}={view.dialect_mesh.axis_size(axis)}" for axis in dim.axes)
 
 
-def _unknown_axis(name: str, view: MeshView) -> _Wrong:
-    return _Wrong(f"unknown mesh axis {name!r}", f"the mesh has {view.describe()}", did_you_mean(name, view.sizes))
-
-
-def _axes(mesh: Any) -> str:
-    return ", ".join(f"{name}={mesh.shape[name]}" for name in mesh.axis_names) or "no axes"
+def _unknown_axis(name: str, view: MeshView) -> SpecError:
+    return SpecError(f"unknown mesh axis {name!r}", why=f"the mesh has {view.describe()}", fix=did_you_mean(name, view.sizes))
 
 
 def _spec_text(spec: PartitionSpec) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -26,8 +25,13 @@ STYLES = {
     r"(?m)^  \+ ": "green",
     r"(?m)^  - ": "red",
     r"(?m)^  ~ ": "yellow",
+    r"(?m)\b[\d.]+%$": "green",
+    r"(?m)\b(?:2[5-9]|[34]\d)\.\d%$": "yellow",
+    r"(?m)\b(?:[5-9]\d|100)\.\d%$": "bold red",
+    **{rf"(?<=[|\da-jw.]){task}(?=[\da-jw.]*\|)": style for task, style in ((r"\d", "cyan"), ("[a-j]", "yellow"), ("w", "green"))},
 }
-"""Parts of a text on a terminal -> their style: titles, axes of types, severities, advice, signs of differences."""
+"""Parts of a text on a terminal -> their style: titles, axes of types, severities, advice, signs of differences; of pipelines shares of
+time in which a stage idles, and tasks in pictures of schedules."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Output:
         text = printable(text)
         self.stream.write(text if text.endswith("\n") else f"{text}\n")
 
-    def show(self, text: str, paint: Callable[[Text], None] | None = None) -> None:
+    def show(self, text: str) -> None:
         """Writes lines; on a terminal in colours, those that are too long folded below themselves."""
         if self.console is None:
             self.plain(text)
@@ -55,8 +59,6 @@ class Output:
         styled = Text("\n".join(folded for line in printable(text).splitlines() for folded in _folded(line, self.console.width)))
         for pattern, style in STYLES.items():
             styled.highlight_regex(pattern, style)
-        if paint is not None:
-            paint(styled)
         self.console.print(styled)
 
 

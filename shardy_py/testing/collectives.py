@@ -5,15 +5,14 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from shardy_py.cost.hardware import Hardware
+from shardy_py.cost.quantity import quantity
 from shardy_py.facade import Plan
-from shardy_py.plan.collectives import KINDS, Collective, format_bytes, lines, received_by
+from shardy_py.plan.collectives import KINDS, format_bytes, lines, received_by
 
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_RELATIONS: dict[str, Callable[[float, float], bool]] = {"": operator.eq, "==": operator.eq, "<": operator.lt, "<=": operator.le}
-_LIMIT = re.compile(r"(?P<relation><=|<|==)?\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]+)?")
+_RELATIONS: dict[str, Callable[[float, float], bool]] = {"==": operator.eq, "<": operator.lt, "<=": operator.le}
+_LIMIT = re.compile(r"(?P<relation><=|<|==)?\s*(?P<amount>\d.*)")
 _MAX_LISTED = 30
 
 
@@ -39,19 +38,20 @@ def assert_collectives(plan: Plan, expected: Mapping[str, int | str], *, others:
         >>> assert_collectives(plan, {"all_reduce": "<= 1 KiB"})
     """
     __tracebackhide__ = True
-    limits = {key: _Limit.parse(key, value) for key, value in expected.items()}
+    limits = {key: _limit(key, value) for key, value in expected.items()}
     for key in expected:
         kind = key.partition("(")[0]
         if kind not in KINDS:
             raise ValueError(f"there is no kind of collectives {kind!r}; the kinds are {', '.join(KINDS)}")
     problems: list[str] = []
     named: set[int] = set()
-    for key, limit in limits.items():
+    for key, (is_bytes, holds) in limits.items():
         matches = [(i, c) for i, c in enumerate(plan.collectives) if key in (c.kind, c.title)]
         named |= {i for i, _ in matches}
-        actual = limit.measure([c for _, c in matches])
-        if not limit.holds(actual):
-            problems.append(f"{limit.shown(actual)} {key}, expected {limit.text}")
+        actual = received_by([c for _, c in matches]) if is_bytes else len(matches)
+        if not holds(actual):
+            shown = f"{format_bytes(actual)} ({actual} B)" if is_bytes else actual
+            problems.append(f"{shown} {key}, expected {expected[key]}")
     if not others:
         counts: dict[str, int] = {}
         for i, c in enumerate(plan.collectives):
@@ -89,31 +89,10 @@ def assert_fits(plan: Plan, topology: str | None = None, *, hardware: str | Hard
         raise AssertionError(compiled.as_text())
 
 
-@dataclass(frozen=True)
-class _Limit:
-    text: str
-    number: float
-    is_bytes: bool
-    relation: str
-
-    @staticmethod
-    def parse(key: str, value: int | str) -> _Limit:
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise ValueError(f"{key}: expected a number or a text like '<= 3' or '1.5 MiB', got {value!r}")
-        match = _LIMIT.fullmatch(str(value).strip())
-        unit = match["unit"] if match else None
-        if match is None or (unit is not None and unit not in _UNITS):
-            raise ValueError(f"{key}: {value!r} is neither a number of collectives nor of bytes; the units are {', '.join(_UNITS)}")
-        number = float(match["number"]) * (1 if unit is None else _UNITS[unit])
-        return _Limit(str(value), number, unit is not None, match["relation"] or "")
-
-    def measure(self, matches: list[Collective]) -> int:
-        if not self.is_bytes:
-            return len(matches)
-        return received_by(matches)
-
-    def holds(self, actual: int) -> bool:
-        return _RELATIONS[self.relation](actual, self.number)
-
-    def shown(self, actual: int) -> str:
-        return f"{format_bytes(actual)} ({actual} B)" if self.is_bytes else str(actual)
+def _limit(key: str, value: int | str) -> tuple[bool, Callable[[float], bool]]:
+    """Whether a limit is one of bytes, and whether a number is within it."""
+    match = None if isinstance(value, bool) or not isinstance(value, int | str) else _LIMIT.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError(f"{key}: expected a number or a text like '<= 3' or '1.5 MiB', got {value!r}")
+    number, holds = quantity(match["amount"], key), _RELATIONS[match["relation"] or "=="]
+    return "b" in match["amount"].lower(), lambda actual: holds(actual, number)

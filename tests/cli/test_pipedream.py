@@ -88,11 +88,6 @@ def test_partition(folder: Path, capsys: Captured) -> None:
 
 def test_convert(folder: Path, capsys: Captured) -> None:
     text = ran(capsys, "pipedream", "convert", "small.txt", "made/small_net", "--stage-to-num-ranks", "0:3,1:1")
-    assert text.splitlines()[:3] == [
-        "stage  nodes  forward  backward    in   out  parameters",
-        "    0      2     1 ms      2 ms   0 B  24 B        36 B",
-        "    1      1      0 s       0 s  24 B   0 B         0 B",
-    ]
     assert "files written to made/small_net: layers.py" in text
     assert "class SmallNet(" in Path("made/small_net/small_net.py").read_text()
     assert json.loads(Path("made/small_net/hybrid_conf.json").read_text())["stage_to_rank_map"] == {"0": [0, 1, 2], "1": [3]}
@@ -141,13 +136,10 @@ def test_tables_fit_the_terminal(width: int, folder: Path, monkeypatch: pytest.M
     monkeypatch.setenv("COLUMNS", str(width))
     large = ProfileGraph(tuple(chain(*range(900, 960), activation=1.7e10, parameters=1.7e10).nodes), chain(*range(60)).edges)
     Path("large.txt").write_text(write_graph(large))
-    nodes = tuple(ProfileNode(id, "ReLU" if stage else "Input", 999.0, 999.0, (1e12,), 1e12, stage) for stage, id in enumerate("abc"))
-    Path("huge.txt").write_text(write_graph(ProfileGraph(nodes, (("a", "b"), ("b", "c")))))
     for arguments in (
         ["profile", *MODEL, "-o", "graph.txt"],
         ["partition", "large.txt", "--machines", "16", "--bandwidths", "50GB", "--straight", "-o", "out.txt"],
         ["simulate", "1f1b", "--graph", "out.txt", "--microbatches", "64"],
-        ["convert", "huge.txt", "made"],
     ):
         text = ran(capsys, "pipedream", *arguments, "--color", "always")
         assert "\x1b[" in text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardy_py.cli.options import add_output
 from shardy_py.cli.output import Output
-from shardy_py.cli.pipedream.tables import VERSION, graph_of, stage_text
+from shardy_py.cli.pipedream.tables import VERSION, graph_of
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
 
@@ -36,5 +36,5 @@ def run(options: argparse.Namespace, out: Output) -> int:
         named = {"arch": arch, "model_name": model, "num_stages": package.num_stages, "files": list(package.files)}
         out.plain(dumped({"format": "shardy_py.stages.package", "version": VERSION, "directory": options.directory, **named}))
     else:
-        out.show("\n".join([*([stage_text(graph)] if graph.num_stages else []), written]))
+        out.show(written)
     return 0

@@ -6,7 +6,7 @@ import argparse
 
 from shardy_py.cli.options import add_output, output_file
 from shardy_py.cli.output import Output
-from shardy_py.cli.pipedream.tables import counts, graph_of, paint_bubbles, partition_data
+from shardy_py.cli.pipedream.tables import counts, graph_of, partition_data
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
 from shardy_py.cost.quantity import quantity
@@ -50,5 +50,5 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.json:
         out.plain(dumped(partition_data(result)))
     else:
-        out.show("\n".join([result.as_text(), *written]), paint_bubbles)
+        out.show("\n".join([result.as_text(), *written]))
     return 0

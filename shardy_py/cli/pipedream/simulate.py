@@ -8,7 +8,7 @@ from typing import Any
 from shardy_py.cli.errors import CommandError
 from shardy_py.cli.options import add_output, output_file
 from shardy_py.cli.output import Output
-from shardy_py.cli.pipedream.tables import counts, crossing_of, graph_of, members_of, paint_picture, simulation_data, simulation_text, times
+from shardy_py.cli.pipedream.tables import counts, crossing_of, graph_of, members_of, simulation_data, simulation_text, times
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
 from shardy_py.cost.quantity import quantity
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         out.plain(dumped(simulation_data(result)))
     else:
         legend = [] if out.console is None else ["digits: forward, letters: backward, w: gradients of weights, by microbatch"]
-        out.show("\n".join([simulation_text(result, width), *legend, *written]), paint_picture)
+        out.show("\n".join([simulation_text(result, width), *legend, *written]))
     return 0
 
 

@@ -1,14 +1,11 @@
-"""Values of options of `pipedream`, and profiles, partitions and simulations as lines, in colours, and as data for JSON."""
+"""Values of options of `pipedream`, and profiles, partitions and simulations as lines, and as data for JSON."""
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-from rich.text import Text
 
 from shardy_py.cli.errors import CommandError
 from shardy_py.cli.progress import progress
@@ -82,10 +79,6 @@ def graph_of(file: str) -> ProfileGraph:
 
 VERSION = 1
 
-_PICTURE = {"cyan": r"\d", "yellow": "[a-j]", "green": "w", "dim": r"\."}
-# Stages that idle longer than these are red and yellow.
-_LONG, _SOME = 0.5, 0.25
-
 
 _PROFILE = ("node", "what", "forward", "backward", "output", "parameters")
 
@@ -126,29 +119,6 @@ def profile_data(graph: ProfileGraph, file: str) -> dict[str, Any]:
     }
 
 
-_STAGES = ("stage", "nodes", "forward", "backward", "in", "out", "parameters")
-
-
-def stage_text(graph: ProfileGraph) -> str:
-    """A line per stage of a graph with stage ids: times, bytes in and out, parameters."""
-    members = members_of(graph)
-    crossing = [0.0, *crossing_of(graph), 0.0]
-    rows = []
-    for stage, nodes in enumerate(members):
-        times = (sum(node.forward_ms for node in nodes), sum(node.backward_ms for node in nodes))
-        sizes = (crossing[stage], crossing[stage + 1], sum(node.parameter_bytes for node in nodes))
-        figures = (*(seconds_text(time / 1e3) for time in times), *(format_bytes(int(size)) for size in sizes))
-        rows.append((str(stage), str(len(nodes)), *figures))
-    return "\n".join(aligned([_STAGES, *rows], right=range(len(_STAGES))))
-
-
-def paint_bubbles(text: Text) -> None:
-    """Colours the idle share at the end of each line of a partition; stages that idle much stand out."""
-    for match in re.finditer(r"(?m)([\d.]+)%$", text.plain):
-        share = float(match[1]) / 100
-        text.stylize("bold red" if share > _LONG else "yellow" if share > _SOME else "green", *match.span())
-
-
 def partition_data(partition: Partition) -> dict[str, Any]:
     """A partition as data."""
     return {
@@ -176,14 +146,6 @@ def simulation_text(result: Simulation, width: int) -> str:
         memory = () if result.memory is None else (format_bytes(int(result.memory[mesh])),)
         rows.append((str(mesh), f"{busy:g}", f"{idle:.1%}", str(result.in_flight[mesh]), str(result.stashed[mesh]), *memory))
     return "\n".join([picture(result, width), *aligned([_MESHES[: len(rows[0])], *rows], right=range(len(_MESHES)))])
-
-
-def paint_picture(text: Text) -> None:
-    """Colours the tasks in the picture of a simulation."""
-    for row in re.finditer(r"(?m)^mesh \d+ \|(.*)\|", text.plain):
-        for style, letters in _PICTURE.items():
-            for task in re.finditer(letters, row[1]):
-                text.stylize(style, row.start(1) + task.start(), row.start(1) + task.end())
 
 
 def picture(result: Simulation, width: int) -> str:
