@@ -18,7 +18,7 @@ import numpy as np
 
 from shardy_py.cost.compute import PRODUCTS, common_axes, roofline_seconds, run_shapes, work
 from shardy_py.cost.traffic import Access, traffic
-from shardy_py.dialect import FactorType, Mesh, OpShardingRule
+from shardy_py.dialect import Mesh, OpShardingRule
 from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.ir import TensorType
 from shardy_py.partition.factor_axes import Array, Factors, Numbered, Rows, axis_lists, factor_axes
@@ -102,14 +102,6 @@ class _Runs:
     summed: Array
     inside: Array
 
-    def at(self, where: Array) -> _Runs:
-        """The strategies of some joint layouts."""
-        return _Runs(self.numbers[:, where], self.summed[where], self.inside[where])
-
-    def set(self, where: Array, other: _Runs) -> None:
-        """Takes over the strategies of some joint layouts."""
-        self.numbers[:, where], self.summed[where], self.inside[where] = other.numbers, other.summed, other.inside
-
 
 class _Decider:
     """Decides the strategies of one op under joint layouts."""
@@ -133,81 +125,19 @@ class _Decider:
         if op.rule is None or op.name in WHOLE:
             whole = [layouts.number(((),) * len(type_.shape)) for layouts, type_ in zip(self.layouts, op.types)]
             return _Runs(np.array(whole)[:, None] + zeros, zeros, zeros)
-        runs = self.along_factors(op.rule, index)
-        if op.name in WINDOWS and (slid := self.slides(WINDOWS[op.name](op), index)).any():
-            runs.set(slid, self.along_windows(op.rule, index[:, slid]))
-        return runs
-
-    def slides(self, windows: Sequence[Window], index: Array) -> Array:
-        """Whether windows slide along a dimension that is cut in the first operand or in the first result."""
-        count, slid = len(self.op.operands), np.zeros(index.shape[1], bool)
-        for i, dims in ((0, [window.dim for window in windows]), (count, [window.to for window in windows])):
-            slid |= np.array([any(layout[d] for d in dims) for layout in self.domains[i]])[index[i]]
-        return slid
-
-    def along_factors(self, rule: OpShardingRule, index: Array) -> _Runs:
-        """The strategies along the axes that `factor_axes` decides on."""
-        op, count = self.op, len(self.op.operands)
-        tensors, shapes = self.factors(rule, index), [type_.shape for type_ in op.types]
-        axes, summed = factor_axes(op.name, rule, tensors[:count], tensors[count:], self.lists)
-        runs = self.with_axes(rule, axes, summed, index.shape[1])
-        if op.name in SHIFTS:
-            shifted = functools.reduce(np.logical_or, (self.lists.mask(axes[f]) != 0 for f in rule.permutation), np.zeros(1, bool))
+        tensors = self.factors(op.rule, index)
+        axes, summed = factor_axes(op.name, op.rule, tensors[:count], tensors[count:], self.lists)
+        runs = self.with_axes(op.rule, axes, summed, index.shape[1])
+        if op.name in SHIFTS or op.name in WINDOWS:
+            shifted = functools.reduce(np.logical_or, (self.lists.mask(axes[f]) != 0 for f in op.rule.permutation), np.zeros(1, bool))
             rows = Rows(*runs.numbers, np.broadcast_to(shifted.astype(np.int64), index.shape[1:]))
             steps: list[tuple[Move, ...]] = []
             for *numbers, moves in rows.distinct():
                 run = [layouts.items[number] for layouts, number in zip(self.layouts, numbers)]
-                steps.append(_shifts(shapes[:count], shapes[count], run[:count], run[count], self.mesh) if moves else ())
+                neighbours = _shifts if op.name in SHIFTS else _halos
+                steps.append(tuple(neighbours(op, run, self.mesh)) if moves or op.name in WINDOWS else ())
             runs.inside = rows.deal([self.inside.number(one) for one in steps])
         return runs
-
-    def along_windows(self, rule: OpShardingRule, index: Array) -> _Runs:
-        """The strategies of an op that fetches halos: under the proposal with which a device receives the fewest bytes."""
-        op, machine, size = self.op, self.machine, index.shape[1]
-        count, dtype = len(op.operands), op.results[0].type.dtype
-        best, least, most = None, np.zeros(0), np.zeros(0)
-        for axes in self.proposals(rule, self.factors(rule, index)):
-            summed: Array = functools.reduce(np.bitwise_or, (self.lists.mask(axes[f]) for f in rule.reduction), np.zeros(1, np.int64))
-            runs = self.with_axes(rule, axes, summed, size)
-            rows = Rows(runs.numbers[0], runs.numbers[count])
-            reads, makes = self.layouts[0].items, self.layouts[count].items
-            steps = [tuple(_halos(op, reads[read], makes[make], self.mesh)) for read, make in rows.distinct()]
-            runs.inside = rows.deal([self.inside.number(one) for one in steps])
-            received = np.array([machine.collectives(one, dtype).received for one in self.inside.items])[runs.inside]
-            for i, type_ in enumerate(op.types):
-                ends = (index[i], runs.numbers[i]) if i < count else (runs.numbers[i], index[i])
-                rows, own, run = Rows(*ends, runs.summed * (i >= count)), self.domains[i], self.layouts[i].items
-                source, target = (own, run) if i < count else (run, own)
-                costs = [machine.settle(type_, source[a], target[b], self.lists.axes(mask)) for a, b, mask in rows.distinct()]
-                received = received + rows.deal([cost.received for cost in costs])
-            # Of the strategies that move the least, the one with the least to compute; then the layouts of the results.
-            devices = functools.reduce(np.multiply, map(self.lists.size, axes), np.ones(size, np.int64))
-            if best is None:
-                best, least, most = runs, received, devices
-            else:
-                better = (received < least) | ((received == least) & (devices > most))
-                best.set(better, runs.at(better))
-                least, most = np.where(better, received, least), np.where(better, devices, most)
-        assert best is not None
-        return best
-
-    def proposals(self, rule: OpShardingRule, tensors: Sequence[Factors]) -> Iterator[list[Array]]:
-        """Axes for every factor: those of one tensor, completed by free ones of the others; with sums over devices and without."""
-        count, lists = len(self.op.operands), self.lists
-        ordered = [*tensors[count:], *tensors[:count]]
-        for first in ordered:
-            axes: list[Array] = [0] * rule.num_factors
-            used: Array = 0
-            for source in (first, *ordered):
-                for factor, cut in source.items():
-                    if rule.factor_types[factor] is not FactorType.NEED_REPLICATION:
-                        mask = lists.mask(cut)
-                        fits = (lists.mask(axes[factor]) == 0) & ((used & mask) == 0)
-                        axes[factor] = np.where(fits, cut, axes[factor])
-                        used = used | mask * fits
-            yield axes
-            if any(np.any(lists.mask(axes[factor]) != 0) for factor in rule.reduction):
-                yield [0 if factor in rule.reduction else cut for factor, cut in enumerate(axes)]
 
     def factors(self, rule: OpShardingRule, index: Array) -> list[Factors]:
         """Per operand and result, numbers of the axes of its factors."""
@@ -257,13 +187,10 @@ SHIFTS = frozenset(("stablehlo.slice", "stablehlo.concatenate"))
 """Ops that fetch a part of their piece from neighbours where the dimension that they cut or extend is sharded."""
 
 
-def _shifts(
-    shapes: Sequence[tuple[int, ...]], result: tuple[int, ...], reads: Sequence[Layout], makes: Layout, mesh: Mesh
-) -> tuple[Move, ...]:
+def _shifts(op: OpSpec, run: Sequence[Layout], mesh: Mesh) -> Iterator[Move]:
     """The collectives of an op of `SHIFTS`: at most an operand's piece, and at most the result's, comes from a neighbour."""
-    piece = local_shape(result, makes, mesh)
-    pieces = (local_shape(shape, read, mesh) for shape, read in zip(shapes, reads) if shape)
-    return tuple(Move("collective_permute", (), min(math.prod(own), math.prod(piece))) for own in pieces)
+    *pieces, piece = (math.prod(local_shape(type_.shape, layout, mesh)) for type_, layout in zip(op.types, run))
+    return (Move("collective_permute", (), min(own, piece)) for own, tensor in zip(pieces, op.operands) if tensor.type.rank)
 
 
 WINDOWS: Mapping[str, Callable[[OpSpec], Sequence[Window]]] = {
@@ -274,8 +201,9 @@ WINDOWS: Mapping[str, Callable[[OpSpec], Sequence[Window]]] = {
 """Op -> its windows along dimensions."""
 
 
-def _halos(op: OpSpec, operand: Layout, result: Layout, mesh: Mesh) -> Iterator[Move]:
+def _halos(op: OpSpec, run: Sequence[Layout], mesh: Mesh) -> Iterator[Move]:
     """The collectives that fetch halos of windows from the neighbours of the first operand's pieces."""
+    operand, result = run[0], run[len(op.operands)]
     shape = local_shape(op.operands[0].type.shape, operand, mesh)
     if not math.prod(shape):
         return
