@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from shardy_py.dialect import AxisRef, Mesh
     from shardy_py.partition.layouts import Layout
     from shardy_py.partition.op import OpSpec
-    from shardy_py.partition.tables import Candidates
 
 LAYERS = flags.DEFINE_integer("layers", 48, "Layers of the model.")
 WIDTH = flags.DEFINE_integer("width", 4096, "Width of the model.")
@@ -75,11 +74,10 @@ def layouts(shape: Sequence[int], mesh: Mesh) -> list[Layout]:
     return [way for way in ways if all(n % num_shards(dim, mesh) == 0 for n, dim in zip(shape, way))]
 
 
-def candidates(op: OpSpec, mesh: Mesh) -> Candidates:
+def candidates(op: OpSpec, mesh: Mesh) -> tuple[list[list[Layout]], np.ndarray]:
     """All joint strategies of an op."""
     from shardy_py.dialect.axis import num_shards
     from shardy_py.partition.layouts import from_factors
-    from shardy_py.partition.tables import Candidates
 
     if op.rule is None or op.name in APART:
         domains = [layouts(type_.shape, mesh) for type_ in op.types]
@@ -92,7 +90,7 @@ def candidates(op: OpSpec, mesh: Mesh) -> Candidates:
         domains = [list(dict.fromkeys(column)) for column in joint]
         count = len(ways)
         index = [np.array([domain.index(layout) for layout in column]) for domain, column in zip(domains, joint)]
-    return Candidates(tuple(map(tuple, domains)), np.array(index).reshape(len(index), count))
+    return domains, np.array(index).reshape(len(index), count)
 
 
 def main(argv: list[str]) -> None:
@@ -107,12 +105,12 @@ def main(argv: list[str]) -> None:
     machine = Machine(mesh, hardware(HARDWARE.value))
     ops = kinds()
     asked = [(op, candidates(op, mesh), memory) for op, memory in ops]
-    entries = sum(rows.index.shape[1] for _, rows, _ in asked)
+    entries = sum(index.shape[1] for _, (_, index), _ in asked)
     print(f"{len(ops)} kinds of ops, {entries:,} joint layouts on {'x'.join(MESH.value)}")
     for title in ("first", "repeated"):
         start = time.process_time()
         for op, rows, memory in asked:
-            price_table(op, rows, machine, memory)
+            price_table(op, *rows, machine, memory)
         seconds = time.process_time() - start
         print(f"tables, {title}: {seconds:.2f} s, {entries / seconds:,.0f} a second")
 

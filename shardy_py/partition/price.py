@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardy_py.cost.collectives import collective_seconds, received_bytes
+from shardy_py.cost.collectives import collective_seconds
 from shardy_py.cost.hardware import Hardware, lay_out
 from shardy_py.cost.links import Level, levels_of
 from shardy_py.dialect import AxisRef, Mesh
@@ -35,14 +35,6 @@ class Move:
     elements: int
 
 
-@dataclass(frozen=True, slots=True)
-class Communication:
-    """One or more collectives."""
-
-    seconds: float = 0.0
-    received: int = 0
-
-
 class Machine:
     """A mesh on some hardware, which prices are of."""
 
@@ -52,18 +44,16 @@ class Machine:
         self.sizes: dict[str, int] = dict(mesh.shape)
         self.links = lay_out(self.sizes, hardware, links)
         self._levels: dict[Axes, tuple[Level, ...]] = {}
-        self._moves: dict[tuple[Type, Layout, Layout, Axes], Communication] = {}
+        self._moves: dict[tuple[Type, Layout, Layout, Axes], float] = {}
 
-    def collectives(self, steps: Sequence[Move], dtype: str) -> Communication:
-        """The cost of a sequence of collectives on a value."""
-        seconds, received, bits = 0.0, 0, element_bits(dtype)
+    def collectives(self, steps: Sequence[Move], dtype: str) -> float:
+        """The seconds of a sequence of collectives on a value."""
+        seconds, bits = 0.0, element_bits(dtype)
         for step in steps:
             group = num_shards(step.axes, self.mesh) if step.axes else self.mesh.size
-            piece = -(-step.elements * bits // 8)
-            if group > 1 and piece:
-                seconds += collective_seconds(step.kind, piece, self.levels(step.axes))
-                received += received_bytes(step.kind, group, piece)
-        return Communication(seconds, received)
+            if group > 1:
+                seconds += collective_seconds(step.kind, -(-step.elements * bits // 8), self.levels(step.axes))
+        return seconds
 
     def levels(self, axes: Axes) -> tuple[Level, ...]:
         """The links that devices along some axes exchange data over; along all where there are none."""
@@ -76,14 +66,10 @@ class Machine:
             levels = self._levels[axes] = levels_of(list(sizes.items()), self.links, self.sizes)
         return levels
 
-    def reshard(self, type_: Type, source: Layout, target: Layout) -> Communication:
-        """The cost of bringing a value from one layout to another."""
-        return self.settle(type_, source, target, ())
-
-    def settle(self, type_: Type, source: Layout, target: Layout, summed: Axes) -> Communication:
-        """The cost of bringing partial sums in one layout to a value in another."""
+    def settle(self, type_: Type, source: Layout, target: Layout, summed: Axes = ()) -> float:
+        """The seconds of bringing a value, or partial sums over some axes, from one layout to another."""
         if source == target and not summed:
-            return Communication()
+            return 0.0
         key = (type_, source, target, summed)
         cost = self._moves.get(key)
         if cost is None:

@@ -18,12 +18,13 @@ from shardy_py.ir.types import Type
 from shardy_py.partition.layouts import Layout, layout_of, local_shape
 from shardy_py.partition.op import CHEAP, FORWARDING
 from shardy_py.partition.price import piece_bytes
+from shardy_py.partition.tables import Reads, reads_of
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
 from shardy_py.plan.cost_analysis import EXPOSED
 from shardy_py.plan.feeding import NOTHING, Feeding
 from shardy_py.plan.progress import report
 from shardy_py.plan.trips import trip_count
-from shardy_py.planner.op_tables import Joint, OpTables, Reads, TooLarge, costly, reduced_shares
+from shardy_py.planner.op_tables import Joint, OpTables, TooLarge, reduced_shares
 from shardy_py.planner.problem import Limit, Problem, Table, cost, dearer, entries, weight
 from shardy_py.planner.space import HANDING_ON, Space
 
@@ -285,8 +286,7 @@ class _Builder:
         key, draft = self.draft(local, joint)
         if not self.prices:
             return
-        priced = self.op_tables.priced(op, lambda value: self.origin.get(value, value), joint)
-        price = priced.table
+        price = self.op_tables.priced(op, lambda value: self.origin.get(value, value), joint)
         once = scope.hoisted(op.results[0]) if op.results else scope
         sent = price.communication_seconds
         deferred = (1 - self.reduced_shares.get(op, 1.0)) * price.reduction_seconds
@@ -294,7 +294,7 @@ class _Builder:
         if is_counted:
             costs = costs + (price.seconds - sent) * scope.runs
         draft.costs = draft.costs + costs
-        for value, reads in zip(op.operands, priced.reads):
+        for value, reads in zip(op.operands, price.reads):
             if reads is not None and reads.moves:
                 self.move(op, key, draft, value, scope, reads)
 
@@ -322,7 +322,7 @@ class _Builder:
         if own == other or not type_.rank:
             return
         local, joint = self.joint([own, other])
-        self.bring(op, value, scope, local, joint, joint.candidates.domains[1], joint.candidates.index[1])
+        self.bring(op, value, scope, local, joint, joint.domains[1], joint.index[1])
 
     def to_sharding(self, op: Op, value: Value, sharding: TensorSharding, scope: CountedScope) -> None:
         """Moves a value to a sharding."""
@@ -342,11 +342,7 @@ class _Builder:
         key, draft = self.draft(local, joint)
         if not self.prices:
             return
-        domain, own = joint.candidates.domains[0], joint.candidates.index[0]
-        seconds = np.full((len(domain), len(targets)), np.nan)
-        for a, b in set(zip(own.tolist(), read.tolist())):  # of templates few pairs are needed, each of which may be a search
-            seconds[a, b] = self.machine.reshard(value.type, domain[a], targets[b]).seconds
-        reads = Reads(domain, own, targets, read, costly(seconds))
+        reads = reads_of(value.type, joint.domains[0], joint.index[0], targets, read, self.machine)
         if reads.moves:
             self.move(op, key, draft, value, scope, reads)
 
@@ -394,14 +390,14 @@ class _Builder:
         second, feeding_weights, least = self.machine.hardware.host_bandwidth or math.inf, dict[int, Array](), 0.0
         for value, type_ in (*((a, a.type) for a in main.arguments), *enumerate(main.result_types)):
             local, joint = self.joint([space.classes[value]])
-            domain = joint.candidates.domains[0]
+            domain = joint.domains[0]
             bytes_ = np.array([piece_bytes(type_, math.prod(local_shape(type_.shape, layout, self.mesh))) for layout in domain])
-            seconds = bytes_[joint.candidates.index[0]] / second * (value in fed)
+            seconds = bytes_[joint.index[0]] / second * (value in fed)
             table = self.table(local, _Draft(joint.strategies, EXPOSED * seconds))
             if table.classes and type_.rank:
                 feeding_weights |= {len(tables): seconds} if value in fed else {}
                 values[value] = len(tables)
-                layouts[len(tables)] = tuple(joint.candidates.domains[0][i] for i in joint.candidates.index[0])
+                layouts[len(tables)] = tuple(joint.domains[0][i] for i in joint.index[0])
                 tables.append(table)
             else:
                 constant += EXPOSED * float(seconds[0])

@@ -17,7 +17,7 @@ from shardy_py.ir import Op, Program, Value
 from shardy_py.partition.layouts import Layout
 from shardy_py.partition.op import spec_of
 from shardy_py.partition.price import Machine
-from shardy_py.partition.tables import Candidates, PriceTable, price_table
+from shardy_py.partition.tables import PriceTable, price_table
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION
 from shardy_py.plan.collectives import axes_of
 from shardy_py.plan.cost_walk import BlockCosts, Run
@@ -28,34 +28,11 @@ Array = Any
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joint:
-    """Joint strategies of the classes of some values."""
+    """Joint strategies of the classes of some values: the layouts of each value, and per joint strategy its number there."""
 
     strategies: Array
-    candidates: Candidates
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reads:
-    """Layouts in which an operand is read.
-
-    Attributes:
-        read: Per entry, the number of the layout in which it is read.
-        moves: Numbers of one layout and of another, and the seconds of bringing it there, where that takes some.
-    """
-
-    domain: Sequence[Layout]
-    own: Array
-    targets: Sequence[Layout]
-    read: Array
-    moves: tuple[tuple[int, int, float], ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Priced:
-    """The prices of a kind of op under joint strategies; `reads` is None for operands that the op makes itself."""
-
-    table: PriceTable
-    reads: tuple[Reads | None, ...]
+    domains: tuple[tuple[Layout, ...], ...]
+    index: Array
 
 
 class TooLarge(Exception):
@@ -75,7 +52,7 @@ class OpTables:
         self.manual_seconds = _manual_seconds(program, costs.runs, machine)
         self._fusion = Fusion(program.main.body)
         self._joints: dict[object, Joint] = {}
-        self._priced: dict[object, Priced] = {}
+        self._priced: dict[object, PriceTable] = {}
 
     def joint(self, shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], most: float, rows: Array = None) -> Joint:
         """The joint strategies of numbered classes, no axis twice in a value; raises TooLarge if there are more than `most`."""
@@ -85,15 +62,13 @@ class OpTables:
             joint = self._joints[key] = _joint(shape, domains, _rows(shape, domains, most) if rows is None else rows)
         return joint
 
-    def priced(self, op: Op, origin: Callable[[Value], Value], joint: Joint) -> Priced:
+    def priced(self, op: Op, origin: Callable[[Value], Value], joint: Joint) -> PriceTable:
         """The prices of an op."""
         spec, memory = spec_of(op, origin), self._fusion.accesses(op)
         kind = spec, memory, id(joint)
         priced = self._priced.get(kind)
         if priced is None:
-            table = price_table(spec, joint.candidates, self.machine, memory)
-            has_maker = [bool(tensor.maker) for tensor in spec.operands]
-            priced = self._priced[kind] = _priced(table, joint.candidates, has_maker)
+            priced = self._priced[kind] = price_table(spec, joint.domains, joint.index, self.machine, memory)
         return priced
 
 
@@ -115,21 +90,6 @@ def _always_runs(op: Op) -> bool:
     """Whether an op is inside of a `shard_map` that is in no branch of a cond."""
     around = [each.name for each in op.outward()]
     return MANUAL_COMPUTATION in around and CASE not in around[around.index(MANUAL_COMPUTATION) :]
-
-
-def _priced(table: PriceTable, candidates: Candidates, has_maker: Sequence[bool]) -> Priced:
-    """A table, with its reads and results as a model needs them."""
-    domains, index = candidates.domains, candidates.index
-    reads = tuple(
-        None if by_op else Reads(domains[i], index[i], targets, read, costly(seconds))
-        for i, (by_op, targets, read, seconds) in enumerate(zip(has_maker, table.read_layouts, table.reads, table.move_seconds))
-    )
-    return Priced(table, reads)
-
-
-def costly(seconds: Array) -> tuple[tuple[int, int, float], ...]:
-    """Row, column and seconds of the moves that take some; those that no entry needs are NaN."""
-    return tuple((int(a), int(b), float(seconds[a, b])) for a, b in zip(*np.nonzero(seconds > 0)))
 
 
 def _rows(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], most: float) -> Array:
@@ -169,7 +129,7 @@ def _joint(shape: Sequence[tuple[int, ...]], domains: Sequence[Sequence[Any]], r
         del distinct
         value_domains.append(tuple(tuple(domains[c][rows[at, c]] for c in value) for at in first))
         index.append(own.reshape(-1))
-    return Joint(rows, Candidates(tuple(value_domains), np.array(index, np.int64).reshape(len(shape), len(rows))))
+    return Joint(rows, tuple(value_domains), np.array(index, np.int64).reshape(len(shape), len(rows)))
 
 
 ALONE = frozenset(("stablehlo.transpose", "stablehlo.reshape", "stablehlo.negate"))

@@ -347,6 +347,6 @@ def test_an_axis_cuts_one_summed_dimension() -> None:
         for op in ops:
             layouts = [made.model.space.layout(value, assignment) for value in (*op.operands, *op.results)]
             one = price(spec_of(op), layouts, machine, ())
-            for layout in (layouts[read] for layouts, (read,) in zip(one.read_layouts, one.reads)):
+            for layout in (reads.targets[0] for reads in one.reads if reads is not None):
                 axes = [axis for dim in layout for axis in dim]
                 assert len(axes) == len(set(axes))
