@@ -7,15 +7,13 @@ data have none.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.cost.liveness.placement import placed_in
 from shardy_py.cost.sizes import LocalSizes
-from shardy_py.dialect.axis import Axes, num_shards
 from shardy_py.ir import Op
 from shardy_py.ir.operation import Operation
 from shardy_py.rules.traits import DOTS, ELEMENTWISE
@@ -86,48 +84,7 @@ def work_of(op: Op, sizes: LocalSizes) -> Work:
     """The operations of an op without regions whose values have their final shardings."""
     if placed_in(op):
         return Work(host=sizes.bytes(op.result))
-    operands = [sizes.shape(v) for v in op.operands]
-    if op.name in PRODUCTS and (sharding := op.operands[0].sharding) is not None:
-        mesh = sharding.mesh_in(sizes.meshes)
-        lhs, rhs, result = map(sizes.axes, (*op.operands, *op.results))
-        used = {axis.name for dim in result for axis in dim}
-        operands = run_shapes(op, operands, lambda i, j: num_shards(common_axes(lhs[i], rhs[j], used), mesh))
-    return work(op, operands, [sizes.shape(v) for v in op.results])
-
-
-def run_shapes(op: Operation, operands: Sequence[Shape], cut: Callable[[int, int], int]) -> list[tuple[int, ...]]:
-    """Shapes of the pieces of operands that a product is made of: summed dimensions are cut on both sides alike, into `cut` parts."""
-    shapes = [list(shape) for shape in operands]
-    for i, j in summed_dims(op):
-        parts = 1 if i is None else cut(i, j)
-        for side, d in ((0, i), (1, j)):
-            if d is not None:
-                shapes[side][d] = -(-op.operands[side].type.shape[d] // parts)
-    return [tuple(shape) for shape in shapes]
-
-
-def summed_dims(op: Operation) -> list[tuple[int | None, int]]:
-    """Pairs of dimensions of the two sides of a product over which it sums; None beside the features of a group, which are not cut."""
-    a = op.attributes
-    if op.name == "stablehlo.dot":
-        return [(op.operands[0].type.rank - 1, 0)]
-    if op.name == "stablehlo.dot_general":
-        return list(zip(a["lhs_contracting_dimensions"], a["rhs_contracting_dimensions"], strict=True))
-    features = a["input_feature_dimension"] if a["feature_group_count"] == 1 else None
-    return [
-        (features, a["kernel_input_feature_dimension"]),
-        *zip(a["input_spatial_dimensions"], a["kernel_spatial_dimensions"], strict=True),
-    ]
-
-
-def common_axes(lhs: Axes, rhs: Axes, used: Collection[str]) -> Axes:
-    """The axes by which a summed dimension is cut where an op runs: those that both sides have and the result does not.
-
-    Axes that only one side has are gathered; under an axis that the result has too, a device computes its part of the result or of the
-    sum, not of both.
-    """
-    same = itertools.takewhile(lambda pair: pair[0] is pair[1], zip(lhs, rhs))
-    return tuple(axis for axis, _ in same if axis.name not in used)
+    return work(op, [sizes.shape(v) for v in op.operands], [sizes.shape(v) for v in op.results])
 
 
 def roofline_seconds(work: Work, accessed: float, hardware: Hardware) -> float:
@@ -172,8 +129,8 @@ def _product(dtype: str, multiplications: float) -> Work:
 
 
 def _dot_general(op: Operation, operands: Shapes, results: Shapes) -> Work:
-    contracted = math.prod(operands[0][i] for i, _ in summed_dims(op) if i is not None)
-    return _product(op.operands[0].type.dtype, math.prod(results[0]) * contracted)
+    summed: Sequence[int] = op.attributes.get("lhs_contracting_dimensions", (op.operands[0].type.rank - 1,))
+    return _product(op.operands[0].type.dtype, math.prod(results[0]) * math.prod(operands[0][d] for d in summed))
 
 
 def _ragged_dot(op: Operation, operands: Shapes, results: Shapes) -> Work:

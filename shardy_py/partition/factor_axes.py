@@ -10,13 +10,13 @@ except by `where` and `any`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from shardy_py.dialect import AxisRef, Mesh, OpShardingRule
-from shardy_py.dialect.axis import Axes, num_shards
+from shardy_py.dialect.axis import Axes
 from shardy_py.partition.layouts import Layout, parts, to_factors
 
 REDUCTIONS = frozenset(("stablehlo.reduce",))
@@ -94,19 +94,13 @@ class AxisLists:
         self.bits = {part: 1 << i for i, part in enumerate(every)}
         self.lists = Numbered[Axes](())
         self.masks: Array = np.zeros(1, np.int64)
-        self.sizes: Array = np.ones(1, np.int64)
 
     def number(self, axes: Axes) -> int:
         """The number of a list."""
         number = self.lists.number(axes)
         if number == len(self.masks):
-            self.masks = np.append(self.masks, self.set_of(axes))
-            self.sizes = np.append(self.sizes, num_shards(axes, self.mesh))
+            self.masks = np.append(self.masks, sum({self.bits[axis] for axis in axes}))
         return number
-
-    def set_of(self, axes: Iterable[AxisRef]) -> int:
-        """The set of some parts."""
-        return sum({self.bits[axis] for axis in axes})
 
     def axes(self, mask: int) -> Axes:
         """The parts of a set in mesh order."""
@@ -121,10 +115,6 @@ class AxisLists:
     def mask(self, axes: Array) -> Array:
         """The set of the parts of a list."""
         return self.masks[axes]
-
-    def size(self, axes: Array) -> Array:
-        """The number of devices along a list."""
-        return self.sizes[axes]
 
     def without(self, axes: Array, mask: Array) -> Array:
         """The parts of a list that are not in a set."""
