@@ -33,7 +33,6 @@ class ResolvePermutationFactors(Pass):
     name = "sdy-resolve-permutation-factors"
 
     enable_halo_exchange: bool = option(True, "let reversals exchange parts")
-    whole_mesh_ids: bool = option(False, "number devices over the whole mesh, for right results (not in Shardy)")
 
     def run(self, program: Program, log: Log | None = None) -> None:
         """Resolves the sharding of permutation factors: of windows, slices, pads, reversals.
@@ -41,22 +40,21 @@ class ResolvePermutationFactors(Pass):
         Operands and results of an op are resharded so that these factors are not sharded, except where a slice cuts off no more than
         the end of the last part. A reversal exchanges whole parts instead.
 
-        Other disagreements between shardings must be settled. Shardy numbers devices among the manual axes; without `whole_mesh_ids` other
+        Other disagreements between shardings must be settled. As in Shardy, permutes number devices among the manual axes, so that other
         devices exchange parts where the mesh has more axes or lists its devices in another order.
 
         Source: Shardy's resolve_permutation_factors.cc, as of jaxlib 0.10.2: pads, slices and reshapes exchange nothing.
         """
-        resolver = _Resolver(program, self.enable_halo_exchange, self.whole_mesh_ids)
+        resolver = _Resolver(program, self.enable_halo_exchange)
         for function in program.functions:
             resolver.visit(function.body)
         resolver.edits.apply()
 
 
 class _Resolver:
-    def __init__(self, program: Program, exchange: bool, whole_mesh_ids: bool) -> None:
+    def __init__(self, program: Program, exchange: bool) -> None:
         self.program = program
         self.exchange = exchange
-        self.whole_mesh_ids = whole_mesh_ids
         self.names = MeshNames(program)
         self.edits = Edits()
 
@@ -73,7 +71,7 @@ class _Resolver:
         rule = rule_of(op, self.program.semantics)
         if rule is None or rule.is_custom or not rule.permutation:
             return
-        if self.exchange and op.name == REVERSE and reverse_parts(op, self.names, self.edits, whole_mesh_ids=self.whole_mesh_ids):
+        if self.exchange and op.name == REVERSE and reverse_parts(op, self.names, self.edits):
             return
         shardings = [get_sharding(value) for value in (*op.operands, *op.results)]
         meshes = self.program.meshes
@@ -102,7 +100,7 @@ class _Resolver:
 REVERSE = "stablehlo.reverse"
 
 
-def reverse_parts(op: Op, names: MeshNames, edits: Edits, *, whole_mesh_ids: bool) -> bool:
+def reverse_parts(op: Op, names: MeshNames, edits: Edits) -> bool:
     """Makes every device reverse its own part, after a reshard that exchanges the parts.
 
     The operand goes to a mesh with its devices in reverse order along the axes of reversed dimensions. A dimension that the axes do not
@@ -127,7 +125,7 @@ def reverse_parts(op: Op, names: MeshNames, edits: Edits, *, whole_mesh_ids: boo
         zero = local_ops.constant(0, local_ops.tensor_type(value).dtype, op)
         high = tuple(padding.get(dim, 0) for dim in range(len(shape)))
         padded = local_ops.pad(value, zero.result, (0,) * len(shape), high, op, sharding)
-        moved = shift(padded.result, sharding, mesh, padding, op, whole_mesh_ids=whole_mesh_ids)
+        moved = shift(padded.result, sharding, mesh, padding, op)
         ops += (zero, padded, moved)
         value = moved.result
         result.type = local_ops.tensor_type(value)
@@ -178,7 +176,7 @@ def local_shape(shape: Sequence[int], sharding: TensorSharding, manual: Collecti
     return tuple(local)
 
 
-def shift(value: Value, sharding: TensorSharding, mesh: Mesh, by: dict[int, int], like: Op, *, whole_mesh_ids: bool) -> Op:
+def shift(value: Value, sharding: TensorSharding, mesh: Mesh, by: dict[int, int], like: Op) -> Op:
     """A manual computation that moves elements `by` at most a device's part to higher indices; zeros come in at the low end."""
     names = {axis.name for dim in by for axis in sharding.dims[dim].axes}
     manual = tuple(name for name in mesh.axis_names if name in names)
@@ -190,10 +188,7 @@ def shift(value: Value, sharding: TensorSharding, mesh: Mesh, by: dict[int, int]
     moved = body.arguments[0]
     for dim, amount in by.items():
         axes = sharding.dims[dim].axes
-        pairs = neighbours(axes, mesh.axis_names if whole_mesh_ids else manual, mesh)
-        if whole_mesh_ids and mesh.device_ids:
-            pairs = sorted((mesh.device_ids[a], mesh.device_ids[b]) for a, b in pairs)
-        moved = _shift(body, moved, dim, amount, inside, pairs, like)
+        moved = _shift(body, moved, dim, amount, inside, neighbours(axes, manual, mesh), like)
     body.append(Op("sdy.return", (moved,), (), location=like.location))
     attributes = {"in_shardings": (sharding,), "out_shardings": (sharding,), "manual_axes": manual}
     return Op(MANUAL_COMPUTATION, (value,), (type_,), attributes, (body,), location=like.location)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardy_py.dialect import AxisRef, Mesh, TensorSharding
@@ -13,6 +14,7 @@ from shardy_py.errors import DialectError, ShardyError
 from shardy_py.ir import Block, Op, Program, TensorType, Type, Value
 from shardy_py.ir.attribute_text import MLIR_TEXT_KEY
 from shardy_py.opt.partitioner import local_ops
+from shardy_py.passes.base import Pass, option
 from shardy_py.passes.dataflow import get_sharding
 from shardy_py.passes.walk import place
 
@@ -167,19 +169,14 @@ def emit_part(out: Emitter, value: Value, axes: Sequence[Sequence[AxisRef]], mes
 _HANDLE = re.compile(r"#stablehlo\.channel_handle<handle = (\d+)")
 
 
-class ConversionOptions(NamedTuple):
-    """Options of the pass.
+@dataclass(frozen=True, kw_only=True)
+class ConversionOptions(Pass):
+    """Options of `sdy-convert-global-to-local`."""
 
-    Attributes:
-        combine_multi_dimension_reduce_scatter: Whether several dimensions share one reduce-scatter; else they are all-reduced and sliced.
-        enable_rgv3: Whether replica groups are axes of a mesh instead of lists of devices.
-        sub_axes_in_order: Whether devices number parts of axes as replica groups do, see `devices.shard_index`.
-    """
-
-    per_dim_all_gather: bool = False
-    combine_multi_dimension_reduce_scatter: bool = False
-    enable_rgv3: bool = False
-    sub_axes_in_order: bool = False
+    per_dim_all_gather: bool = option(False, "gather dimension by dimension")
+    combine_multi_dimension_reduce_scatter: bool = option(False, "keep a reduce-scatter of several dimensions as one")
+    enable_rgv3: bool = option(False, "write replica groups as axes of a mesh")
+    sub_axes_in_order: bool = option(False, "number parts of axes as replica groups do, for right results (not in Shardy)")
 
 
 class LocalTensor(NamedTuple):
