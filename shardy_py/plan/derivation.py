@@ -38,7 +38,7 @@ class History:
         self.groups: dict[Holder, LogStep] = {}
         self.results: dict[int, FunctionResult] = {}
         self.annotated: dict[Holder, TensorSharding] = {}
-        self._initial: dict[Holder, TensorSharding | None] = {}
+        self.initial: dict[Holder, TensorSharding | None] = {}
         self._holders: dict[Value, Holder] = {}
         for number, step in enumerate(log):
             target, reason = step.target, step.reason
@@ -47,8 +47,8 @@ class History:
                 if step.op is not None and step.op.name == "func.return":
                     continue  # told of the value that is returned; it is the result that is cut, see `cuts`
             holder = self.holder(target)
-            if holder not in self._initial:
-                self._initial[holder] = step.old
+            if holder not in self.initial:
+                self.initial[holder] = step.old
                 if step.old is not None and not (step.old.is_fully_open and not step.old.has_axes):
                     self.annotated[holder] = step.old
             if reason == MEMBER:
@@ -74,15 +74,11 @@ class History:
             holder = self._holders[value] = shardable
         return holder
 
-    def initial(self, holder: Holder) -> TensorSharding | None:
-        """The sharding of a holder before the first step."""
-        return self._initial.get(holder)
-
     def at(self, holder: Holder, time: int) -> TensorSharding | None:
         """The sharding of a holder before a step; None is open."""
         steps = self.steps.get(holder, ())
         i = bisect_left(steps, time)
-        return self.log[steps[i - 1]].new if i else self._initial.get(holder)
+        return self.log[steps[i - 1]].new if i else self.initial.get(holder)
 
     def arrival(self, holder: Holder, dim: int, axes: Axes, time: int) -> int | None:
         """The step before `time` that brought the last of some axes to a dimension; None where an annotation has them."""

@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from shardy_py.dialect import Mesh
 from shardy_py.ir import Block, Op, Program, TensorType, Value
@@ -23,12 +22,8 @@ from shardy_py.plan.reshards import Explicit, Reshard
 from shardy_py.plan.trips import with_trips
 from shardy_py.plan.values import PlannedValue, in_backward_pass, intermediates, location_of, module_of, name_of
 
-
-class Transfer(NamedTuple):
-    """One collective, and the op of the program that it is; None where XLA merges some, so that the op of each is unknown."""
-
-    collective: Collective
-    step: Op | None
+Transfer = tuple[Collective, Op | None]
+"""One collective, and the op of the program that it is; None where XLA merges some, so that the op of each is unknown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +54,7 @@ def remark_on(plan: PlanRecord) -> str:
 def collectives_of(plan: PlanRecord) -> tuple[Collective, ...]:
     """The collectives that a call runs; see `Plan.collectives`."""
     if plan.active_partitioner is None:
-        return tuple(transfer.collective for transfer in executed(plan).transfers)
+        return tuple(collective for collective, _ in executed(plan).transfers)
     return plan.active_partitioner.collectives(plan)
 
 
@@ -70,7 +65,7 @@ def executed(plan: PlanRecord) -> Executed:
         explicit, planned = explicit_of(plan), dict(plan.intermediates)
         values = {copy: planned[value] for copy, value in explicit.values.items() if value in planned}
         program, names = explicit.program, {copy: plan.names[value] for copy, value in explicit.values.items() if value in plan.names}
-        transfers = (*(Transfer(*each) for each in explicit.collectives), *user_collectives(program, names))
+        transfers = (*explicit.collectives, *user_collectives(program, names))
         return Executed(program.main.body, program.meshes, values, transfers)
     local = plan.active_partitioner.local_program(plan)
     values = dict(intermediates(local, "region %"))
@@ -78,7 +73,7 @@ def executed(plan: PlanRecord) -> Executed:
     steps = [op for op in block.walk() if _kind(op) in KINDS]
     collectives = collectives_of(plan)
     are_alike = [_kind(op) for op in steps] == [c.kind for c in collectives]
-    transfers = tuple(Transfer(c, step) for c, step in zip(collectives, steps if are_alike else [None] * len(collectives)))
+    transfers = tuple(zip(collectives, steps if are_alike else [None] * len(collectives)))
     return Executed(block, local.meshes, values, transfers)
 
 
@@ -128,7 +123,7 @@ def user_collectives(program: Program, names: Mapping[Value, str]) -> Iterator[T
                 module_of(program, op),
                 in_backward_pass(program, op),
             )
-            yield Transfer(collective, op)
+            yield collective, op
 
 
 USER_COLLECTIVES = {

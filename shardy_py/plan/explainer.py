@@ -116,7 +116,7 @@ class Explainer:
 
     def closer(self, holder: Holder, dim: int) -> tuple[str, str]:
         """The annotation that closed a dimension, and its location in the function."""
-        initial = self.history.initial(holder)
+        initial = self.history.initial.get(holder)
         if initial is None or not initial.dims[dim].is_closed:
             for number in self.history.steps.get(holder, ()):
                 step = self.history.log[number]

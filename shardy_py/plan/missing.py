@@ -19,7 +19,7 @@ from shardy_py.passes.propagation.graph import Holder
 from shardy_py.passes.propagation.step import FactorStrategy, common_mesh, propagate_step
 from shardy_py.plan.checks.specs import nearest
 from shardy_py.plan.explainer import Explainer, title
-from shardy_py.plan.explanation import Missing, Reason
+from shardy_py.plan.explanation import KINDS, Missing, Reason
 from shardy_py.plan.neighbours import Neighbours, dims_with
 from shardy_py.plan.values import PlannedValue
 
@@ -139,8 +139,6 @@ def _dim_of(mapping: Sequence[Sequence[int]], factor: int) -> int:
     return next(d for d, dim in enumerate(mapping) if factor in dim)
 
 
-_BEST = ("conflict", "closed", "used", "replicated", "indivisible", "barrier", "blocked")
-"""Kinds of obstacles, the most informative first, for several at the same distance."""
 _MAX_STOPS = 16
 """Obstacles at the same distance that are compared."""
 
@@ -262,8 +260,7 @@ class _ObstacleSearch:
                                 visited.add((other, d))
                                 following.append((other, d))
             if stops:
-                rank = {kind: n for n, kind in enumerate(_BEST)}
-                return min(stops, key=lambda stop: rank.get(stop[1].kind, len(rank)))
+                return min(stops, key=lambda stop: KINDS.index(stop[1].kind) if stop[1].kind in KINDS else len(KINDS))
             level = following
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import re
 from collections.abc import Sequence
@@ -96,12 +97,7 @@ def _split(path: str) -> list[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _glob(pattern: str) -> re.Pattern[str]:
-    """A regular expression that keeps the first place of each part between stars: an atomic group is not entered a second time."""
-    first, *parts = ("".join("." if letter == "?" else re.escape(letter) for letter in part) for part in re.split(r"\*+", pattern))
-    if not parts:
-        return re.compile(first, re.DOTALL)
-    middle = "".join(f"(?>.*?{part})" for part in parts[:-1])
-    return re.compile(f"{first}{middle}.*{parts[-1]}", re.DOTALL)
+    return re.compile(fnmatch.translate(pattern.replace("[", "[[]")))
 
 
 _NUMBER = re.compile(r"\d+")

@@ -98,7 +98,7 @@ class Alternative:
         objective_seconds: Its step, as `Search.objective_seconds`.
         inputs: Path of an input -> its sharding as text.
         budget_bytes: As of the search.
-        planned: Makes the plan; None of a stored one.
+        planned: The plan, made once; None of a stored one.
         peak_of: Its peak.
         constrained: Finds its constraints, as `Search.constraints`; None of a stored one.
         stored_peak_bytes: The peak of a stored one.
@@ -113,24 +113,20 @@ class Alternative:
     constrained: Callable[[], tuple[Constraint, ...]] | None = field(default=None, repr=False)
     stored_peak_bytes: int = 0
 
-    @functools.cached_property
-    def _plan(self) -> Any:
-        if self.planned is None:
-            raise ValueError(f"alternative {self.name!r} was read from a file, which keeps prices only; plan again for its plan")
-        return self.planned()
-
     def plan(self) -> Any:
         """The plan, with everything a plan has; made when it is first asked for.
 
         Raises:
             ValueError: The search was read from a file.
         """
-        return self._plan
+        if self.planned is None:
+            raise ValueError(f"alternative {self.name!r} was read from a file, which keeps prices only; plan again for its plan")
+        return self.planned()
 
     @functools.cached_property
     def peak_bytes(self) -> int:
         """Its peak, by `memory_analysis`; its plan is made for it, unless the search was read from a file."""
-        return self.stored_peak_bytes if self.planned is None else self.peak_of(self._plan)
+        return self.stored_peak_bytes if self.planned is None else self.peak_of(self.plan())
 
     @property
     def fits(self) -> bool:
@@ -151,7 +147,7 @@ class Alternative:
     @property
     def in_shardings(self) -> Any:
         """The input shardings of its plan, as in `Plan.input_shardings`."""
-        return self._plan.input_shardings
+        return self.plan().input_shardings
 
 
 class Pricer(Protocol):

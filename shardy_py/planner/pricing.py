@@ -318,7 +318,7 @@ def _alternative(searcher: Searcher, outcome: Outcome, constrained: Constrained,
         outcome.seconds,
         inputs,
         searcher.planner.budget,
-        functools.partial(searcher.plan_of, trial, best.seconds),
+        functools.cache(functools.partial(searcher.plan_of, trial, best.seconds)),
         functools.partial(peak_of, planner=searcher.planner),
         functools.partial(constrained, trial),
     )

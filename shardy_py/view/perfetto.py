@@ -60,8 +60,8 @@ class _Scheduler:
         self.names = {value: planned.path for value, planned in program.values.items()}
         self.costs = {cost.value: cost for cost in ops if cost.value}
         self.sent: dict[Op | None, list[CollectiveCost]] = defaultdict(list)
-        for transfer, cost in zip(program.transfers, collectives):
-            self.sent[transfer.step].append(cost)
+        for (_, step), cost in zip(program.transfers, collectives):
+            self.sent[step].append(cost)
         self.ready: dict[Value, float] = {}
         self.free: dict[str, float] = {}
         self.clock = 0.0

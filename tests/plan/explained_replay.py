@@ -49,7 +49,7 @@ def replayed(replay: Replay, chain: Sequence[Reason], *, whole: bool) -> dict[Ho
     for step in (log[r.step] for r in said if r.step >= 0):
         if step.reason == "propagate" and step.op is not None:  # manual axes, which the specs of a shard_map state
             edge = history.holder(step.op.operands[0])
-            given = history.initial(edge)
+            given = history.initial.get(edge)
             state[edge] = None if given is None else only(given, "", (), whole)
     numbers = {r.step for r in chain if r.step >= 0}
     for number, step in enumerate(log):

@@ -108,9 +108,9 @@ def check(plan: sp.Plan) -> None:
     assert [(c.operand_bytes, c.trips) for c in timed] == [(c.operand_bytes, c.trips) for c in plan.collectives]
 
     transfers = executed(plan).transfers
-    assert [t.collective for t in transfers] == list(plan.collectives)
+    assert [collective for collective, _ in transfers] == list(plan.collectives)
     program = lifetimes(plan).running
-    assert {t.step for t in transfers if t.step is not None} <= set(program.walk())
+    assert {step for _, step in transfers if step is not None} <= set(program.walk())
 
     check_memory(plan)
     check_page(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -237,7 +238,7 @@ def batch_axis_lost(context: CheckContext) -> Iterator[Finding]:
     data = data_paths(context.plan.inputs, context.plan.outputs, context)
     marks: dict[Value, Marks] = {}
     losses: dict[tuple[str, str], list[tuple[Op, Value, _DataLoss]]] = {}
-    memo: dict[tuple[object, ...], tuple[Marks, _DataLoss | None]] = {}
+    follow = functools.cache(_follow)
 
     def mark(value: Value, of_value: Marks) -> None:
         """Records the marks of a value whose axes are in its sharding."""
@@ -264,11 +265,10 @@ def batch_axis_lost(context: CheckContext) -> Iterator[Finding]:
                     mark(result, of_operand)
         elif op.rule is not None:
             for number, result in enumerate(op.results):
-                shardings = [operand.sharding for operand in op.operands]
-                key = (op.rule, number, result.sharding, *shardings, *of_operands)
-                if key not in memo and result.sharding is not None:
-                    memo[key] = _follow(op.rule, number, result.sharding, shardings, of_operands, context)
-                of_result, loss = memo.get(key, (_NONE, None))
+                if result.sharding is None:
+                    continue
+                shardings = tuple(operand.sharding for operand in op.operands)
+                of_result, loss = follow(op.rule, number, result.sharding, shardings, tuple(of_operands), context)
                 mark(result, of_result)
                 described = context.described.get(result)
                 if loss is None or described is None or context.local(result.type, result.sharding) < NOTABLE:

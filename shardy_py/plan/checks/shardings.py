@@ -47,7 +47,8 @@ def replicated_large(context: CheckContext) -> Iterator[Finding]:
         return
     reported = {path for finding in context.findings if finding.kind not in _OF_NAMES for path in finding.all_paths if path}
     series = Counter(map(_alike, (*context.plan.inputs, *context.plan.outputs)))
-    cheap, large, groups = _intermediates(context)
+    replicating = {} if context.plan.search is not None else _replicating(context)  # `costly-constraint` finds those of a planner's plan
+    cheap, large, groups = _intermediates(context, replicating)
     follows = {state.path: parameter.path for state, parameter, _ in state_and_parameter(context.plan.inputs)}
     reported_inputs: set[str] = set()
     for value in sorted(context.plan.inputs, key=lambda value: value.path in follows):
@@ -60,8 +61,7 @@ def replicated_large(context: CheckContext) -> Iterator[Finding]:
         if op is not None and value.path not in reported and _is_root(op, result, large, cheap, context):
             yield from _argument(context, value, series[_alike(value)])
     yield from _intermediate_findings(context, groups, reported)
-    if context.plan.search is None:  # `costly-constraint` finds those of a planner's plan
-        yield from _constraint_findings(context, _replicating(context))
+    yield from _constraint_findings(context, replicating)
 
 
 _OF_NAMES = ("unmatched-rule", "unused-rule", "refused-donation")
@@ -116,14 +116,13 @@ def _proposed(context: CheckContext, value: PlannedValue, finding: Finding, fix:
 _Groups = dict[tuple[str, str, str], list[Value]]
 
 
-def _intermediates(context: CheckContext) -> tuple[set[Value], set[Value], _Groups]:
+def _intermediates(context: CheckContext, replicating: dict[Value, None]) -> tuple[set[Value], set[Value], _Groups]:
     """Values that XLA recomputes at each use, large replicated values, and the roots among the latter by line, primitive and type."""
     cheap: set[Value] = set()
     large: set[Value] = set()
     groups: _Groups = {}
     # A gradient has the shape of its parameter or the transposed shape; the finding for the parameter, or its annotation, covers it.
     ends = {tuple(sorted(value.shape)) for value in (*context.plan.inputs, *context.plan.outputs) if is_replicated(value.sharding)}
-    replicating = {} if context.plan.search is not None else _replicating(context)
     for op, manual in context.ops:
         if _is_cheap(op, cheap):
             cheap.update(op.results)

@@ -273,14 +273,14 @@ ADDRESS = 8
 def analyse(plan: PlanRecord, which: str | Hardware | int | None = None) -> MemoryAnalysis:
     """The memory that a call of a plan takes; see `Plan.memory_analysis`. A plan remembers it."""
     name, room = capacity_of(which)
-    memory = _usage(plan, _is_on_cpu(plan, name))[0]
+    memory = _USAGE[_is_on_cpu(plan, name)](plan)[0]
     room_of = name or (None if room is None else "the given memory")
     return replace(memory, hardware=room_of, hardware_bytes=room, plan=plan)
 
 
 def lifetimes(plan: PlanRecord, which: str | Hardware | int | None = None) -> Lifetimes:
     """The buffers behind `analyse`, with the steps at which they are alive and the values that they hold. A plan remembers them."""
-    return _usage(plan, _is_on_cpu(plan, capacity_of(which)[0]))[1]
+    return _USAGE[_is_on_cpu(plan, capacity_of(which)[0])](plan)[1]
 
 
 def _is_on_cpu(plan: PlanRecord, hardware: str) -> bool:
@@ -288,7 +288,7 @@ def _is_on_cpu(plan: PlanRecord, hardware: str) -> bool:
 
 
 def _peak_buffers(plan: PlanRecord, memory: MemoryAnalysis) -> tuple[PeakBuffer, ...]:
-    usage = _usage(plan, memory.compiler == "cpu")[1]
+    usage = _USAGE[memory.compiler == "cpu"](plan)[1]
     buffers = (*usage.resident, *(usage.alive(memory.peak_step) if memory.steps else ()))
     return tuple(_described(plan, usage, b) for b in sorted(buffers, key=lambda b: -b.bytes))
 
@@ -333,12 +333,8 @@ def _analysed(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes
     return memory, Lifetimes(plan, running, usage, resident, fixed)
 
 
-_ON = {on_cpu: Analysis(functools.partial(_analysed, on_cpu=on_cpu)) for on_cpu in (False, True)}
-
-
-def _usage(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes]:
-    """The analysis on CPUs or on accelerators, and the buffers behind it."""
-    return _ON[on_cpu](plan)
+_USAGE = {on_cpu: Analysis(functools.partial(_analysed, on_cpu=on_cpu)) for on_cpu in (False, True)}
+"""The analysis on CPUs or on accelerators, and the buffers behind it."""
 
 
 def capacity_of(which: str | Hardware | int | None) -> tuple[str, int | None]:
@@ -432,7 +428,7 @@ def _remedies(plan: PlanRecord, memory: MemoryAnalysis) -> tuple[Finding, ...]:
         return ()
     smaller: list[tuple[int, Finding]] = []
     for variant in plan.variants.variants(plan, peak):
-        after = _usage(variant.plan, memory.compiler == "cpu")[0].peak_memory_in_bytes
+        after = _USAGE[memory.compiler == "cpu"](variant.plan)[0].peak_memory_in_bytes
         if after > (1 - MIN_SAVING) * peak:
             continue
         room = memory.hardware_bytes
