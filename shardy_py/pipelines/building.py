@@ -25,7 +25,7 @@ from shardy_py.pipelines.flatten import FlatStep, flatten
 from shardy_py.pipelines.jaxprs import dtype_of, is_extended_dtype, shape_of, struct_of
 from shardy_py.pipelines.markers import Marking, marker_of
 from shardy_py.pipelines.microbatching import SplitStep, split
-from shardy_py.pipelines.orders import Schedule, is_automatic
+from shardy_py.pipelines.orders import Schedule, plain_name
 from shardy_py.pipelines.placing import Places, submeshes, trace_mesh
 from shardy_py.pipelines.programs import (
     TaskProgram,
@@ -243,7 +243,7 @@ def _schedule(options: PipelineOptions, split_step: SplitStep, assigned: Assignm
     meshes = _per_mesh(assigned.stages, options.virtual)
     if isinstance(options.schedule, str):
         times: dict[str, Any] = {}
-        if is_automatic(options.schedule):
+        if plain_name(options.schedule) == "auto":
             apart = stage_programs(split_step, assigned, [True] * assigned.stages)
             times = stage_times(apart, places, options.hardware)
         return schedule(options.schedule, meshes, options.num_microbatches, options.virtual, **times)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from shardy_py.backends.local.jaxpr_rewriting import has_effects
+from shardy_py.frontends.jaxprs import live_positions
 from shardy_py.frontends.loops import scan_counts
 from shardy_py.ir.jax_calls import CALLS, body_parameter
-from shardy_py.pipelines.jaxprs import Atom, closed, live, reads, struct_of
+from shardy_py.pipelines.jaxprs import Atom, closed, reads, struct_of
 
 UNROLLED_AT_MOST = 512
 """Steps of a loop over layers that are taken apart."""
@@ -50,6 +52,11 @@ class FlatEquation:
         """Its innermost `sp.stage`."""
         markers = [marker for stack in self.stacks for marker in _MARKED.findall(stack)]
         return markers[-1] if markers else None
+
+
+def live(nodes: Sequence[FlatEquation], results: Iterable[Atom], leaves: Iterable[Var] = ()) -> list[FlatEquation]:
+    """The equations that these results need, and those with effects, in order; nothing computes `leaves`."""
+    return [nodes[i] for i in live_positions([node.eqn for node in nodes], results, leaves, keeps=has_effects)]
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,16 @@
-"""Small parts of jaxprs: types of their variables, lists of equations as jaxprs, and the equations that results need."""
+"""Small parts of jaxprs: types of their variables, lists of equations as jaxprs."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from shardy_py.backends.local.jaxpr_rewriting import has_effects
 from shardy_py.frontends.context import is_extended_dtype as is_extended_dtype
-from shardy_py.frontends.jaxprs import live_positions
 
 Atom = Any
 """A `Var` or a `Literal`."""
@@ -51,19 +49,6 @@ def is_differentiable(v: Atom) -> bool:
 def reads(eqn: JaxprEqn) -> list[Var]:
     """The variables that an equation reads."""
     return [v for v in eqn.invars if not isinstance(v, Literal)]
-
-
-class _HasEquation(Protocol):
-    @property
-    def eqn(self) -> JaxprEqn: ...
-
-
-N = TypeVar("N", bound=_HasEquation)
-
-
-def live(nodes: Sequence[N], results: Iterable[Atom], leaves: Iterable[Var] = ()) -> list[N]:
-    """The equations that these results need, and those with effects, in order; nothing computes `leaves`."""
-    return [nodes[i] for i in live_positions([node.eqn for node in nodes], results, leaves, keeps=has_effects)]
 
 
 def closed_jaxpr(eqns: Sequence[JaxprEqn], inputs: Iterable[Var], results: Iterable[Atom]) -> ClosedJaxpr:

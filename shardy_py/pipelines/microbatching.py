@@ -46,8 +46,8 @@ from shardy_py.partition.region.layouts import Layout, layout, local_shape, repl
 from shardy_py.partition.region.runnable import runnable
 from shardy_py.partition.region.strategies import EquationSpec, Strategy, TensorLayouts, strategy_along
 from shardy_py.pipelines.errors import PipelineError, place
-from shardy_py.pipelines.flatten import FlatEquation, FlatStep
-from shardy_py.pipelines.jaxprs import Atom, closed_jaxpr, dtype_of, is_extended_dtype, live, reads, shape_of, short, struct_of
+from shardy_py.pipelines.flatten import FlatEquation, FlatStep, live
+from shardy_py.pipelines.jaxprs import Atom, closed_jaxpr, dtype_of, is_extended_dtype, reads, shape_of, short, struct_of
 
 AXIS = "pipeline microbatches"
 OVER: Axes = (AxisRef(AXIS),)

@@ -84,14 +84,6 @@ def needs(task: Task, stages: int) -> tuple[Task, ...]:
     return own if stage == stages - 1 else (*own, Task("B", stage + 1, microbatch))
 
 
-@dataclass(frozen=True)
-class Row:
-    """A schedule of the table: the order of a mesh, by its number, that of all meshes, of microbatches, and of stages on each mesh."""
-
-    order: Callable[[int, int, int, int], list[Task]]
-    virtual: bool
-
-
 def _alternating(mesh: int, microbatches: int, warmup: int) -> list[Task]:
     """`warmup` forwards, then one backward and one forward in turn, then the backwards that are left."""
     warmup = min(warmup, microbatches)
@@ -150,24 +142,28 @@ def _interleaved(mesh: int, meshes: int, microbatches: int, virtual: int) -> lis
     return tasks + backwards[len(forwards) - warmup :]
 
 
-SCHEDULES: dict[str, Row] = {
+SCHEDULES: dict[str, Callable[[int, int, int, int], list[Task]]] = {
     # All forwards, then all backwards.
-    "gpipe": Row(lambda d, n, m, v: _alternating(d, m, m), False),
+    "gpipe": lambda d, n, m, v: _alternating(d, m, m),
     # GPipe, but the last mesh alternates.
-    "gpipe-1f1b-last": Row(lambda d, n, m, v: _alternating(d, m, 1 if d == n - 1 else m), False),
+    "gpipe-1f1b-last": lambda d, n, m, v: _alternating(d, m, 1 if d == n - 1 else m),
     # As many forwards as there are stages behind, then one backward and one forward in turn.
-    "1f1b": Row(lambda d, n, m, v: _alternating(d, m, n - d), False),
+    "1f1b": lambda d, n, m, v: _alternating(d, m, n - d),
     # 1F1B with twice the forwards in front, which hides transfers.
-    "eager-1f1b": Row(lambda d, n, m, v: _alternating(d, m, 2 * (n - d) - 1), False),
-    "interleaved": Row(_interleaved, True),  # 1F1B over several stages per mesh
+    "eager-1f1b": lambda d, n, m, v: _alternating(d, m, 2 * (n - d) - 1),
+    "interleaved": _interleaved,  # 1F1B over several stages per mesh
     # Groups of microbatches go round all stages forwards, then all backwards.
-    "circular": Row(lambda d, n, m, v: [*_rounds(d, n, m, v, "F"), *_rounds(d, n, m, v, "B")], True),
-    "circular-reversed": Row(_circular_reversed, True),  # circular, with the backwards of one stage together
+    "circular": lambda d, n, m, v: [*_rounds(d, n, m, v, "F"), *_rounds(d, n, m, v, "B")],
+    "circular-reversed": _circular_reversed,  # circular, with the backwards of one stage together
     # 1F1B with gradients of parameters put off, in the memory of 1F1B.
-    "zb-h1": Row(lambda d, n, m, v: _with_weights(_alternating(d, m, n - d), d, m, d, False), False),
+    "zb-h1": lambda d, n, m, v: _with_weights(_alternating(d, m, n - d), d, m, d, False),
     # The same behind twice the forwards, for twice the memory.
-    "zb-h2": Row(lambda d, n, m, v: _with_weights(_alternating(d, m, 2 * (n - d) - 1), d, m, 2 * d, d < n - 1), False),
+    "zb-h2": lambda d, n, m, v: _with_weights(_alternating(d, m, 2 * (n - d) - 1), d, m, 2 * d, d < n - 1),
 }
+"""The order of a mesh, by its number, that of all meshes, of microbatches, and of stages on each mesh."""
+
+VIRTUAL = frozenset({"interleaved", "circular", "circular-reversed"})
+"""Those that have several stages on each mesh."""
 
 ALIASES: dict[str, str] = {
     "one-fwd-one-bwd": "1f1b",
@@ -196,11 +192,6 @@ def names() -> tuple[str, ...]:
     return (*SCHEDULES, "auto")
 
 
-def is_automatic(name: str) -> bool:
-    """Whether a name is that of the schedule that depends on costs."""
-    return plain_name(name) == "auto"
-
-
 def plain_name(name: str) -> str:
     """The name in the table that a spelling or an alias stands for."""
     plain = name.strip().lower().replace("_", "-").replace(" ", "-")
@@ -210,24 +201,12 @@ def plain_name(name: str) -> str:
 def check_name(name: str) -> None:
     """Raises ScheduleError if `schedule` does not take the name."""
     if plain_name(name) not in names():
-        raise _unknown(name)
-
-
-def _unknown(name: str) -> ScheduleError:
-    return ScheduleError(
-        f"there is no schedule {name!r}",
-        where="schedule(name)",
-        why="no schedule has this name",
-        fix=f"use one of {', '.join(map(repr, names()))}",
-    )
+        raise ScheduleError(f"there is no schedule {name!r}", where="schedule(name)", fix=f"use one of {', '.join(map(repr, names()))}")
 
 
 def named(name: str, stages: int, microbatches: int, virtual: int) -> Schedule:
     """The schedule of a name in the table; see `schedule`."""
-    row = SCHEDULES.get(name)
-    if row is None:
-        raise _unknown(name)
-    if virtual > 1 and not row.virtual:
+    if virtual > 1 and name not in VIRTUAL:
         raise ScheduleError(
             f"{name!r} has one stage per mesh, and virtual is {virtual}", where=f"schedule({name!r})",
             why="its order is defined for one stage per mesh", fix='use "circular", "interleaved" or "auto", or virtual=1',
@@ -239,5 +218,5 @@ def named(name: str, stages: int, microbatches: int, virtual: int) -> Schedule:
             why="with several stages per mesh, microbatches go round in groups, one microbatch per mesh",
             fix=f'use microbatches={up}, or "auto", which takes any number',
         )  # fmt: skip
-    orders = tuple(tuple(row.order(mesh, stages, microbatches, virtual)) for mesh in range(stages))
+    orders = tuple(tuple(SCHEDULES[name](mesh, stages, microbatches, virtual)) for mesh in range(stages))
     return Schedule(name, stages, microbatches, virtual, orders)

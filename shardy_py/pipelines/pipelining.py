@@ -175,13 +175,9 @@ def pipeline(
         >>> run.schedule.name, len(gradients)
         ('1f1b', 4)
     """
+    keywords = {name: value for name, value in locals().items() if name != "fun"}
     if fun is None:
-        return functools.partial(
-            pipeline, num_microbatches=num_microbatches, num_stages=num_stages, partition=partition, mesh=mesh, axis=axis,
-            schedule=schedule, virtual=virtual, in_shardings=in_shardings, batch_argnums=batch_argnums,
-            batch_statistics=batch_statistics, donate_argnums=donate_argnums, hardware=hardware, memory_bytes=memory_bytes, planner=planner,
-            peer_timeout=peer_timeout,
-        )  # fmt: skip
+        return functools.partial(pipeline, **keywords)
     for label, value in (("num_microbatches", num_microbatches), ("num_stages", num_stages), ("virtual", virtual)):
         if value is None and label == "num_stages":
             continue

@@ -19,7 +19,8 @@ from shardy_py.api.signature import settings_by_name
 from shardy_py.api.trees import location_of
 from shardy_py.pipelines.building import StagedStep
 from shardy_py.pipelines.compiling import compile_program, defer_sums, donatable, results_elsewhere
-from shardy_py.pipelines.jaxprs import closed_jaxpr, dtype_of, live, shape_of, struct_of
+from shardy_py.pipelines.flatten import live
+from shardy_py.pipelines.jaxprs import closed_jaxpr, dtype_of, shape_of, struct_of
 from shardy_py.pipelines.orders import Schedule, Task
 from shardy_py.pipelines.programs import TaskProgram, evaluate, stages_reading
 from shardy_py.pipelines.simulation import costs_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shardy_py.pipelines.orders import SCHEDULES, Schedule, ScheduleError, Task, named, names, needs, plain_name
+from shardy_py.pipelines.orders import SCHEDULES, VIRTUAL, Schedule, ScheduleError, Task, check_name, named, names, needs, plain_name
 from shardy_py.pipelines.simulation import Costs, Simulation, costs_of, run, verify
 
 
@@ -36,8 +36,8 @@ def automatic(meshes: int, microbatches: int, virtual: int, costs: Sequence[Any]
 
 
 def _candidates(meshes: int, microbatches: int, virtual: int, costs: Costs) -> Iterator[Schedule]:
-    for name, row in SCHEDULES.items():
-        if virtual == 1 or (row.virtual and microbatches % meshes == 0):
+    for name in SCHEDULES:
+        if virtual == 1 or (name in VIRTUAL and microbatches % meshes == 0):
             yield named(name, meshes, microbatches, virtual)
     seen: set[tuple[int, ...]] = set()
     for numerator in (2, 3, 4, 6, 8, 2 * microbatches):
@@ -127,6 +127,7 @@ def schedule(
             )
     if not isinstance(name, str):
         raise TypeError(f"the name of a schedule is a string, not {name!r}; use one of {', '.join(map(repr, names()))}")
+    check_name(name)
     name = plain_name(name)
     if name == "auto":
         chosen = automatic(stages, microbatches, virtual, (forward, backward, weight, transfer), max_in_flight)

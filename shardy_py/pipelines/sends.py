@@ -15,8 +15,8 @@ from jax.extend.core import Var
 
 from shardy_py.cost.hardware import Hardware
 from shardy_py.pipelines.assignment import Assignment, reassign_backward, uses_of
-from shardy_py.pipelines.flatten import FlatEquation
-from shardy_py.pipelines.jaxprs import bytes_of, live, reads
+from shardy_py.pipelines.flatten import FlatEquation, live
+from shardy_py.pipelines.jaxprs import bytes_of, reads
 from shardy_py.pipelines.microbatching import SplitStep
 from shardy_py.pipelines.placing import Places
 from shardy_py.pipelines.programs import parts_of_parameters

@@ -15,8 +15,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.jaxprs import inlined
 from shardy_py.ir.jax_calls import PLAIN_CALLS, body_parameter
-from shardy_py.pipelines.flatten import FlatEquation, FlatStep, flatten, row_of
-from shardy_py.pipelines.jaxprs import closed, closed_jaxpr, live, reads, struct_of
+from shardy_py.pipelines.flatten import FlatEquation, FlatStep, flatten, live, row_of
+from shardy_py.pipelines.jaxprs import closed, closed_jaxpr, reads, struct_of
 
 _SCOPE = "profile_equation="
 
