@@ -231,7 +231,8 @@ class Pipelines:
                 kinds.append(True)
             for width in range(1, min(self.level.widest, after) + 1):
                 before = after - width
-                cuts = self._alive(before, width, reached) if before else self.starts - (self.base + 1)
+                low, high = self.low[before], self.high[before]
+                cuts = np.flatnonzero(reached(before)[low:high] < np.inf) + low if before else self.starts - (self.base + 1)
                 for last in kinds:
                     ends = self.ends if last else slice(self.low[after], self.high[after])
                     size = ends.stop - ends.start
@@ -241,15 +242,6 @@ class Pipelines:
                         for some in np.array_split(behind, -(-len(behind) * size // AT_ONCE) if before else 1):
                             seconds = self._seconds(some, width, ends, after, last)
                             yield PathStep(before, width, last, some, target, seconds)
-
-    def _alive(self, machines: int, width: int, reached: Callable[[int], Floats]) -> Indices:
-        """Cuts that some machines reach, and behind which a stage on `width` machines receives its inputs in time."""
-        level, low, high = self.level, self.low[machines], self.high[machines]
-        chosen = reached(machines)[low:high] < np.inf
-        if level.rules.compression is not None:
-            received = level.cuts.bytes[self.base + low : self.base + high] * (2.0 / (level.bandwidth * width) / level.rules.compression)
-            chosen &= received <= self.bound
-        return np.flatnonzero(chosen) + low
 
     def _seconds(self, cuts: Indices, width: int, ends: slice, after: int, last: bool) -> Floats:
         level, first = self.level, width == after
@@ -333,7 +325,6 @@ LADDER = (1.02, 1.1, 1.2, 1.5, 2.5)
 
 def solve(cuts: Cuts, rules: Rules, machines: Machines, *, lowest: float = 0.0, highest: float = math.inf) -> CutSolution:
     """The best partition over given cuts, its slowest stage within `lowest` and `highest` seconds; of ties the lightest."""
-    cuts = _light(cuts, rules, machines, highest * SLACK)
     top = _levels(cuts, rules, machines)[-1]
     last = len(cuts.downsets) - 1
     bounds = [lowest * factor for factor in LADDER if lowest and lowest * factor < highest]
@@ -342,15 +333,6 @@ def solve(cuts: Cuts, rules: Rules, machines: Machines, *, lowest: float = 0.0, 
         if math.isfinite(seconds):
             return _read(top, CutSolution(cuts, seconds))
     return CutSolution(cuts, math.inf)
-
-
-def _light(cuts: Cuts, rules: Rules, machines: Machines, bound: float) -> Cuts:
-    """Without cuts that no stage could send in so many seconds, however many machines it is replicated over."""
-    if rules.compression is None:
-        return cuts
-    rate = max(machines.bandwidths) * rules.compression * (1 if rules.straight else machines.total)
-    heavy = 2 * cuts.sent / rate > bound
-    return replace(cuts, downsets=[cut for cut, out in zip(cuts.downsets, heavy) if not out]) if heavy.any() else cuts
 
 
 def _levels(cuts: Cuts, rules: Rules, machines: Machines) -> list[MachineLevel]:
