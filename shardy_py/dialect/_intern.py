@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from functools import lru_cache
 from operator import index
@@ -15,9 +16,9 @@ _PREFIX = re.compile(r"#sdy([.<])([a-z_]+)")
 class Interned:
     """Base of the dialect's values: immutable, one object per value, picklable, copied as itself.
 
-    A subclass names its constructor arguments in `_fields` and its derived attributes only in `__slots__`. Its
-    `__new__` looks the arguments up in its `_table` and, on a miss, brings them into their one proper form and calls
-    `_interned`. The table keeps values alive for the life of the process.
+    A subclass annotates its attributes; those that its `__new__` takes are its fields, the others are derived of them. `__new__` looks
+    the arguments up in its `_table` and, on a miss, brings them into their one proper form and calls `_interned`. The table keeps values
+    alive for the life of the process.
     """
 
     __slots__ = ()
@@ -30,7 +31,7 @@ class Interned:
 
     def __init_subclass__(cls) -> None:
         cls._table = {}
-        cls.__match_args__ = cls._fields
+        cls._fields = cls.__match_args__ = tuple(inspect.signature(cls.__new__).parameters)[1:]
 
     @classmethod
     def _interned(cls, *key: object, **derived: object) -> Self:

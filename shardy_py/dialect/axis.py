@@ -43,8 +43,6 @@ class AxisRef(Interned):
     """
 
     mnemonic = "axis_ref"
-    _fields = ("name", "pre_size", "size")
-    __slots__ = ("_text", "is_full", "name", "next_pre_size", "pre_size", "size", "span", "sub_axis")
 
     name: str
     pre_size: int | None
@@ -54,6 +52,7 @@ class AxisRef(Interned):
     next_pre_size: int | None
     span: tuple[int, int]
     _text: str
+    __slots__ = tuple(__annotations__)
 
     def __new__(cls, name: str, pre_size: int | None = None, size: int | None = None) -> AxisRef:  # noqa: D102
         interned = cls._table.get((name, pre_size, size))

@@ -33,9 +33,9 @@ class AxisRefList(_Attribute):
     """`{"x", "y"}`: the axes of a collective along one dimension."""
 
     mnemonic = "axis_ref_list"
-    __slots__ = _fields = ("axes",)
 
     axes: tuple[AxisRef, ...]
+    __slots__ = tuple(__annotations__)
 
     def __new__(cls, axes: Iterable[AxisRef | str] = ()) -> AxisRefList:  # noqa: D102
         try:
@@ -59,9 +59,9 @@ class ListOfAxisRefLists(_Attribute):
     """`[{"x"}, {}]`: the axes of a collective, one list per dimension."""
 
     mnemonic = "list_of_axis_ref_lists"
-    __slots__ = _fields = ("lists",)
 
     lists: tuple[AxisRefList, ...]
+    __slots__ = tuple(__annotations__)
 
     def __new__(cls, lists: Iterable[AxisRefList | Iterable[AxisRef | str]] = ()) -> ListOfAxisRefLists:  # noqa: D102
         try:
@@ -85,11 +85,11 @@ class AllToAllParam(_Attribute):
     """`{"x"}: 0->1`: move the axes, major to minor, from the end of one dimension to the end of another."""
 
     mnemonic = "all_to_all_param"
-    __slots__ = _fields = ("axes", "source", "target")
 
     axes: tuple[AxisRef, ...]
     source: int
     target: int
+    __slots__ = tuple(__annotations__)
 
     def __new__(cls, axes: Iterable[AxisRef | str], source: int, target: int) -> AllToAllParam:  # noqa: D102
         try:
@@ -117,9 +117,9 @@ class AllToAllParamList(_Attribute):
     """`[{"x"}: 0->1, {"y"}: 2->3]`: the moves of one all-to-all."""
 
     mnemonic = "all_to_all_param_list"
-    __slots__ = _fields = ("params",)
 
     params: tuple[AllToAllParam, ...]
+    __slots__ = tuple(__annotations__)
 
     def __new__(cls, params: Iterable[AllToAllParam | tuple[Iterable[AxisRef | str], int, int]]) -> AllToAllParamList:  # noqa: D102
         try:
@@ -143,9 +143,9 @@ class ManualAxes(_Attribute):
     """`{"x", "y"}`: the mesh axes that a manual computation's body does not see."""
 
     mnemonic = "manual_axes"
-    __slots__ = _fields = ("axes",)
 
     axes: tuple[str, ...]
+    __slots__ = tuple(__annotations__)
 
     def __new__(cls, axes: Iterable[str] = ()) -> ManualAxes:  # noqa: D102
         if isinstance(axes, str):

@@ -27,10 +27,10 @@ class MeshAxis(Interned):
     """A name and a size of at least 1, `"x"=4`."""
 
     mnemonic = "mesh_axis"
-    __slots__ = _fields = ("name", "size")
 
     name: str
     size: int
+    __slots__ = tuple(__annotations__)
 
     def __new__(cls, name: str, size: int) -> MeshAxis:  # noqa: D102
         interned = cls._table.get((name, size))
@@ -76,8 +76,6 @@ class Mesh(Interned):
     """
 
     mnemonic = "mesh"
-    _fields = ("axes", "device_ids")
-    __slots__ = ("_positions", "axes", "axis_names", "device_ids", "is_empty", "is_maximal", "shape", "size")
 
     axes: tuple[MeshAxis, ...]
     device_ids: tuple[int, ...]
@@ -87,6 +85,7 @@ class Mesh(Interned):
     is_maximal: bool
     is_empty: bool
     _positions: dict[str, int]
+    __slots__ = tuple(__annotations__)
 
     def __new__(  # noqa: D102
         cls, axes: Iterable[MeshAxis | tuple[str, int]] | Mapping[str, int] = (), device_ids: Iterable[int] = ()

@@ -79,26 +79,6 @@ class OpShardingRule(Interned):
     """
 
     mnemonic = "op_sharding_rule"
-    _fields = (
-        "factor_sizes",
-        "operand_mappings",
-        "result_mappings",
-        "reduction",
-        "need_replication",
-        "permutation",
-        "blocked_propagation",
-        "is_custom",
-    )
-    __slots__ = (
-        *_fields,
-        "batching_factors",
-        "factor_types",
-        "has_compound_dims",
-        "mappings",
-        "non_scalar_tensors",
-        "num_factors",
-        "tensor_sizes",
-    )
 
     factor_sizes: tuple[int, ...]
     operand_mappings: tuple[TensorMapping, ...]
@@ -115,6 +95,7 @@ class OpShardingRule(Interned):
     batching_factors: tuple[int, ...]
     tensor_sizes: tuple[int, ...]
     has_compound_dims: bool
+    __slots__ = tuple(__annotations__)
 
     def __new__(  # noqa: D102
         cls,

@@ -31,14 +31,13 @@ class DimensionSharding(Interned):
     """
 
     mnemonic = "dimension_sharding"
-    _fields = ("axes", "is_closed", "priority")
-    __slots__ = ("_text", "axes", "is_closed", "is_open", "priority")
 
     axes: tuple[AxisRef, ...]
     is_closed: bool
     priority: int | None
     is_open: bool
     _text: str
+    __slots__ = tuple(__annotations__)
 
     def __new__(cls, axes: Iterable[AxisRef | str] = (), is_closed: bool = True, priority: int | None = None) -> DimensionSharding:  # noqa: D102
         try:
@@ -129,18 +128,6 @@ class TensorSharding(Interned):
     """
 
     mnemonic = "sharding"
-    _fields = ("mesh", "dims", "replicated", "unreduced")
-    __slots__ = (
-        "dims",
-        "has_axes",
-        "is_fully_closed",
-        "is_fully_open",
-        "is_fully_replicated",
-        "mesh",
-        "rank",
-        "replicated",
-        "unreduced",
-    )
 
     mesh: str | Mesh
     dims: tuple[DimensionSharding, ...]
@@ -151,6 +138,7 @@ class TensorSharding(Interned):
     is_fully_replicated: bool
     is_fully_closed: bool
     is_fully_open: bool
+    __slots__ = tuple(__annotations__)
 
     def __new__(  # noqa: D102
         cls,
@@ -340,9 +328,9 @@ class TensorShardingPerValue(Interned):
     """The shardings of an op's results, one each."""
 
     mnemonic = "sharding_per_value"
-    __slots__ = _fields = ("shardings",)
 
     shardings: tuple[TensorSharding, ...]
+    __slots__ = tuple(__annotations__)
 
     def __new__(cls, shardings: Iterable[TensorSharding] = ()) -> TensorShardingPerValue:  # noqa: D102
         try:

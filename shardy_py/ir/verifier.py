@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shardy_py.dialect import OpShardingRule, PropagationDirection, TensorSharding
-from shardy_py.dialect.verify import verify_manual_axes, verify_rule, verify_sharding, verify_shardings
+from shardy_py.dialect import Mesh, OpShardingRule, PropagationDirection, TensorSharding
+from shardy_py.dialect.axis import num_shards
+from shardy_py.dialect.verify import verify_rule, verify_sharding
 from shardy_py.errors import ShardyError, VerificationError
 from shardy_py.ir.core import Block, Function, Op, Program, Value
 from shardy_py.ir.type_text import element_text, shape_of, type_text
@@ -153,20 +154,41 @@ class _Verifier:
         sides = (("in_shardings", op.operands, body.arguments), ("out_shardings", op.results, returned))
         for label, outside, inside in sides:
             shardings: Sequence[TensorSharding] | None = op.attributes.get(label)
-            shapes = [shape_of(value.type) for value in outside]
             if shardings is not None:
-                verify_shardings(shardings, shapes, meshes, bound, label)
+                if len(shardings) != len(outside):
+                    raise VerificationError(f"{label} must have one sharding for each of {len(outside)} values, not {len(shardings)}")
+                for sharding, value in zip(shardings, outside):
+                    self.sharding(sharding, value.type, bound)
             if op.name == "sdy.named_computation":
                 _same(f"values outside and inside of {label}", outside, inside)
                 continue
             if shardings is None:
                 raise VerificationError(f"requires attribute '{label}'")
+            if len(outside) != len(inside):
+                raise VerificationError(f"numbers of values outside and inside of {label} must match")
             manual_axes = op.attributes["manual_axes"]
-            verify_manual_axes(shardings, shapes, [shape_of(value.type) for value in inside], manual_axes, meshes, label)
             if not set(manual_axes).isdisjoint(bound):
                 raise VerificationError("operates on an axis which is already bound by a parent sdy.manual_computation op")
-            if any(element_text(outer.type) != element_text(inner.type) for outer, inner in zip(outside, inside, strict=True)):
-                raise VerificationError(f"values outside and inside of {label} must have the same element types")
+            for sharding, outer, inner in zip(shardings, outside, inside):
+                if not _is_part(outer.type, inner.type, sharding, manual_axes, sharding.mesh_in(meshes)):
+                    why = f"{type_text(inner.type)} is no part of {type_text(outer.type)} under {sharding.text(short=True)}"
+                    raise VerificationError(f"values of {label} must be cut by the manual axes, which come before others", why=why)
+
+
+def _is_part(outer: Type, inner: Type, sharding: TensorSharding, manual_axes: Sequence[str], mesh: Mesh) -> bool:
+    """Whether a value outside of a manual computation can be one inside of it."""
+    if element_text(outer) != element_text(inner):
+        return False
+    shape, part = shape_of(outer), shape_of(inner)
+    if shape is None or part is None or mesh.is_maximal:
+        return True
+    if len(shape) != len(part) or not (mesh.is_empty or all(map(mesh.has_axis, manual_axes))):
+        return False
+    for dim, size, local in zip(sharding.dims, shape, part, strict=True):
+        cutting = tuple(axis for axis in dim.axes if axis.name in manual_axes)
+        if cutting != dim.axes[: len(cutting)] or size != (local * num_shards(cutting, mesh) if size > 0 else local):
+            return False
+    return True
 
 
 def _while(op: Op) -> None:

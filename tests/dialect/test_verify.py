@@ -1,12 +1,12 @@
-"""Shardings, rules and manual axes that Shardy refuses, with its words; and those it takes."""
+"""Shardings and rules that Shardy refuses, shardings with its words; and those it takes."""
 
 from __future__ import annotations
 
 import pytest
 
-from shardy_py.dialect import DimensionSharding, Mesh, OpShardingRule, TensorSharding, TensorShardingPerValue
+from shardy_py.dialect import DimensionSharding, Mesh, OpShardingRule, TensorSharding
 from shardy_py.dialect.mesh import check_mesh
-from shardy_py.dialect.verify import verify_manual_axes, verify_rule, verify_sharding, verify_shardings
+from shardy_py.dialect.verify import verify_rule, verify_sharding
 from shardy_py.errors import DialectError
 
 MAXIMAL = "a maximal sharding can only have a sharding with rank 0 and no replicated or unreduced axes."
@@ -86,35 +86,35 @@ RULES = [
     ("<([i])->([i]) {i=1}>", [(8,)], [(8,)], None),
     ("<([])->([])>", [()], [()], None),
     ("<([i, j])->([i]) {i=8, j=8} reduction={j} blocked_propagation={i, j}>", [(8, 8)], [(8,)], None),
-    ("<([i])->([i]) {i=8}>", [(8,), (8,)], [(8,)], "number of operands and mappings must match: 2 != 1"),
-    ("<([i])->([i]) {i=8}>", [(8,)], [], "number of results and mappings must match: 0 != 1"),
-    ("<([i])->([i], [i]) {i=8}>", [(8,)], [(8,)], "number of results and mappings must match: 1 != 2"),
-    ("<([ii])->([i], [i]) {i=8}>", [(8,)], [(8,)], "operand - cannot reuse factors for the same tensor value"),
-    ("<([i])->([i]) {i=8}>", [(8, 8)], [(8,)], "operand - mapping rank must match: 1 != 2"),
-    ("<([i], [i])->([i]) {i=8}>", [(8,), ()], [(8,)], "operand 1 - mapping rank must match: 1 != 0"),
-    ("<([i, j])->([i]) {i=8, j=8}>", [(8, 8)], [(8, 8)], "result - mapping rank must match: 1 != 2"),
-    ("<([i, ])->([i]) {i=8}>", [(8, 8)], [(8,)], "operand - dim mapping must have at least one factor"),
+    ("<([i])->([i]) {i=8}>", [(8,), (8,)], [(8,)], "one mapping for each"),
+    ("<([i])->([i]) {i=8}>", [(8,)], [], "one mapping for each"),
+    ("<([i])->([i], [i]) {i=8}>", [(8,)], [(8,)], "one mapping for each"),
+    ("<([ii])->([i], [i]) {i=8}>", [(8,)], [(8,)], "one mapping for each"),
+    ("<([i])->([i]) {i=8}>", [(8, 8)], [(8,)], "one entry for each dimension"),
+    ("<([i], [i])->([i]) {i=8}>", [(8,), ()], [(8,)], "one entry for each dimension"),
+    ("<([i, j])->([i]) {i=8, j=8}>", [(8, 8)], [(8, 8)], "one entry for each dimension"),
+    ("<([i, ])->([i]) {i=8}>", [(8, 8)], [(8,)], "each dimension needs a factor"),
     (
         "<([i, u], [i, j])->([i, j]) {i=2, j=8}>",
         [(2, 8)] * 2,
         [(2, 8)],
-        "operand 0 - expecting factor indices to be within 0<=...<num_factors; received: 12, num_factors: 2",
+        "each factor needs a size",
     ),
-    ("<([i, i])->([i]) {i=8}>", [(8, 8)], [(8,)], "operand - cannot reuse factors for the same tensor value"),
-    ("<([i, ij])->([i]) {i=1, j=2}>", [(8, 8)], [(8,)], "operand - cannot reuse factors for the same tensor value"),
-    ("<([i])->([i, i]) {i=8}>", [(8,)], [(8, 8)], "result - cannot reuse factors for the same tensor value"),
-    ("<([ij])->([ij]) {i=8, j=1}>", [(8,)], [(8,)], "operand - dim mapping can't have a factor of size 1 if there are multiple factors"),
-    ("<([i])->([i]) {i=8, j=3, k=4}>", [(8,)], [(8,)], "has factor j=3 that isn't used in operand and result mappings"),
-    ("<([i])->([i]) {i=8} reduction={i}>", [(8,)], [(8,)], "reduction factor cannot be in result mappings"),
-    ("<([i, j])->([i]) {i=8, j=8} need_replication={j, i}>", [(8, 8)], [(8,)], "indices of special factors must be sorted"),
-    ("<([i, j])->([i]) {i=8, j=8} blocked_propagation={j, i}>", [(8, 8)], [(8,)], "indices of special factors must be sorted"),
-    ("<([i, j])->([i]) {i=8, j=8} permutation={i, i}>", [(8, 8)], [(8,)], "indices of special factors must be unique"),
-    ("<([i, j])->([i]) {i=8, j=8} need_replication={z}>", [(8, 8)], [(8,)], "index must be less than 2, got: 17"),
+    ("<([i, i])->([i]) {i=8}>", [(8, 8)], [(8,)], "each factor only once"),
+    ("<([i, ij])->([i]) {i=1, j=2}>", [(8, 8)], [(8,)], "each factor only once"),
+    ("<([i])->([i, i]) {i=8}>", [(8,)], [(8, 8)], "each factor only once"),
+    ("<([ij])->([ij]) {i=8, j=1}>", [(8,)], [(8,)], "alone in its dimension"),
+    ("<([i])->([i]) {i=8, j=3, k=4}>", [(8,)], [(8,)], "a dimension that has it"),
+    ("<([i])->([i]) {i=8} reduction={i}>", [(8,)], [(8,)], "cannot be in results"),
+    ("<([i, j])->([i]) {i=8, j=8} need_replication={j, i}>", [(8, 8)], [(8,)], "must be sorted, without repetitions"),
+    ("<([i, j])->([i]) {i=8, j=8} blocked_propagation={j, i}>", [(8, 8)], [(8,)], "must be sorted, without repetitions"),
+    ("<([i, j])->([i]) {i=8, j=8} permutation={i, i}>", [(8, 8)], [(8,)], "must be sorted, without repetitions"),
+    ("<([i, j])->([i]) {i=8, j=8} need_replication={z}>", [(8, 8)], [(8,)], "of factors that have a size"),
     (
         "<([i, j])->([i]) {i=8, j=8} reduction={j} need_replication={j}>",
         [(8, 8)],
         [(8,)],
-        "a factor can only be in one of the reduction, need replication, or permutation factor sets",
+        "only one of reduction",
     ),
 ]
 
@@ -148,90 +148,16 @@ def test_bound_axes() -> None:
         assert caught.value.what == 'operates on axis "a" which is already bound by a parent sdy.manual_computation op'
 
 
-def test_shardings_of_values() -> None:
-    mesh = Mesh({"a": 2})
-    parse = TensorShardingPerValue.parse
-    verify_shardings(parse('[<@mesh, [{"a"}]>, <@mesh, []>]'), [(8,), ()], mesh)
-    verify_shardings(parse("[<@mesh, []>]"), [], mesh)
-    verify_shardings([], [], mesh)
-    for text, shapes, what in [
-        ('[<@mesh, [{"a"}]>, <@mesh, []>]', [(8,)], "result shardings don't match number of values: 2 shardings vs 1 values"),
-        ('[<@mesh, [{"a"}]>]', [], "result shardings don't match number of values: 1 shardings vs 0 values"),
-        ("[<@mesh, [{}]>]", [], f"result 0 - {MAXIMAL}"),
-        ('[<@mesh, [{"c"}]>]', [(8,)], 'result - unknown axis name: "c"'),
-        ('[<@mesh, [{}]>, <@mesh, [{"c"}]>]', [(8,), (8,)], 'result 1 - unknown axis name: "c"'),
-    ]:
-        with pytest.raises(DialectError) as caught:
-            verify_shardings(parse(text), shapes, mesh)
-        assert caught.value.what == what
-    with pytest.raises(DialectError, match="in_shardings - unknown mesh: @unknown_mesh"):
-        verify_shardings(parse("[<@unknown_mesh, []>]"), [()], {"mesh": mesh}, what="in_shardings")
-
-
-@pytest.mark.parametrize(("rule", "operands", "results", "what"), RULES)
-def test_rules(rule: str, operands: list[tuple[int, ...]], results: list[tuple[int, ...]], what: str | None) -> None:
+@pytest.mark.parametrize(("rule", "operands", "results", "why"), RULES)
+def test_rules(rule: str, operands: list[tuple[int, ...]], results: list[tuple[int, ...]], why: str | None) -> None:
     value = OpShardingRule.parse(rule)
-    if what is None:
+    if why is None:
         verify_rule(value, operands, results)
         return
     with pytest.raises(DialectError) as caught:
         verify_rule(value, operands, results)
-    assert caught.value.what == what
+    assert why in str(caught.value.why)
     assert value.text(short=True) in str(caught.value)
-
-
-# (sharding, global shape, local shape, manual axes, error)
-MANUAL = [
-    ('<@mesh, [{"a"}, {"b", ?}]>', (16, 32), (8, 32), ("a",), None),
-    ('<@mesh, [{"a", "b"}, {}]>', (16, 32), (8, 32), ("a",), None),
-    ('<@mesh, [{}, {}], replicated={"a"}>', (16, 32), (16, 32), ("a",), None),
-    ('<@mesh, [{"a", "b"}, {}]>', (16, 32), (4, 32), ("a", "b"), None),
-    ('<@mesh, [{"a"}, {}]>', (16, 32), (8, 32), ("a", "c"), 'unknown manual axis: "c"'),
-    (
-        '<@mesh, [{}, {"a", "b"}]>',
-        (16, 32),
-        (16, 16),
-        ("b",),
-        (
-            "operand sharding at index 0 must have all manual axes come before free axes in its dimension sharding at index 1. "
-            'Saw manual axis "b" after free axis "a"'
-        ),
-    ),
-    (
-        '<@mesh, [{"a"}, {}]>',
-        (7, 32),
-        (4, 32),
-        ("a",),
-        "operand dimension size 7 is not divisible by the manual axes size 2",
-    ),
-    (
-        '<@mesh, [{"a"}, {}]>',
-        (16, 32),
-        (16, 32),
-        ("a",),
-        (
-            "operand shape, corresponding sharding, and region operand shape at index 0 must match. "
-            "Expected local shape (8, 32), actual local shape (16, 32)"
-        ),
-    ),
-]
-
-
-@pytest.mark.parametrize(("sharding", "outer", "inner", "manual_axes", "what"), MANUAL)
-def test_manual_axes(sharding: str, outer: tuple[int, ...], inner: tuple[int, ...], manual_axes: tuple[str, ...], what: str | None) -> None:
-    value, mesh = TensorSharding.parse(sharding), Mesh({"a": 2, "b": 2})
-    if what is None:
-        verify_manual_axes([value], [outer], [inner], manual_axes, mesh)
-        return
-    with pytest.raises(DialectError) as caught:
-        verify_manual_axes([value], [outer], [inner], manual_axes, mesh)
-    assert caught.value.what == what
-
-
-def test_manual_computation_with_other_numbers_of_values() -> None:
-    with pytest.raises(DialectError) as caught:
-        verify_manual_axes([TensorSharding.closed("mesh", 0)], [()], [(), ()], (), Mesh({"a": 2}), what="result")
-    assert caught.value.what == "number of op results and region results must match. Op has 1 op results and 2 region results"
 
 
 def test_a_mesh_is_checked_when_made() -> None:

@@ -99,7 +99,7 @@ BROKEN: list[tuple[Callable[[list[Op]], None], str]] = [
     (end_without_return, "block with no terminator"),
     (end_with_another, "stablehlo.return ends another kind of block"),
     (use_of_another_function, "an operand does not dominate this use"),
-    (rule_of_another, "number of operands and mappings must match: 2 != 1"),
+    (rule_of_another, "the sharding rule does not suit the op"),
     (rule_of_a_token, "expected a ranked tensor with a static shape"),
     (count_badly, "requires 1 operand, but found 2"),
     (lose_sharding, "requires attribute 'sharding'"),
@@ -150,6 +150,38 @@ def test_regions_see_the_values_around_them_and_keep_theirs() -> None:
     verify(program)
     end.set_operand(0, inner.result)
     with pytest.raises(VerificationError, match="an operand does not dominate this use"):
+        verify(program)
+
+
+MANUAL = [
+    ('[{"a"}, {"b", ?}]', (16, 32), (8, 32), ("a",), None),
+    ('[{"a", "b"}, {}]', (16, 32), (8, 32), ("a",), None),
+    ('[{}, {}], replicated={"a"}', (16, 32), (16, 32), ("a",), None),
+    ('[{"a", "b"}, {}]', (16, 32), (4, 32), ("a", "b"), None),
+    ('[{"a"}, {}]', (16, 32), (8, 32), ("a", "c"), "cut by the manual axes"),
+    ('[{}, {"a", "b"}]', (16, 32), (16, 16), ("b",), "which come before others"),
+    ('[{"a"}, {}]', (7, 32), (3, 32), ("a",), "tensor<3x32xf32> is no part of tensor<7x32xf32>"),
+    ('[{"a"}, {}]', (16, 32), (16, 32), ("a",), "is no part of"),
+    ('[{"a"}]', (16, 32), (8, 32), ("a",), "sharding doesn't match tensor rank"),
+]
+
+
+@pytest.mark.parametrize(("dims", "outer", "inner", "manual_axes", "fault"), MANUAL)
+def test_values_of_manual_computations(
+    dims: str, outer: tuple[int, ...], inner: tuple[int, ...], manual_axes: tuple[str, ...], fault: str | None
+) -> None:
+    sharding = TensorSharding.parse(f"<@mesh, {dims}>")
+    block, body = Block([TensorType(outer, "float32")]), Block([TensorType(inner, "float32")])
+    body.append(Op("sdy.return", body.arguments, []))
+    attributes = {"in_shardings": (sharding,), "out_shardings": (sharding,), "manual_axes": manual_axes}
+    op = block.append(Op("sdy.manual_computation", block.arguments, [block.arguments[0].type], attributes, [body]))
+    block.append(Op("func.return", [op.result], []))
+    program = Program([Function("main", block, [op.result.type])], {"mesh": Mesh({"a": 2, "b": 2})})
+    if fault is None:
+        verify(program)
+        op.attributes = {**attributes, "out_shardings": ()}
+        fault = "out_shardings must have one sharding for each of 1 values, not 0"
+    with pytest.raises(ShardyError, match=fault):
         verify(program)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from shardy_py.dialect import OpShardingRule, PropagationDirection, TensorSharding
@@ -21,6 +22,7 @@ UNERASABLE_OPS = EDGES | {"sdy.sharding_constraint"}
 """Ops that stay even when nobody uses their result."""
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """An op in the propagation graph.
 
@@ -32,36 +34,19 @@ class Node:
         is_edge: Whether it is a data-flow edge or a barrier; these are never conservative.
     """
 
-    __slots__ = (
-        "all_directions",
-        "elementwise",
-        "erased",
-        "is_edge",
-        "op",
-        "queued",
-        "removable",
-        "rule",
-        "settled",
-        "stages",
-        "tensors",
-        "transform",
-        "waits_for_single_use",
-    )
-
-    def __init__(self, op: Op | None, rule: OpShardingRule | None, tensors: tuple[Holder, ...] = ()) -> None:
-        self.op = op
-        self.rule = rule
-        self.tensors = tensors
-        self.stages: tuple[Directions | None, ...] | None = None
-        self.all_directions: Directions | None = None
-        self.elementwise = False
-        self.waits_for_single_use = False
-        self.transform: tuple[Callable[[TensorSharding], TensorSharding], Callable[[TensorSharding], TensorSharding]] | None = None
-        self.removable = False
-        self.queued = False
-        self.erased = False
-        self.settled: Directions | None = None
-        self.is_edge = False
+    op: Op | None
+    rule: OpShardingRule | None
+    tensors: tuple[Holder, ...] = ()
+    stages: tuple[Directions | None, ...] | None = None
+    all_directions: Directions | None = None
+    elementwise: bool = False
+    waits_for_single_use: bool = False
+    transform: tuple[Callable[[TensorSharding], TensorSharding], Callable[[TensorSharding], TensorSharding]] | None = None
+    removable: bool = False
+    queued: bool = False
+    erased: bool = False
+    settled: Directions | None = None
+    is_edge: bool = False
 
 
 def _is_manual(owner: Value) -> bool:
