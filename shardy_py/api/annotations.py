@@ -11,14 +11,13 @@ from jax.core import Tracer
 from jax.extend import source_info_util
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from shardy_py.api.errors import MeshError, SpecError
 from shardy_py.api.meshes import MeshView, check_planned_devices, context_mesh, view_of
 from shardy_py.api.specs import broadcast_specs, host_kind, to_tensor_sharding
 from shardy_py.api.static_leaves import of_trees, static_tree
 from shardy_py.api.trees import Leaf, location_of
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect import DimensionSharding, PropagationDirection, TensorSharding
-from shardy_py.errors import ShardyError
+from shardy_py.errors import MeshError, ShardyError, SpecError
 from shardy_py.frontends.annotation_primitives import constrain, propagation_barrier_p, ruled_call_p, sharding_group_p
 from shardy_py.frontends.context import api_boundary, is_tracing
 from shardy_py.frontends.leaves import Leaves, trace_leaves

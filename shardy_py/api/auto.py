@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.api import nnx_modules
 from shardy_py.api.calls import Settings, UserCall
-from shardy_py.api.errors import ArgumentTypeError, MeshError, SpecError
+from shardy_py.api.errors import ArgumentTypeError
 from shardy_py.api.executable import SignatureChanged
 from shardy_py.api.logical_axes import check_logical_rules
 from shardy_py.api.meshes import MeshView, view_of
@@ -40,6 +40,7 @@ from shardy_py.backends import host_threads
 from shardy_py.backends.shard_map import fits_inside
 from shardy_py.cost.hardware import platform_named
 from shardy_py.dialect.format import sizes_text
+from shardy_py.errors import MeshError, SpecError
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import api_boundary, is_tracing
 from shardy_py.frontends.leaves import Leaves

@@ -9,12 +9,12 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh
 
-from shardy_py.api.errors import SpecError
 from shardy_py.api.partitioning import decided
 from shardy_py.api.tracing import TracedCall
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.rewriting import ENTERED, Copied, Copier, Pins, only_results, op_of, scopes_of
 from shardy_py.dialect import TensorSharding
+from shardy_py.errors import SpecError
 from shardy_py.frontends.jaxpr import Scope, lowered
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 from shardy_py.frontends.loops import scan_counts

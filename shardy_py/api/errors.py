@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from shardy_py.errors import DeletedBufferError as DeletedBufferError
 from shardy_py.errors import DonationError as DonationError
-from shardy_py.errors import MeshError as MeshError
-from shardy_py.errors import PeerMissingError as PeerMissingError
-from shardy_py.errors import PlanMismatchError as PlanMismatchError
-from shardy_py.errors import SpecError as SpecError
-from shardy_py.errors import UserError as UserError
-from shardy_py.errors import did_you_mean as did_you_mean
+from shardy_py.errors import PeerMissingError, PlanMismatchError, UserError
 
 
 class StaticArgumentError(UserError):

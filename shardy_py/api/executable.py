@@ -33,7 +33,6 @@ class _Order:
     """Puts leaves into an order of our choice, and `back`; None leaves them as they are."""
 
     def __init__(self, order: Sequence[int] | None) -> None:
-        self.order = order
         self.of = self.back = _selection(order)
         if order is not None:
             self.back = _selection(sorted(range(len(order)), key=order.__getitem__))

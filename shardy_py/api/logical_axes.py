@@ -20,11 +20,11 @@ import jax
 from jax.sharding import PartitionSpec
 
 from shardy_py.api.calls import UserCall
-from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.name_rules import Annotated, Proposal, pairs_of, parameters_of, rule_paths, sharding_by
 from shardy_py.api.specs import check_spec
 from shardy_py.api.trees import Leaf
+from shardy_py.errors import SpecError, did_you_mean
 from shardy_py.ir import Program
 from shardy_py.plan.findings import Finding
 from shardy_py.rules.traits import CONSTRAINTS

@@ -21,11 +21,11 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 
-from shardy_py.api.errors import MeshError
 from shardy_py.backends.named_shardings import coordinates_of
 from shardy_py.cost.links import Lattice, lattices
 from shardy_py.dialect import Mesh
 from shardy_py.dialect.format import sizes_text
+from shardy_py.errors import MeshError
 from shardy_py.frontends.context import context_devices, devices_started, explicit_sharding, is_tracing
 from shardy_py.frontends.mesh_context import traced_on
 

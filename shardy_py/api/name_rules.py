@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardy_py.api.calls import UserCall
-from shardy_py.api.errors import SpecError
 from shardy_py.api.specs import check_spec, has_rank, is_spec_leaf, to_fitting_sharding
 from shardy_py.api.trees import Leaf
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.dialect.grouping import grouped
+from shardy_py.errors import SpecError
 from shardy_py.plan.checks.axes import state_and_parameter
 from shardy_py.plan.checks.context import is_replicated
 from shardy_py.plan.checks.specs import sharding_text

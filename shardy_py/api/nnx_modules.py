@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
-from shardy_py.api.errors import UserError
 from shardy_py.api.trees import location_of
+from shardy_py.errors import UserError
 
 if TYPE_CHECKING:
     from shardy_py.api.calls import Settings

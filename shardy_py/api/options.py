@@ -8,8 +8,8 @@ from typing import Literal
 
 from jax.sharding import AbstractMesh, Mesh
 
-from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.cost.hardware import PLATFORMS, platform_named
+from shardy_py.errors import SpecError, did_you_mean
 from shardy_py.frontends.context import device_platform
 from shardy_py.plan.progress import Progress
 from shardy_py.rules.rule_table import RuleTable

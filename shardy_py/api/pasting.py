@@ -16,13 +16,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from shardy_py.api.constraining import Path, sites
-from shardy_py.api.errors import SpecError
 from shardy_py.api.logical_axes import LogicalRule, rules_of
 from shardy_py.api.meshes import MESH_NAME
 from shardy_py.api.request import PlanRequest
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.rewriting import ENTERED
 from shardy_py.dialect import TensorSharding
+from shardy_py.errors import SpecError
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 from shardy_py.frontends.locations import spans
 from shardy_py.frontends.loops import scan_counts
@@ -62,8 +62,8 @@ def expressions(closed: ClosedJaxpr) -> list[Expression]:
     """The expressions that make values of a jaxpr, in program order; of several with the same values the innermost."""
     number_of = {(site.path, site.variable): n for n, site in enumerate(sites(closed.jaxpr)) if site.result is not None}
     numbers: dict[SourceSpan, tuple[list[int], list[int], list[int]]] = {}
-    for path, inside in _jaxprs(closed.jaxpr):
-        for span, (values, cotangents, size) in inside.values().items():
+    for path, inside in _values(closed.jaxpr):
+        for span, (values, cotangents, size) in inside.items():
             own = numbers.setdefault(span, ([], [], []))
             own[0].extend(number_of[path, v] for v in values if (path, v) in number_of)
             own[1].extend(number_of[path, v] for v in cotangents if (path, v) in number_of)
@@ -81,50 +81,45 @@ def expressions(closed: ClosedJaxpr) -> list[Expression]:
     return list(innermost.values())
 
 
-@dataclass(frozen=True, eq=False)
-class _Within:
-    """A jaxpr, with the spans of the equations around it and their names."""
-
-    jaxpr: Jaxpr
-    around: frozenset[SourceSpan] = frozenset()
-    scope: str = ""
-
-    def values(self) -> Mapping[SourceSpan, tuple[Sequence[Var], Sequence[Var], int]]:
-        """The variables that are values of expressions, which what comes behind reads; their cotangents; the number of its equations."""
-        eqns = self.jaxpr.eqns
-        roles = [_role(f"{self.scope}/{eqn.source_info.name_stack}") for eqn in eqns]
-        makers = {v: index for index, eqn in enumerate(eqns) for v in eqn.outvars}
-        readers: dict[Var, list[int]] = {}
-        members: dict[SourceSpan, list[int]] = {}
-        for index, eqn in enumerate(eqns):
-            for v in eqn.invars:
-                if isinstance(v, Var):
-                    readers.setdefault(v, []).append(index)
-            for span in _spans(eqn):
-                if span not in self.around:
-                    members.setdefault(span, []).append(index)
-        values: dict[SourceSpan, tuple[Sequence[Var], Sequence[Var], int]] = {}
-        for span, indices in members.items():
-            inside = set(indices)
-            made = [v for index in indices if roles[index] == "forward" for v in eqns[index].outvars]
-            read = [v for v in made if any(index not in inside and roles[index] == "forward" for index in readers.get(v, ()))]
-            returned = [v for v in made if v in self.jaxpr.outvars]
-            own = read or returned[: 1 if self.scope else None]  # what a scan returns for its backward pass comes later
-            types = {str(v.aval) for v in own}
-            operands = [v for i in indices if roles[i] == "backward" for v in eqns[i].invars if isinstance(v, Var) and str(v.aval) in types]
-            outer = [v for v in operands if v in makers and makers[v] not in inside and roles[makers[v]] == "backward"]
-            values[span] = own, list(dict.fromkeys(outer)), len(indices)
-        return values
+_Values = Mapping[SourceSpan, tuple[Sequence[Var], Sequence[Var], int]]
 
 
-def _jaxprs(jaxpr: Jaxpr, path: Path = (), around: frozenset[SourceSpan] = frozenset(), scope: str = "") -> Iterator[tuple[Path, _Within]]:
-    """The jaxpr and those inside."""
-    yield path, _Within(jaxpr, around, scope)
+def _values_in(jaxpr: Jaxpr, around: frozenset[SourceSpan], scope: str) -> _Values:
+    """The variables that are values of expressions, which what comes behind reads; their cotangents; the number of its equations."""
+    eqns = jaxpr.eqns
+    roles = [_role(f"{scope}/{eqn.source_info.name_stack}") for eqn in eqns]
+    makers = {v: index for index, eqn in enumerate(eqns) for v in eqn.outvars}
+    readers: dict[Var, list[int]] = {}
+    members: dict[SourceSpan, list[int]] = {}
+    for index, eqn in enumerate(eqns):
+        for v in eqn.invars:
+            if isinstance(v, Var):
+                readers.setdefault(v, []).append(index)
+        for span in _spans(eqn):
+            if span not in around:
+                members.setdefault(span, []).append(index)
+    values: dict[SourceSpan, tuple[Sequence[Var], Sequence[Var], int]] = {}
+    for span, indices in members.items():
+        inside = set(indices)
+        made = [v for index in indices if roles[index] == "forward" for v in eqns[index].outvars]
+        read = [v for v in made if any(index not in inside and roles[index] == "forward" for index in readers.get(v, ()))]
+        returned = [v for v in made if v in jaxpr.outvars]
+        own = read or returned[: 1 if scope else None]  # what a scan returns for its backward pass comes later
+        types = {str(v.aval) for v in own}
+        operands = [v for i in indices if roles[i] == "backward" for v in eqns[i].invars if isinstance(v, Var) and str(v.aval) in types]
+        outer = [v for v in operands if v in makers and makers[v] not in inside and roles[makers[v]] == "backward"]
+        values[span] = own, list(dict.fromkeys(outer)), len(indices)
+    return values
+
+
+def _values(jaxpr: Jaxpr, path: Path = (), around: frozenset[SourceSpan] = frozenset(), scope: str = "") -> Iterator[tuple[Path, _Values]]:
+    """Those of the jaxpr and of those inside."""
+    yield path, _values_in(jaxpr, around, scope)
     for index, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive.name in ENTERED:
             for k, (_, _, body) in enumerate(bodies(eqn)):
                 inner = f"{scope}/{eqn.source_info.name_stack}"
-                yield from _jaxprs(open_jaxpr(body), (*path, (index, k)), around.union(_spans(eqn)), inner)
+                yield from _values(open_jaxpr(body), (*path, (index, k)), around.union(_spans(eqn)), inner)
 
 
 def _spans(eqn: JaxprEqn) -> list[SourceSpan]:

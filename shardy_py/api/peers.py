@@ -29,11 +29,11 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jax.sharding import Mesh
 
-from shardy_py.api.errors import PeerFailedError, PeerMissingError, PlanMismatchError, ValueMismatchError
+from shardy_py.api.errors import PeerFailedError, ValueMismatchError
 from shardy_py.api.meshes import MeshView
 from shardy_py.api.trees import Leaf
 from shardy_py.dialect.grouping import grouped
-from shardy_py.errors import ShardyError
+from shardy_py.errors import PeerMissingError, PlanMismatchError, ShardyError
 from shardy_py.frontends.context import coordination_client, coordination_number
 
 logger = logging.getLogger("shardy_py")

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from shardy_py.api.errors import SpecError
 from shardy_py.api.meshes import AnyMesh, view_of
 from shardy_py.api.name_rules import OWN
 from shardy_py.api.request import PlanRequest
@@ -22,7 +21,7 @@ from shardy_py.api.static_leaves import static_tree, user_tree
 from shardy_py.api.stored_trees import fitting_mesh
 from shardy_py.api.trees import Leaf
 from shardy_py.backends.named_shardings import NamedShardings
-from shardy_py.errors import ShardyError
+from shardy_py.errors import ShardyError, SpecError
 from shardy_py.frontends.context import is_committed, is_extended_dtype, is_tracing
 from shardy_py.plan.record import PlanRecord
 

@@ -15,7 +15,6 @@ from jax.sharding import Mesh, NamedSharding
 
 from shardy_py.api.agreement import statement
 from shardy_py.api.constraining import as_plan_constrains, constrained_values, without_constraints
-from shardy_py.api.errors import SpecError
 from shardy_py.api.logical_axes import idle_rules
 from shardy_py.api.meshes import MESH_NAME
 from shardy_py.api.name_rules import Annotated, unmatched, unused_rules
@@ -30,6 +29,7 @@ from shardy_py.api.trees import Leaf
 from shardy_py.api.variants import PropagatedSeeds, TracedVariants, seeded_call
 from shardy_py.backends.donation import why_off
 from shardy_py.dialect import TensorSharding
+from shardy_py.errors import SpecError
 from shardy_py.facade import Plan
 from shardy_py.ir import TensorType, Value
 from shardy_py.passes.collection import no_collection

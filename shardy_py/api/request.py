@@ -13,7 +13,6 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from shardy_py.api.calls import UserCall
-from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.logical_axes import AxisNames, axis_names, by_axis_names, unruled_names
 from shardy_py.api.meshes import MeshView, same_axes
 from shardy_py.api.name_rules import OWN, Annotated, by_rules, refines, with_proposals
@@ -30,6 +29,7 @@ from shardy_py.api.specs import (
 )
 from shardy_py.api.trees import Leaf
 from shardy_py.dialect import TensorSharding
+from shardy_py.errors import SpecError, did_you_mean
 from shardy_py.frontends.context import explicit_sharding
 from shardy_py.frontends.leaves import Leaves, Outline
 from shardy_py.plan.checks.specs import sharding_text

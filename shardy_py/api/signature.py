@@ -15,8 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardy_py.api.errors import ArgumentTypeError, SpecError, StaticArgumentError
+from shardy_py.api.errors import ArgumentTypeError, StaticArgumentError
 from shardy_py.api.trees import location_of, parameter_names
+from shardy_py.errors import SpecError
 from shardy_py.frontends.context import traced_dtype
 
 

@@ -16,12 +16,11 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, Sharding, S
 from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.api.calls import UserCall
-from shardy_py.api.errors import SpecError, did_you_mean
 from shardy_py.api.meshes import MESH_NAME, MeshView, same_axes
 from shardy_py.api.trees import Leaf, one_level
 from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.dialect.verify import verify_sharding
-from shardy_py.errors import ShardyError
+from shardy_py.errors import ShardyError, SpecError, did_you_mean
 from shardy_py.ir import TensorType
 from shardy_py.ir.types import local_bytes
 from shardy_py.plan.checks.specs import nearest, sharding_text

@@ -12,13 +12,12 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, tree_flatten_with_path
 
-from shardy_py.api.errors import MeshError, did_you_mean
 from shardy_py.api.meshes import AnyMesh, view_of
 from shardy_py.api.static_leaves import Static, array_tree, has_static_leaves
 from shardy_py.backends.named_shardings import AnyMesh as JaxMesh
 from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.dialect.format import sizes_text
-from shardy_py.errors import ShardyError
+from shardy_py.errors import MeshError, ShardyError, did_you_mean
 from shardy_py.frontends.leaves import Outline
 from shardy_py.plan.record import PlanRecord, Structure, Tree
 from shardy_py.plan.values import PlannedValue

@@ -14,7 +14,6 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardy_py.api.errors import SpecError
 from shardy_py.api.logical_axes import AxisNames, axis_names, in_flax_context
 from shardy_py.api.meshes import planning
 from shardy_py.api.request import PlanRequest
@@ -22,6 +21,7 @@ from shardy_py.api.specs import as_planned, broadcast_specs
 from shardy_py.api.static_leaves import static_tree, user_tree
 from shardy_py.backends.callback_errors import CallbackErrors, watched
 from shardy_py.dialect import TensorSharding
+from shardy_py.errors import SpecError
 from shardy_py.frontends.context import explicit_sharding
 from shardy_py.frontends.leaves import Leaves, trace_leaves
 from shardy_py.frontends.mesh_context import on_a_mesh_or_none, traced_on

@@ -15,12 +15,13 @@ from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.api.auto import AutoSharded, decorate
 from shardy_py.api.calls import Settings
-from shardy_py.api.errors import ArgumentTypeError, MeshError
+from shardy_py.api.errors import ArgumentTypeError
 from shardy_py.api.meshes import AnyMesh, context_mesh
 from shardy_py.api.options import Options
 from shardy_py.api.request import PlanRequest
 from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
+from shardy_py.errors import MeshError
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import api_boundary, context_devices
 from shardy_py.frontends.jaxprs import equations

@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 from jax.sharding import Mesh as JaxMesh
 
 from shardy_py.api.agreement import covering
-from shardy_py.api.errors import ArgumentTypeError, MeshError
+from shardy_py.api.errors import ArgumentTypeError
 from shardy_py.api.meshes import MESH_NAME
 from shardy_py.api.partitioning import Planned, RegionBuilder
 from shardy_py.api.planning import described_results
@@ -29,7 +29,7 @@ from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.reference import Reference, without_mesh
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import num_shards
-from shardy_py.errors import ShardyError
+from shardy_py.errors import MeshError, ShardyError
 from shardy_py.frontends.context import is_extended_dtype
 from shardy_py.frontends.jaxpr import Imported
 from shardy_py.frontends.leaves import Leaves

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from shardy_py.cli.options import TARGET, add_compiling, add_output, add_planning
+from shardy_py.cli.options import add_compiling, add_target
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import compiled_for, dumped
@@ -20,13 +20,11 @@ HAS_FINDINGS = 1
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("target", metavar="TARGET", help=TARGET)
+    add_target(parser)
     parser.add_argument("--ignore", action="append", default=[], metavar="KIND[:PATH]", help="findings that are accepted; may be repeated")
     parser.add_argument("--notes", action="store_true", help="list notes too, which do not change the exit status")
     parser.add_argument("--hardware", metavar="NAME", help="say what moves, what it costs and whether it fits on this hardware too")
     add_compiling(parser, "--compile")
-    add_output(parser)
-    add_planning(parser)
 
 
 def run(options: argparse.Namespace, out: Output) -> int:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from shardy_py.cli.options import TARGET, add_output, add_planning
+from shardy_py.cli.options import add_target
 from shardy_py.cli.output import Output
 from shardy_py.cli.targets import plan_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("target", metavar="TARGET", help=TARGET)
+    add_target(parser)
     parser.add_argument("value", metavar="VALUE", help="a path (params['w']), a name (%%12), a variable, a module, or file.py:12")
     parser.add_argument("--axis", metavar="NAME", help="only this mesh axis; where the value lacks it, why")
     parser.add_argument("--dim", type=int, metavar="N", help="only this dimension")
-    add_output(parser)
-    add_planning(parser)
 
 
 def run(options: argparse.Namespace, out: Output) -> int:

@@ -5,6 +5,13 @@ from __future__ import annotations
 import argparse
 
 
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """The plan that a command is for, and how to print."""
+    parser.add_argument("target", metavar="TARGET", help=TARGET)
+    add_output(parser)
+    add_planning(parser)
+
+
 def add_planning(parser: argparse.ArgumentParser) -> None:
     """Options that say how to plan a function."""
     group = add_tracing(parser, "planning, where TARGET is a function", "by default the mesh of the function's decorator")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from shardy_py.cli.options import TARGET, add_compiling, add_output, add_planning, output_file
+from shardy_py.cli.options import add_compiling, add_target, output_file
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import compiled_for, dumped, plan_report
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("target", metavar="TARGET", help=TARGET)
+    add_target(parser)
     parser.add_argument(
         "--save", type=output_file, metavar="FILE", help="write the whole plan as JSON; packed where the name ends with .gz"
     )
@@ -29,8 +29,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="lines of each part; by default 60 on a terminal, all elsewhere")
     parser.add_argument("--as-code", choices=STYLES, help="print the plan as code to paste, in this style, for plain jax.jit")
     add_compiling(parser, "--compile-for")
-    add_output(parser)
-    add_planning(parser)
 
 
 def run(options: argparse.Namespace, out: Output) -> int:

@@ -156,7 +156,7 @@ def _parse_flags(flags: list[str]) -> None:
 
 
 def _planned(function: Any, target: str, options: Namespace, as_it_is: bool) -> Plan:
-    from shardy_py.api import AutoSharded, auto_shard
+    from shardy_py.api import AutoSharded, Options, auto_shard
     from shardy_py.api import plan_of as undecorated_plan_of
     from shardy_py.api.auto import BoundAutoSharded
     from shardy_py.errors import MeshError
@@ -184,7 +184,9 @@ def _planned(function: Any, target: str, options: Namespace, as_it_is: bool) -> 
     changes = {} if options.lowering is None else {"lowering": options.lowering}
     changes |= {} if mesh is None else {"mesh": mesh}
     changes |= {} if options.planner is None else {"planner": planner_of(options.planner)}
-    changes |= {} if options.platform is None else {"options": dataclasses.replace(_options(function), platform=options.platform)}
+    if options.platform is not None:
+        own = function.options if isinstance(function, AutoSharded) else Options()
+        changes["options"] = dataclasses.replace(own, platform=options.platform)
     without_mesh = f"{target} is under no auto_shard that gives it a mesh"
     step: Any
     if isinstance(function, AutoSharded):
@@ -236,12 +238,6 @@ def refuse_missing(function: Any, target: str) -> None:
             f"{target} takes {', '.join(needed)}",
             fix="say what, --args 'float32[8,128]' ..., or --args-from MODULE:NAME, which gives a tuple of them",
         )
-
-
-def _options(function: Any) -> Any:
-    from shardy_py.api import AutoSharded, Options
-
-    return function.options if isinstance(function, AutoSharded) else Options()
 
 
 def mesh_of(text: str | None) -> _AnyMesh:

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.api import agreement
-from shardy_py.api.errors import PeerMissingError, PlanMismatchError
 from shardy_py.api.trees import Leaf
+from shardy_py.errors import PeerMissingError, PlanMismatchError
 
 LOWERINGS = ["jit", "shard_map"]
 X = np.arange(256.0, dtype="float32").reshape(16, 16) / 99

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, SingleDeviceShar
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.api.errors import MeshError
+from shardy_py.errors import MeshError
 
 MESH = {"data": 4, "model": 2}
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from shardy_py.api import peers
-from shardy_py.api.errors import PeerFailedError, PeerMissingError, PlanMismatchError, ValueMismatchError
+from shardy_py.api.errors import PeerFailedError, ValueMismatchError
 from shardy_py.api.peers import Peers, listed
 from shardy_py.api.trees import Leaf
+from shardy_py.errors import PeerMissingError, PlanMismatchError
 
 
 class Memory:
