@@ -8,15 +8,16 @@ and with collectives. A choice between the operand and the update, element by el
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from jax import lax
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.backends.local.elementwise import LOCAL_RULES as ELEMENTWISE
 from shardy_py.backends.local.jaxpr_rewriting import COLLECTIVES, Atom, Rewritten, retraced, rewrite, rewrite_bodies
 from shardy_py.backends.local.local_rule import is_key
+from shardy_py.frontends.loops import scan_counts
 
 Array = Any
 Defining = Mapping[Any, JaxprEqn]
@@ -26,25 +27,32 @@ Defining = Mapping[Any, JaxprEqn]
 def update_out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> Jaxpr:
     """Rewrites a region so that no update that XLA runs in place reads elements that it overwrites.
 
-    Values around the region may be reshaped. Values that a loop carries are not, so that an update in a loop is left as it is, unless it is
-    reshaped there: its cost would be that of all of the array on every trip.
+    Values around the region may be reshaped, and so are results that a scan stacks. Values that a loop carries are not, so that an update
+    of one is left as it is, unless it is reshaped there: otherwise every trip would write all of the array.
     """
-    return rewrite_bodies(jaxpr, lambda body: _out_of_place(body, sizes, False), lambda body: _out_of_place(body, sizes, True))
+    return rewrite_bodies(jaxpr, lambda body: _out_of_place(body, sizes, None), lambda body: _out_of_place(body, sizes, ()))
 
 
-def _out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int], is_region: bool) -> Jaxpr:
-    if not any(eqn.primitive.name == "dynamic_update_slice" for eqn in jaxpr.eqns):
+def _out_of_place(jaxpr: Jaxpr, sizes: Mapping[str, int], carried: Sequence[Var] | None) -> Jaxpr:
+    """Rewrites updates of other values than a loop carries; with None those around which there are reshapes."""
+    if not any(eqn.primitive.name in ("dynamic_update_slice", "scan") for eqn in jaxpr.eqns):
         return jaxpr
     defining: dict[Any, JaxprEqn] = {}
     reshaped = {v for eqn in jaxpr.eqns if _reshapes(eqn) for v in eqn.invars if not isinstance(v, Literal)}
 
     def replace(eqn: JaxprEqn) -> Rewritten | None:
         defining.update((v, eqn) for v in eqn.outvars)
+        if eqn.primitive.name == "scan":
+            body, (first, count) = eqn.params["jaxpr"], scan_counts(eqn)
+            inner = _out_of_place(body.jaxpr, sizes, body.jaxpr.invars[first : first + count])
+            changed = eqn.replace(params={**eqn.params, "jaxpr": body.replace(jaxpr=inner)})
+            return None if inner is body.jaxpr else ([changed], eqn.outvars)
         if eqn.primitive.name != "dynamic_update_slice":
             return None
         operand: Any = eqn.invars[0]
         source = None if isinstance(operand, Literal) else defining.get(operand)
-        if not (is_region or (source is not None and _reshapes(source)) or eqn.outvars[0] in reshaped):
+        elsewhere = carried is not None and _buffer(operand, defining, _VIEWS | {"dynamic_update_slice"}) not in carried
+        if not (elsewhere or (source is not None and _reshapes(source)) or eqn.outvars[0] in reshaped):
             return None
         if isinstance(operand, Literal) or is_key(operand.aval.dtype) or not _reads_elsewhere(eqn, defining):
             return None
@@ -115,15 +123,15 @@ def _number(start: Any) -> Any:
     return int(start.val) if isinstance(start, Literal) else start
 
 
-def _buffer(v: Atom, defining: Defining) -> Atom:
+def _buffer(v: Atom, defining: Defining, views: Container[str] | None = None) -> Atom:
     """The value that a value is a view of."""
-    while not isinstance(v, Literal) and v in defining and _is_view(defining[v]):
+    while not isinstance(v, Literal) and v in defining and _is_view(defining[v], views):
         v = defining[v].invars[0]
     return v
 
 
-def _is_view(eqn: JaxprEqn) -> bool:
-    if eqn.primitive.name not in _VIEWS or len(eqn.outvars) != 1:
+def _is_view(eqn: JaxprEqn, views: Container[str] | None = None) -> bool:
+    if eqn.primitive.name not in (views or _VIEWS) or len(eqn.outvars) != 1:
         return False
     before, after = list[Any](eqn.invars)[0].aval, list[Any](eqn.outvars)[0].aval
     return before.size == after.size

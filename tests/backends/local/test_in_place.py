@@ -137,3 +137,14 @@ def test_what_is_reshaped_in_a_loop() -> None:
         return lax.fori_loop(0, 3, lambda _, y: update(y[None], y[None, :-1], 0, 1, 0)[0], x)
 
     assert rewritten(function, X)
+
+
+@pytest.mark.parametrize("given", SPECS, ids=str)
+def test_what_a_scan_stacks(given: P) -> None:
+    """XLA alone reads what it has overwritten here."""
+
+    def stacked(x: Any) -> Any:
+        return lax.scan(lambda c, _: (c + 1, UPDATES["add"](x)), 0, None, length=2)[1]
+
+    step = sp.auto_shard(stacked, mesh=MESH, in_shardings=given, lowering="shard_map")
+    np.testing.assert_array_equal(step(X), [shifted("add")] * 2)
