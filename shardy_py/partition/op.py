@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -56,11 +56,11 @@ class OpSpec:
         return tuple(tensor.type for tensor in (*self.operands, *self.results))
 
 
-def spec_of(op: Op, origin: Callable[[Value], Value] | None = None) -> OpSpec:
+def spec_of(op: Op) -> OpSpec:
     """The specification of an op."""
 
     def maker(value: Value) -> str:
-        producer = (value if origin is None else origin(value)).defining_op
+        producer = value.defining_op
         return producer.name if producer is not None and producer.name in CHEAP else ""
 
     operands = tuple(TensorSpec(v.type, maker(v)) for v in op.operands)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.partition.op import CHEAP, spec_of
-from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
+from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, WHILE
 from shardy_py.plan.trips import trip_count
 
 Slots = tuple[tuple[int, ...], ...]
@@ -110,8 +110,8 @@ def _of_block(
 
 def _handed_on(op: Op) -> Iterator[tuple[Value, Value]]:
     """Pairs of values of an op with regions that the first hands on to the second."""
-    if op.name in (WHILE, NAMED_COMPUTATION):
+    if op.name == WHILE:
         yield from zip(op.operands, op.regions[-1].arguments)
-    if op.name in (WHILE, CASE, NAMED_COMPUTATION):
+    if op.name in (WHILE, CASE):
         for region in op.regions[op.name == WHILE :]:
             yield from zip(region.terminator.operands, op.results)

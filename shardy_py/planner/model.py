@@ -6,7 +6,7 @@ Prices are those of `partition/tables`, of which a plan's `cost_analysis` is the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,14 +19,14 @@ from shardy_py.partition.layouts import Layout, layout_of, local_shape
 from shardy_py.partition.op import CHEAP, FORWARDING
 from shardy_py.partition.price import piece_bytes
 from shardy_py.partition.tables import Reads, reads_of
-from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
+from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, WHILE
 from shardy_py.plan.cost_analysis import EXPOSED
 from shardy_py.plan.feeding import NOTHING, Feeding
 from shardy_py.plan.progress import report
 from shardy_py.plan.trips import trip_count
 from shardy_py.planner.op_tables import Joint, OpTables, TooLarge, reduced_shares
 from shardy_py.planner.problem import Limit, Problem, Table, cost, dearer, entries, weight
-from shardy_py.planner.space import HANDING_ON, Space
+from shardy_py.planner.space import Space
 
 Array = Any
 
@@ -71,11 +71,11 @@ class CountedScope:
         """The outermost scope that code can be moved to, up to one."""
         return next(s for s in self.outward() if s is home or s.changing is None)
 
-    def spread(self, op: Op, origin: Mapping[Value, Value]) -> None:
+    def spread(self, op: Op) -> None:
         """Marks the results of an op as changing where its operands change."""
         for scope in self.outward():
             inner = op.walk() if op.regions else (op,)
-            if scope.changing and any(origin.get(v, v) in scope.changing for each in inner for v in each.operands):
+            if scope.changing and any(v in scope.changing for each in inner for v in each.operands):
                 scope.changing.update(op.results)
                 return
 
@@ -171,7 +171,6 @@ class _Builder:
         self.mesh = self.machine.mesh
         self.reduced_shares = reduced_shares(self.program)
         self.variables: dict[int, int] = {c: i for i, c in enumerate(space.free)}
-        self.origin: dict[Value, Value] = {}
         self.home: dict[Value, CountedScope] = {}
         self.drafts: dict[tuple[tuple[int, ...], int], _Draft] = {}
         self.moves: dict[tuple[Value, CountedScope, Layout, Layout], int] = {}
@@ -203,11 +202,6 @@ class _Builder:
             self.loop(op, scope)
         elif name == CASE:
             self.branches(op, scope)
-        elif name == NAMED_COMPUTATION:
-            (body,) = op.regions
-            self.forward(op, op.operands, body.arguments, scope)
-            self.block(body, scope)
-            self.forward(body.terminator, body.terminator.operands, op.results, scope)
         elif name == MANUAL_COMPUTATION:
             for value, sharding in zip(op.operands, op.attributes["in_shardings"]):
                 self.to_sharding(op, value, sharding, scope)
@@ -216,8 +210,6 @@ class _Builder:
             for operand, result in zip(op.operands, op.results):
                 self.to_layout_of(op, operand, result, result.type, scope)
             self.results(op, scope)
-        elif name in HANDING_ON:
-            self.forward(op, op.operands, op.results, scope)
         elif not op.regions and (op.results or op in self.op_tables.counted):
             self.results(op, scope)
             self.plain(op, scope)
@@ -226,42 +218,23 @@ class _Builder:
         """Notes where the results of an op are at home, and whether they change."""
         for result in op.results:
             self.home[result] = scope
-        scope.spread(op, self.origin)
-
-    def forward(self, op: Op, values: Sequence[Value], targets: Sequence[Value], scope: CountedScope) -> None:
-        """Forwarded values: the same value if layouts are equal by construction, else one to move to."""
-        for value, target in zip(values, targets):
-            if self.space.classes[value] == self.space.classes[target]:
-                self.origin[target] = self.origin.get(value, value)
-            else:
-                self.to_layout_of(op, value, target, target.type, scope)
-                self.home[target] = scope
-                for around in scope.outward():
-                    if around.changing and self.origin.get(value, value) in around.changing:
-                        around.changing.add(target)
-                        break
+        scope.spread(op)
 
     def loop(self, op: Op, scope: CountedScope) -> None:
         """A loop: operands are moved once, results of the body on every trip."""
         count = trip_count(op)
         ends = op.regions[1].terminator.operands
-        varies = [ends[i] is not a for i, a in enumerate(op.regions[1].arguments)]
         for operand, result in zip(op.operands, op.results):
             self.to_layout_of(op, operand, result, result.type, scope)
         for region, more in zip(op.regions, (1, 0)):  # the condition runs once more than the body
             trips = None if count is None or scope.trips is None else scope.trips * (count + more)
             runs = scope.runs * ((1 if count is None else count) + more) if count != 0 else 0
-            changing = {a for a, changes in zip(region.arguments, varies) if changes}
-            inner = CountedScope(trips, runs, changing, scope)
-            for argument, operand, changes in zip(region.arguments, op.operands, varies):
-                self.home[argument] = inner
-                if not changes and self.space.classes[argument] == self.space.classes[operand]:
-                    self.origin[argument] = self.origin.get(operand, operand)
+            inner = CountedScope(trips, runs, set(region.arguments), scope)
+            self.home.update(dict.fromkeys(region.arguments, inner))
             self.block(region, inner)
             if region is op.regions[1]:
-                for end, result, changes in zip(ends, op.results, varies):
-                    if changes:
-                        self.to_layout_of(region.terminator, end, result, result.type, inner)
+                for end, result in zip(ends, op.results):
+                    self.to_layout_of(region.terminator, end, result, result.type, inner)
         self.results(op, scope)
 
     def branches(self, op: Op, scope: CountedScope) -> None:
@@ -286,7 +259,7 @@ class _Builder:
         key, draft = self.draft(local, joint)
         if not self.prices:
             return
-        price = self.op_tables.priced(op, lambda value: self.origin.get(value, value), joint)
+        price = self.op_tables.priced(op, joint)
         once = scope.hoisted(op.results[0]) if op.results else scope
         sent = price.communication_seconds
         deferred = (1 - self.reduced_shares.get(op, 1.0)) * price.reduction_seconds
@@ -300,15 +273,13 @@ class _Builder:
 
     def move(self, op: Op, key: tuple[tuple[int, ...], int], draft: _Draft, value: Value, scope: CountedScope, reads: Reads) -> None:
         """A column of moves of an operand."""
-        origin = self.origin.get(value, value)
-        once = (scope.hoisted(origin).trips or 1) * 1.0
-        home = self.home[origin]
-        place = scope.within(home)
+        once = (scope.hoisted(value).trips or 1) * 1.0
+        place = scope.within(self.home[value])
         if op.name == "stablehlo.dynamic_slice":
             place = scope  # loops of a region slice what they scan, and each loop gathers its slices
         numbers = np.full((len(reads.domain), len(reads.targets)), -1)
         for a, b, seconds in reads.moves:
-            move = (origin, place, reads.domain[a], reads.targets[b])
+            move = (value, place, reads.domain[a], reads.targets[b])
             number = self.moves.get(move)
             if number is None:
                 number = self.moves[move] = len(self.move_costs)
@@ -335,8 +306,7 @@ class _Builder:
         self, op: Op, value: Value, scope: CountedScope, local: Sequence[int], joint: Joint, targets: Sequence[Layout], read: Array
     ) -> None:
         """Moves of a value from its layout to others."""
-        origin = self.origin.get(value, value)
-        maker = origin.defining_op
+        maker = value.defining_op
         if maker is not None and maker.name in CHEAP:
             return
         key, draft = self.draft(local, joint)

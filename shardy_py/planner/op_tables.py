@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,9 @@ class OpTables:
             joint = self._joints[key] = _joint(shape, domains, _rows(shape, domains, most) if rows is None else rows)
         return joint
 
-    def priced(self, op: Op, origin: Callable[[Value], Value], joint: Joint) -> PriceTable:
+    def priced(self, op: Op, joint: Joint) -> PriceTable:
         """The prices of an op."""
-        spec, memory = spec_of(op, origin), self._fusion.accesses(op)
+        spec, memory = spec_of(op), self._fusion.accesses(op)
         kind = spec, memory, id(joint)
         priced = self._priced.get(kind)
         if priced is None:

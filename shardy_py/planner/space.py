@@ -21,7 +21,7 @@ from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.ir.op_forms import UNCONSTRAINED
 from shardy_py.partition.layouts import Layout, layout_of, parts
 from shardy_py.partition.op import CHEAP, WHOLE
-from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, NAMED_COMPUTATION, WHILE
+from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, WHILE
 from shardy_py.plan.values import location_of
 from shardy_py.planner.alike import representatives
 from shardy_py.planner.inlined import inlined
@@ -35,9 +35,6 @@ REDUCTIONS = frozenset(("stablehlo.reduce", "stablehlo.reduce_window"))
 """Ops whose results, which are cut alike, are cut independently of their operands."""
 
 SLICE = "stablehlo.dynamic_slice"
-
-HANDING_ON = frozenset(("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.data_flow_edge"))
-"""Ops each of whose results is an operand."""
 
 Dim = tuple[Value | int, int]
 """A dimension of a value, or of a result of the function by its number."""
@@ -263,9 +260,7 @@ class _Joiner:
                 for result, end in zip(op.results, region.terminator.operands):
                     self.of(end)
                     self.alike(end, result)
-        elif name == NAMED_COMPUTATION:
-            self.call(op)
-        elif name in HANDING_ON:
+        elif name == "stablehlo.optimization_barrier":
             for operand, result in zip(op.operands, op.results):
                 self.alike(operand, result)
         elif not op.regions:
@@ -317,15 +312,12 @@ class _Joiner:
                 self.join((result, dim), (op.operands[0], dim))
 
     def loop(self, op: Op) -> None:
-        """Joins the results of a loop, the arguments of its regions, and operands that it passes through unchanged."""
-        body = op.regions[1]
-        ends = body.terminator.operands
+        """Joins the results of a loop and the arguments of its regions."""
+        ends = op.regions[1].terminator.operands
         for i, result in enumerate(op.results):
             for region in op.regions:
                 self.of(region.arguments[i])
                 self.alike(region.arguments[i], result)
-            if ends[i] is body.arguments[i]:
-                self.alike(op.operands[i], result)
             self.made_for(op.operands[i], result)
         for region in op.regions:
             self.block(region)
@@ -333,21 +325,6 @@ class _Joiner:
                 self.of(end)
         for end, result in zip(ends, op.results):
             self.made_for(end, result)
-
-    def call(self, op: Op) -> None:
-        """A call: values go in and come out as they are."""
-        (body,) = op.regions
-        for operand, argument in zip(op.operands, body.arguments):
-            self.of(argument)
-            self.alike(operand, argument)
-            if operand in self.fixed:
-                self.fixed.add(argument)
-        self.block(body)
-        for result, end in zip(op.results, body.terminator.operands):
-            self.of(end)
-            self.alike(end, result)
-            if end in self.fixed:
-                self.fixed.add(result)
 
     def plain(self, op: Op) -> None:
         """Joins dimensions along the factors of an op that are a whole dimension wherever they are."""
