@@ -288,7 +288,7 @@ class Program:
         return f"<Program {', '.join(function.name for function in self.functions)}>"
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(slots=True, frozen=True, repr=False)
 class Location:
     """The place in the user's code at which an op was written."""
 

@@ -97,7 +97,6 @@ class ProgramTables(dict[str, StoredTable]):
         self.ops: list[Op] = []
         self.numbers: dict[Any, int] = {}
         self.op_numbers: dict[Op, int] = {}
-        self.located: dict[int, int | None] = {}
         self._attributes: dict[tuple[int, Type | None], int] = {}
         self._arrays: dict[Hashable, int] = {}
 
@@ -136,21 +135,6 @@ class ProgramTables(dict[str, StoredTable]):
 
         return self["kinds"](key, row)
 
-    def location(self, op: Op) -> int | None:
-        """The number of the location of an op; None where none of its frames is the user's."""
-        key = id(op.location)  # the program keeps it alive
-        number = self.located.get(key, -1)
-        if number == -1:
-            number = self.located[key] = self.place(self.program.locate(op.location) if self.program and op.location is not None else None)
-        return number
-
-    def place(self, where: Location | None) -> int | None:
-        """The number of a location."""
-        if where is None:
-            return None
-        row = (where.file, where.line, where.function, where.scope)
-        return self["locations"](row, lambda: list(row))
-
     def sharding_of(self, data: Any, rank: int) -> TensorSharding | None:
         """The sharding of a value of that rank that a number in a file stands for."""
         sharding = _SHARDING.read(self, data)
@@ -176,16 +160,11 @@ def _read_sharding(tables: ProgramTables, row: Any) -> TensorSharding:
     return sharding
 
 
-def _read_location(tables: ProgramTables, row: Any) -> Location:
-    file, line, function, scope = items(row, 4)
-    return Location(text(file), integer(line), text(function), text(scope))
-
-
 def _as_it_is(tables: ProgramTables, row: Any) -> Any:
     return row
 
 
-_SHARDING = in_table("shardings")
+_SHARDING, _LOCATION = in_table("shardings"), in_table("locations")
 CODECS.update(
     {
         Type: in_table("types"),
@@ -202,7 +181,7 @@ _TABLES = {
         lambda tables, rule: str(rule).removeprefix("#sdy.op_sharding_rule"), lambda tables, row: OpShardingRule.parse(text(row))
     ),
     "attributes": Codec(_as_it_is, lambda tables, row: read_attributes(row)),
-    "locations": Codec(_as_it_is, _read_location),
+    "locations": row_of(Location),
     "kinds": row_of(OpKind),
 }
 """The tables of a file, in order; an entry of `kinds` refers to the others."""
@@ -236,7 +215,7 @@ def _write_block(block: Block, tables: ProgramTables, rows: list[Any]) -> None:
     ops, values = tables.op_numbers, tables.numbers
     for op in block.ops:
         ops[op] = len(ops)
-        row = _write_op(op, tables, tables.location(op))
+        row = _write_op(op, tables, None if tables.program is None else tables.program.locate(op.location))
         for value in op.results:
             values[value] = len(values)
         rows.append(row)
@@ -253,10 +232,11 @@ def _block_row(block: Block, tables: ProgramTables) -> list[Any]:
     return ["block", [of_type(tables, a.type) for a in block.arguments], [sharding(tables, a.sharding) for a in block.arguments]]
 
 
-def _write_op(op: Op, tables: ProgramTables, location: int | None) -> list[Any]:
+def _write_op(op: Op, tables: ProgramTables, where: Location | None) -> list[Any]:
     """The row of an op without its regions."""
     values, sharding = tables.numbers, _SHARDING.write
-    return [tables.kind(op), location, [values[v] for v in op.operands], [sharding(tables, result.sharding) for result in op.results]]
+    shardings = [sharding(tables, result.sharding) for result in op.results]
+    return [tables.kind(op), _LOCATION.write(tables, where), [values[v] for v in op.operands], shardings]
 
 
 class Reader(ProgramTables):
@@ -328,7 +308,7 @@ class Reader(ProgramTables):
         """An op that is not yet among the uses of its operands; raises StoreError for other data."""
         number, location, operands, shardings = items(row, 4)
         kind: OpKind = entry(self["kinds"].entries, number)
-        where = None if location is None else entry(self["locations"].entries, location)
+        where = _LOCATION.read(self, location)
         same = {"rule": kind.rule, "rule_decided": kind.rule_decided, "location": where, "primitive": kind.primitive}
         op = Op(kind.name, (), kind.types, kind.attributes, **same)
         op.operands = [entry(self.defined, operand) for operand in items(operands)]
@@ -453,7 +433,7 @@ def _write_erased(first: Op | Block, tables: ProgramTables, rows: list[Any]) -> 
         if owner not in tables.op_numbers:
             tables.op_numbers[owner] = len(tables.op_numbers)
             assert tables.program is not None
-            rows.append(_write_op(owner, tables, tables.place(source_of(tables.program, owner))))
+            rows.append(_write_op(owner, tables, source_of(tables.program, owner)))
             tables.add(owner.results)
 
 
