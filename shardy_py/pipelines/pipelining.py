@@ -31,7 +31,7 @@ from shardy_py.pipelines.errors import PipelineError
 from shardy_py.pipelines.jaxprs import is_extended_dtype
 from shardy_py.pipelines.markers import Marking
 from shardy_py.pipelines.orders import Schedule, check_name
-from shardy_py.pipelines.placing import replicated
+from shardy_py.pipelines.placing import meshes_of
 from shardy_py.pipelines.planned import check_planner, planned
 from shardy_py.pipelines.report import PipelineReport, check_memory, report, stage_memory
 from shardy_py.pipelines.runner import Runner, Statistics, statement
@@ -221,7 +221,7 @@ def _as_partitioned(partition: Any, num_stages: int | None, mesh: Any, virtual: 
             fix="leave num_stages out, or make the partition for as many",
         )  # fmt: skip
     if mesh is None and virtual == 1 and max(partition.replication, default=1) > 1:
-        mesh = replicated(partition.replication)
+        mesh = meshes_of([(count,) for count in partition.replication], ("data",))
     return count, mesh
 
 

@@ -166,11 +166,6 @@ def submeshes(mesh: AnyMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh
     return meshes
 
 
-def replicated(copies: Sequence[int]) -> list[Mesh | AbstractMesh]:
-    """Meshes of the given sizes over consecutive devices, with an axis "data"; abstract if there are too few devices."""
-    return meshes_of([(count,) for count in copies], ("data",))
-
-
 def meshes_of(shapes: Sequence[tuple[int, ...]], names: tuple[str, ...]) -> list[Mesh | AbstractMesh]:
     """Meshes of the given shapes over consecutive devices; abstract if there are too few devices."""
     counts = [math.prod(shape) for shape in shapes]

@@ -135,14 +135,16 @@ def stage_program(split: SplitStep, programs: Iterable[TaskProgram], microbatche
 
 
 class StagePlanner:
-    """Plans stages; alike ones once."""
+    """Plans stages and prices programs; alike ones once."""
 
     def __init__(self, planner: Planner, donated: Callable[[Var], bool]) -> None:
         # What a stage holds depends on how many microbatches are on their way, which `stage_memory` knows.
         # Nothing in it is fed: what it takes comes from other stages, or from the call before.
+        self.prices = planner
         self.planner = replace(planner, memory_bytes=math.inf, time_limit_s=TIME_SHARE * planner.time_limit_s, fed=(), resident="*")
         self.donated = donated
         self._plans: dict[tuple[Any, ...], StagePlan] = {}
+        self._seconds: dict[tuple[Any, ...], float] = {}
 
     def chosen(self, program: StageProgram, sizes: Sizes) -> StagePlan:
         """Seconds of the stage in a step, with the shardings that the planner chooses for its operands and results."""
@@ -161,21 +163,13 @@ class StagePlanner:
             self._plans[key] = plan.search.objective_seconds * program.times, specs
         return self._plans[key]
 
-
-class ProgramPrices:
-    """Modelled seconds of programs, cached for programs that are alike."""
-
-    def __init__(self, planner: Planner) -> None:
-        self.planner = planner
-        self._seconds: dict[tuple[Any, ...], float] = {}
-
     def seconds(self, program: TaskProgram, places: Places) -> float:
         """The seconds of one run of a program."""
         eqns = [node.eqn for node in program.nodes]
         results = list(dict.fromkeys(v for v in (*program.outputs, *program.sums) if v not in program.stands))
         mesh = places.mesh(program.stage)
         if mesh.size == 1 or not eqns:
-            return math.fsum(equation_seconds(eqns, results, self.planner.machine))
+            return math.fsum(equation_seconds(eqns, results, self.prices.machine))
         inside = {v for eqn in eqns for v in eqn.outvars}
         read = dict.fromkeys(v for eqn in eqns for v in reads(eqn) if v not in inside)
         text = str(closed_jaxpr(eqns, read, [v for v in results if v in inside]))
@@ -185,11 +179,11 @@ class ProgramPrices:
         if seconds is None:
             step = (
                 replace(plan_of(program, places), stated_feeding=NOTHING)
-                .cost_analysis(self.planner.hardware, self.planner.links)
+                .cost_analysis(self.prices.hardware, self.prices.links)
                 .step_seconds
             )
             assert step is not None
-            seconds = self._seconds[key] = self.planner.objective(step)
+            seconds = self._seconds[key] = self.prices.objective(step)
         return seconds
 
 
@@ -261,7 +255,6 @@ class _PipelineSearch:
         donated = {v for w, v, argument in inputs if argument in options.donate_argnums}
         donated |= {self.split.whole_of.get(v, v) for v in donated}
         self.stages = StagePlanner(self.planner, donated.__contains__)
-        self.prices = ProgramPrices(self.planner)
         self.rows = signature.structs[signature.batch.index(True)].shape[0] // options.num_microbatches
         most = max(PIECES, options.num_stages or 0, len(self.meshes or ()))
         self.cuts = None if options.partition is not None else pieces(self.split, most, options.hardware)
@@ -402,10 +395,10 @@ class _PipelineSearch:
         programs, updates = defer_sums(built.programs, built.update, places, built.split.batch)
         times = {role: [0.0] * count for role in ("forward", "backward", "weight")}
         for (role, s), program in programs.items():
-            times[PASSES[role]][s] += self.prices.seconds(program, places)
+            times[PASSES[role]][s] += self.stages.seconds(program, places)
         once = [0.0] * count
         for program in updates:
-            once[program.stage] += self.prices.seconds(program, places)
+            once[program.stage] += self.stages.seconds(program, places)
         transfer = transfers(built.programs, count, self.planner.machine)
         step = run(built.schedule, costs_of(count, **times, transfer=transfer)).makespan + max(once)
         seconds = [microbatches * math.fsum(times[role][s] for role in times) + once[s] for s in range(count)]

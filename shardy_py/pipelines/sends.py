@@ -47,8 +47,9 @@ def reduce_sends(split: SplitStep, assigned: Assignment, places: Places, hardwar
     # Backward equations may follow forward ones that receivers recompute.
     follows = reassign_backward(split, assigned, hardware, rule.within_reach(unchanged), is_cheap)
     for start in (unchanged, PlacedStep(split, follows, {})):
-        candidate = _copied(start, rule.forward(start), hardware, back=False)
-        candidate = _copied(candidate, rule.backward(candidate), hardware, back=True)
+        candidate = start
+        for back in (False, True):
+            candidate = _copied(candidate, rule.from_others(candidate, back), hardware, back=back)
         size, count = rule.crossing(candidate)
         if size <= most[0] and (count, size) < least[::-1]:
             best, least = candidate, (size, count)
@@ -113,24 +114,14 @@ class _Rule:
         ]
         return sum(sizes), len(sizes)
 
-    def forward(self, placed: PlacedStep) -> list[set[Var]]:
-        """For every stage, values of earlier stages that it recomputes."""
-        reading = placed.reading
+    def from_others(self, placed: PlacedStep, back: bool) -> list[set[Var]]:
+        """For every stage, values of earlier stages that it recomputes, or values of later backward passes that its own does."""
         chosen = []
-        for t, passes in enumerate(reading.read):
-            earlier = {v for v, (s, back) in reading.home.items() if s < t and not back}
-            read = dict.fromkeys((*passes[0], *passes[1]))
-            chosen.append(self.recomputed(placed, t, [v for v in read if v in earlier], earlier, {v for v in read if v not in earlier}))
-        return chosen
-
-    def backward(self, placed: PlacedStep) -> list[set[Var]]:
-        """For every stage, values of later backward passes that its own recomputes."""
-        reading = placed.reading
-        chosen = []
-        for t, passes in enumerate(reading.read):
-            later = {v for v, (s, back) in reading.home.items() if s != t and (back or s > t)}
-            own = {v for v, home in reading.home.items() if home == (t, False)} | {*passes[0], *passes[1]} - later
-            chosen.append(self.recomputed(placed, t, [v for v in passes[1] if v in later], later, own))
+        for t, passes in enumerate(placed.reading.read):
+            read, home = {**passes[0], **passes[1]}, placed.reading.home
+            others = {v for v, (s, is_back) in home.items() if (s != t and (is_back or s > t) if back else s < t and not is_back)}
+            have = read.keys() - others | {v for v, of in home.items() if back and of == (t, False)}
+            chosen.append(self.recomputed(placed, t, [v for v in (passes[1] if back else read) if v in others], others, have))
         return chosen
 
     def within_reach(self, placed: PlacedStep) -> list[set[Var]]:

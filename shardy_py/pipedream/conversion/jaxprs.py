@@ -29,6 +29,7 @@ from shardy_py.pipedream.conversion.converting import (
     write_files,
 )
 from shardy_py.pipedream.conversion.descriptions import ConversionError
+from shardy_py.pipelines.jaxprs import reads
 
 # Parameters that are no arguments of the function of `jax.lax`, and say nothing that others do not.
 _SILENT = frozenset({"update_jaxpr", "update_consts", "weak_type"})
@@ -364,7 +365,7 @@ def _parts(closed: ClosedJaxpr, stages: Sequence[int]) -> list[_Part]:
         raise ConversionError(f"no equation is in stage {empty[0]}, but some are in stage {count - 1}", fix="number the stages from 0")
     stage_of = {v: stage for eqn, stage in zip(equations, stages) for v in eqn.outvars}
     for i, (eqn, stage) in enumerate(zip(equations, stages)):
-        late = next((v for v in _read(eqn) if stage_of.get(v, 0) > stage), None)
+        late = next((v for v in reads(eqn) if stage_of.get(v, 0) > stage), None)
         if late is not None:
             raise ConversionError(
                 f"equation {i}, {eqn.primitive.name}, of stage {stage} needs a value of stage {stage_of[late]}",
@@ -373,7 +374,7 @@ def _parts(closed: ClosedJaxpr, stages: Sequence[int]) -> list[_Part]:
     inputs = {v: i for i, v in enumerate(closed.jaxpr.invars)}
     takes = []
     for number in range(count):
-        read = dict.fromkeys(v for eqn, stage in zip(equations, stages) if stage == number for v in _read(eqn))
+        read = dict.fromkeys(v for eqn, stage in zip(equations, stages) if stage == number for v in reads(eqn))
         own = sorted((v for v in read if v in inputs), key=lambda v: inputs[v])
         takes.append((*own, *(v for v in read if v in stage_of and stage_of[v] != number)))
     outputs = {v for values in takes for v in values} | {v for v in closed.jaxpr.outvars if isinstance(v, Var)}
@@ -385,10 +386,6 @@ def _parts(closed: ClosedJaxpr, stages: Sequence[int]) -> list[_Part]:
         )
         for number in range(count)
     ]
-
-
-def _read(eqn: JaxprEqn) -> list[Var]:
-    return [v for v in eqn.invars if not isinstance(v, Literal)]
 
 
 def _stage(writer: FunctionWriter, part: _Part, number: int, count: int, arch: str) -> str:

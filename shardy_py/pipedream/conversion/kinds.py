@@ -332,18 +332,13 @@ def kind_named(name: str) -> LayerKind | None:
     return KINDS.get("Input" if re.fullmatch(r"Input\d*", name) else name) or _ADDED.get(name)
 
 
-def kind_names() -> tuple[str, ...]:
-    """All names known, sorted."""
-    return tuple(sorted({*KINDS, *_ADDED}))
-
-
 def bind(description: Description) -> Call:
     """The call of a layer for a description. Raises ConversionError if the kind is unknown or an argument is wrong."""
     kind = kind_named(description.kind)
     if kind is None:
         raise ConversionError(
             f"no layer is called {description.kind!r}",
-            why=f"known are {', '.join(kind_names())}",
+            why=f"known are {', '.join(sorted({*KINDS, *_ADDED}))}",
             fix=f'say what it is: sp.pipedream.register_layer({description.kind!r}, "my_package.layers:Layer"), with layer=False for '
             "a function and operands=(0, None) for any number of operands; for a profile of a JAX function there is convert_jaxpr",
         )

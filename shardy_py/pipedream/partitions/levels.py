@@ -102,26 +102,19 @@ class MachineLevel:
                 seconds = np.maximum(seconds, each * cuts.sent[ends])
         return seconds
 
-    def memory(self, starts: Starts, ends: Ends, width: int, used: int | NDArray[np.int_]) -> Floats:
+    def memory(self, starts: Starts, ends: Ends, width: int, used: int) -> Floats:
         """Bytes that a machine of the stages from behind cut start - 1 to some cuts needs, if `used` machines end with them.
 
         PipeDream: activations and parameters for every minibatch in flight in later stages. Exact: activations for these and the
-        current one, parameters with gradients and optimizer state once. A row for each start, or for each of several numbers of
-        machines.
+        current one, parameters with gradients and optimizer state once. A row for each start.
         """
         activations = self.grown(self.cuts.activations, starts, ends)
         parameters = self.grown(self.cuts.parameters, starts, ends)
-        flight = self.in_flight(width, used)
-        flight = flight if isinstance(flight, int) else flight[:, None]
+        behind = self.machines - used + (self.waiting if self.rules.exact else 0)
+        flight = -(-behind // width)
         if self.rules.exact:
-            return np.asarray(flight * activations + PARAMETER_COPIES * parameters)
-        return np.asarray(flight * (activations + parameters))
-
-    def in_flight(self, width: int, used: int | NDArray[np.int_]) -> int | NDArray[np.int_]:
-        """Minibatches whose activations a stage keeps; PipeDream does not count the current one."""
-        if self.rules.exact:
-            return -(-(self.machines - used + self.waiting) // width) + 1
-        return -(-(self.machines - used) // width)
+            return (flight + 1) * activations + PARAMETER_COPIES * parameters
+        return flight * (activations + parameters)
 
 
 @dataclass(frozen=True)
@@ -191,11 +184,6 @@ class Pipelines:
             np.minimum(reached, slowest, out=reached)
         return values.least
 
-    def slowest_at(self, ends: slice) -> Floats:
-        """The same for ends some of which may lie before all starts."""
-        seconds = self.slowest()
-        return np.pad(seconds, ((0, 0), (ends.stop - ends.start - seconds.shape[1], 0)), constant_values=np.inf)
-
     def path(self) -> list[Segment]:
         """The pipeline from the only start to the last end with the fewest bytes; then with the fewest machines, cut earliest."""
         # The bytes, and the cut and the width they came from.
@@ -250,7 +238,9 @@ class Pipelines:
         if inner is None:
             work = level.grown(level.cuts.seconds, starts, ends)
         else:
-            work = Pipelines(inner, self.bound * width, starts, ends.start, ends.stop - 1).slowest_at(ends)
+            work = Pipelines(inner, self.bound * width, starts, ends.start, ends.stop - 1).slowest()
+            # Some ends may lie before all starts.
+            work = np.pad(work, ((0, 0), (ends.stop - ends.start - work.shape[1], 0)), constant_values=np.inf)
         # What a segment sends at its end is left to the level above; PipeDream counts it on both.
         seconds = level.seconds(starts, width, ends, work, first=first, sends=not (last and level.rules.exact))
         allowed: Bools = seconds <= self.bound
