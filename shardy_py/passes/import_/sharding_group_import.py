@@ -10,7 +10,7 @@ from shardy_py.ir import Block, Function, Op, Program, Value
 from shardy_py.passes.base import Pass
 from shardy_py.passes.dataflow import MANUAL_COMPUTATION
 from shardy_py.passes.propagation.log import Log
-from shardy_py.passes.walk import ops_of
+from shardy_py.passes.walk import ops_of, place
 
 GROUP = "sdy.sharding_group"
 
@@ -37,7 +37,7 @@ class ShardingGroupImport(Pass):
         for op in ops:
             members.setdefault(op.attributes["group_id"], []).append(op)
         for group, constraints in members.items():
-            _check(group, constraints)
+            _check(program, group, constraints)
 
         joined = Components[int]()
         for of_value in grouped(ops, lambda op: op.operands[0]).values():
@@ -61,17 +61,19 @@ class ShardingGroupImport(Pass):
             block.ops = [op for op in block.ops if op not in dropped]
 
 
-def _check(group: int, ops: list[Op]) -> None:
+def _check(program: Program, group: int, ops: list[Op]) -> None:
     shape, within = ops[0].operands[0].type.shape, _manual_computation(ops[0])
     for op in ops[1:]:
         if _manual_computation(op) is not within:
             raise ShardyError(
                 f"ShardingGroupOps values cannot cross ManualComputationOp boundaries for groupId: {group}",
+                where=place(program, op),
                 fix="group values inside and outside of a manual computation separately",
             )
         if op.operands[0].type.shape != shape:
             raise ShardyError(
                 f"ShardingGroupOps values must have the same shape for groupId: {group}",
+                where=place(program, op),
                 why=f"shapes {shape} and {op.operands[0].type.shape} are in one group",
                 fix="give the groups different numbers",
             )
