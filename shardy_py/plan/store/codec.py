@@ -151,13 +151,6 @@ def in_table(name: str) -> Codec:
     return Codec(write, lambda tables, data: None if data is None else entry(tables[name].entries, data))
 
 
-def load_table(tables: Mapping[str, StoredTable], name: str, rows: Any) -> None:
-    """Reads a table; the tables that its entries refer to are there already."""
-    table = tables[name]
-    with at(name):
-        table.entries = read_each(rows, functools.partial(table.codec.read, tables), "entry")
-
-
 def read_mesh(data: Any) -> Mesh:
     """A mesh from its SDY text; raises StoreError for any other text."""
     mesh = Mesh.parse(text(data))

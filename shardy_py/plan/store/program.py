@@ -10,6 +10,7 @@ regions, under the numbers that follow those of the program; then come the resul
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,6 @@ from shardy_py.plan.store.codec import (
     in_table,
     integer,
     items,
-    load_table,
     members,
     read_each,
     read_mesh,
@@ -330,8 +330,9 @@ def read_program(data: Any) -> Reader:
     reader = Reader(None, meshes)
     if not items(data["program"]):
         raise StoreError("a program without a function", where="program")
-    for name in _TABLES:
-        load_table(reader, name, data[name])
+    for name, table in reader.items():
+        with at(name):
+            table.entries = read_each(data[name], functools.partial(table.codec.read, reader), "entry")
     attributes = CODECS[Attributes].read
     try:
         program = reader.program = Program(reader.functions(data["program"]), meshes)
@@ -395,10 +396,7 @@ def write_log(log: Sequence[LogStep], tables: ProgramTables) -> dict[str, Any]:
     tables.add(list(results))
     groups = Interner[tuple[int, ...]](list)
     values, ops = tables.numbers, tables.op_numbers
-
-    def sharding(each: TensorSharding | None) -> int | None:
-        return _SHARDING.write(tables, each)
-
+    sharding = functools.partial(_SHARDING.write, tables)
     group_rows: dict[int, int | None] = {}
     steps: list[Any] = []
     for step in log:
@@ -446,8 +444,7 @@ def read_log(data: Any, reader: Reader) -> list[LogStep]:
         with at(name):
             return read_each(parts[name], lambda row: read(items(row)))
 
-    def sharding(data: Any) -> TensorSharding | None:
-        return _SHARDING.read(reader, data)
+    sharding = functools.partial(_SHARDING.read, reader)
 
     def result(row: list[Any]) -> None:
         index, of_result = items(row, 2)
