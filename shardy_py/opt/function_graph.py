@@ -7,10 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from shardy_py.errors import ShardyError
 from shardy_py.ir import Function, Program
 from shardy_py.ir.attribute_text import MLIR_TEXT_KEY
 from shardy_py.passes.base import DEDUP_FUNCTIONS_FULLY, Pass, option
-from shardy_py.passes.call_graph import check_copies, check_no_cycles, functions_in_order
+from shardy_py.passes.call_graph import MAX_COPIED_OPS, functions_in_order, ops_per_call, size
 from shardy_py.passes.clone import FunctionCloner
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import CALL, ORIGINAL_NAME, calls_in, functions_by_name, ops_of, original_name
@@ -67,6 +68,35 @@ def _leading_copies(callees: list[str], functions: dict[str, Function]) -> dict[
         if key not in best or (best[key][0] != kind and counts[kind] > counts[best[key][0]]):
             best[key] = kind, name
     return {key: name for key, (_, name) in best.items()}
+
+
+def check_no_cycles(program: Program) -> None:
+    """Raises ShardyError if a function calls itself, directly or not."""
+    order = {function.name: i for i, function in enumerate(functions_in_order(program, post=True))}
+    for function in program.functions:
+        for call in calls_in(function):
+            callee: str = call.attributes["callee"]
+            if order[callee] >= order[function.name]:
+                turn = f", which calls @{function.name} in turn" if callee != function.name else ""
+                raise ShardyError(
+                    "functions that call themselves cannot be copied per call",
+                    where=f"@{function.name} calls @{callee}{turn}",
+                    fix="write the recursion as a loop",
+                )
+
+
+def check_copies(program: Program) -> None:
+    """Raises ShardyError if a copy of its function per call would add more than `MAX_COPIED_OPS`; no function may call itself."""
+    copied = ops_per_call(program)
+    callees = {call.attributes["callee"] for function in program.functions for call in calls_in(function)}
+    total = sum(copied[function.name] for function in program.functions if function.name not in callees)
+    if total - sum(map(size, program.functions)) > MAX_COPIED_OPS:
+        raise ShardyError(
+            f"a copy of each function per call would have {total:,} ops",
+            where=f"function '{program.functions[0].name}' and what it calls",
+            why=f"copies may have {MAX_COPIED_OPS:,} ops together",
+            fix="call functions fewer times, or write the calls as a loop",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

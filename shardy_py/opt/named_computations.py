@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from shardy_py.dialect import TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.opt.function_graph import check_copies, check_no_cycles
 from shardy_py.passes.base import Pass, option
-from shardy_py.passes.call_graph import check_copies, check_depth, check_no_cycles, functions_in_order
+from shardy_py.passes.call_graph import MAX_REGIONS, functions_in_order
 from shardy_py.passes.clone import clone_block, move_terminator
 from shardy_py.passes.dataflow import EDGE, NAMED_COMPUTATION, edge_of_owner, fill
 from shardy_py.passes.export.sink_data_flow_edges import bypass_edges
@@ -39,9 +40,9 @@ class ImportFuncCalls(Pass):
         """
         check_no_cycles(program)
         check_copies(program)
-        check_depth(program)
         functions = functions_by_name(program)
         order = functions_in_order(program, post=True)
+        _check_depth(program, order)
         calls = [call for function in order for call in calls_in(function)]
         remaining = Counter(call.attributes["callee"] for call in calls)
         bodies: dict[str, Block] = {}
@@ -61,6 +62,25 @@ class ImportFuncCalls(Pass):
             _add_edges(computations)
         inlined = {call.attributes["callee"] for call in calls}
         program.functions = [function for function in program.functions if function.name not in inlined]
+
+
+def _check_depth(program: Program, order: Sequence[Function]) -> None:
+    """Raises ShardyError if calls would become more than `MAX_REGIONS` regions inside each other; callees come first in `order`."""
+    depths = dict.fromkeys(functions_by_name(program), 0)
+    for function in order:
+        for call in calls_in(function):
+            depth = depths[call.attributes["callee"]]
+            around: Op | Function | None = call
+            while isinstance(around, Op) and around.block is not None:
+                around, depth = around.block.parent, depth + 1
+            depths[function.name] = max(depths[function.name], depth)
+            if depth > MAX_REGIONS:
+                raise ShardyError(
+                    f"calls and regions are nested more than {MAX_REGIONS} deep",
+                    where=f"{place(program, call)}, in function '{function.name}'",
+                    why="each call becomes a region, and passes call themselves for every level",
+                    fix="call fewer functions inside each other",
+                )
 
 
 def _add_edges(computations: list[Op]) -> None:
