@@ -1,8 +1,5 @@
 """Merges equal constants, and equal broadcasts of one scalar, after propagation."""
 
-# Attributes hold anything, so what their lists hold has no type.
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -43,11 +40,7 @@ def _merge(block: Block) -> None:
         if op.name not in CONSTANTS and (op.name != _BROADCAST or op.operands[0].type.rank):
             continue
         result = op.results[0]
-        key = (op.name, *op.operands, result.type, result.sharding, *op.attributes.items())
-        try:
-            representative = first.setdefault(key, op)
-        except TypeError:  # an attribute that has no hash
-            representative = first.setdefault((*key[: -len(op.attributes)], _hashable(op.attributes)), op)
+        representative = first.setdefault((op.name, *op.operands, result.type, result.sharding, *op.attributes.items()), op)
         if representative is not op:
             result.replace_uses(representative.results[0])
             op.drop_uses()
@@ -55,16 +48,3 @@ def _merge(block: Block) -> None:
             dead.add(op)
     if dead:
         block.ops = [op for op in block.ops if op not in dead]
-
-
-def _hashable(value: Any) -> Any:
-    """The value itself, or something that equals only for the same object where it cannot be hashed."""
-    if isinstance(value, dict):
-        return tuple((name, _hashable(each)) for name, each in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_hashable, value))
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return value

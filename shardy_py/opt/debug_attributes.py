@@ -11,7 +11,7 @@ from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
 from shardy_py.dialect.axis import Axes, is_prefix, overlaps
 from shardy_py.dialect.projection import project
 from shardy_py.ir import Block, Function, Op, Program, Value
-from shardy_py.ir.attribute_text import AttributeText
+from shardy_py.ir.attribute_text import AttributeText, attribute_text
 from shardy_py.passes import dataflow
 from shardy_py.passes.base import Pass
 from shardy_py.passes.export.close_shardings import DropShardingRules
@@ -255,7 +255,7 @@ class ShardingOrigins:
             for op in function.body.walk():
                 origins = [self._shown(result, self.names.get(result)) for result in op.results]
                 if any(origins):
-                    op.attributes = {**op.attributes, ORIGINS: origins[0] if op.name in _ONE else tuple(origins)}
+                    op.attributes = {**op.attributes, ORIGINS: origins[0] if op.name in _ONE else AttributeText(attribute_text(origins))}
             for value in dict.fromkeys(_returned(function)):
                 i = next(i for op, i in reversed(value.uses) if op is function.body.terminator)  # one of them only, as in Shardy
                 if i < len(function.result_attributes) and (shown := self._shown(value, _origin_of_result(i))):
