@@ -10,6 +10,7 @@ from shardy_py.dialect import AllToAllParam, AllToAllParamList, AxisRef, ListOfA
 from shardy_py.dialect.axis import add_axis_or_merge, sort_and_merge
 from shardy_py.dialect.collectives import AXES_OF, moved_axes
 from shardy_py.ir import Block, Op, Program, TensorType, Value
+from shardy_py.opt.edits import erase, insert_after, insert_before, replace
 from shardy_py.passes.base import FUNCTION, UNUSED, Pass, option
 from shardy_py.passes.clone import clone_op
 from shardy_py.passes.dataflow import get_sharding
@@ -22,42 +23,6 @@ Pattern = Callable[[Op, Program], bool]
 
 A rewritten op that is gone has no block any more; it may still be in the list of its block, which the driver cleans up.
 """
-
-
-def erase(op: Op) -> None:
-    """Forgets an op without uses, and those in its regions."""
-    for region in op.regions:
-        for block in blocks_in(region):
-            block.ops = [inner for inner in block.ops if inner.block is not None]
-    op.drop_uses()
-    for inner in op.walk():
-        inner.block = None
-
-
-def replace(op: Op, *values: Value) -> None:
-    """Lets the users of an op's results use `values`, and erases the op."""
-    for result, value in zip(op.results, values, strict=True):
-        result.replace_uses(value)
-    erase(op)
-
-
-def insert_before(op: Op, ops: Sequence[Op]) -> None:
-    """Puts new ops in front of an op."""
-    _insert(op, ops, 0)
-
-
-def insert_after(op: Op, ops: Sequence[Op]) -> None:
-    """Puts new ops behind an op."""
-    _insert(op, ops, 1)
-
-
-def _insert(op: Op, ops: Sequence[Op], offset: int) -> None:
-    block = op.block
-    assert block is not None
-    i = block.ops.index(op) + offset
-    block.ops[i:i] = ops
-    for new in ops:
-        new.block = block
 
 
 def drop_unused_inputs(op: Op, program: Program) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from shardy_py.ir import Op, Program, Value
 from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, AttributeText
-from shardy_py.opt.canonicalize import Canonicalize, insert_before
+from shardy_py.opt.canonicalize import Canonicalize
+from shardy_py.opt.edits import insert_before
 from shardy_py.opt.partitioner import local_ops
 from shardy_py.passes.base import FUNCTION, Pass
 from shardy_py.passes.propagation.log import Log

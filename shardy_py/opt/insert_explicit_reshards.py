@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Function, Op, Program, Value
+from shardy_py.opt.edits import erase, insert_after, insert_after_value, insert_before
 from shardy_py.opt.explicit_reshards.decision import Decision, decide
-from shardy_py.opt.explicit_reshards.edits import Edits
 from shardy_py.opt.explicit_reshards.unreduced import (
     KINDS,
     RESHARD,
@@ -52,32 +52,33 @@ class InsertExplicitReshards(Pass):
 
         Source: Shardy's insert_explicit_reshards.cc.
         """
-        inserter = _Inserter(program, self.enable_full_version, record)
+        inserter = Inserter(program, full=self.enable_full_version, record=record)
         for function in program.functions:
             inserter.visit(function.body)
             inserter.returns(function)
-        inserter.edits.apply()
 
 
-class _Inserter:
-    def __init__(self, program: Program, full: bool, record: Record | None) -> None:
+class Inserter:
+    """Makes the shardings of a program's ops agree, all of them if `full`."""
+
+    def __init__(self, program: Program, *, full: bool, record: Record | None = None) -> None:
         self.full = full
         self.record = record
         self.meshes = program.meshes
         self.semantics = program.semantics
         self.functions = functions_by_name(program)
-        self.edits = Edits()
         self.decisions: dict[tuple[object, ...], Decision | None] = {}
 
     def visit(self, block: Block) -> None:
         """Visits the ops of a block, those in the regions of an op before it."""
-        for op in block.ops:
+        for op in list(block.ops):
             for region in op.regions:
                 self.visit(region)
             if op.name not in TERMINATORS:
                 self.op(op)
 
     def op(self, op: Op) -> None:
+        """Inserts what one op needs."""
         name = op.name
         if name in DATA_FLOW_OPS:
             self.data_flow(op)
@@ -130,9 +131,9 @@ class _Inserter:
             value = user.operands[i]
             collective = self.make(step, value, why, user)
             if _ends_function(user):
-                self.edits.before(user, collective)
+                insert_before(user, [collective])
             else:
-                self.edits.after_value(value, collective)
+                insert_after_value(value, [collective])
             user.set_operand(i, collective.results[0])
 
     def reshard(self, op: Op) -> bool:
@@ -143,10 +144,12 @@ class _Inserter:
             return False
         for step in steps:
             collective = self.make(step, value, "the reshard makes axes unreduced", op)
-            self.edits.before(op, collective)
+            insert_before(op, [collective])
             value = collective.results[0]
         op.results[0].replace_uses(value)
-        self.edits.erase(op)
+        assert op.block is not None
+        op.block.ops.remove(op)
+        erase(op)
         return True
 
     def reduce_operands(self, op: Op) -> None:
@@ -158,7 +161,7 @@ class _Inserter:
             target = get_sharding(op.results[0]) if op.results else None
             for step in reduce_to(sharding, target, self.meshes):
                 collective = self.make(step, operand, f"{op.name} needs the sum", op)
-                self.edits.before(op, collective)
+                insert_before(op, [collective])
                 op.set_operand(i, collective.results[0])
 
     def settle(self, op: Op) -> None:
@@ -188,7 +191,7 @@ class _Inserter:
             if decision.unless_equal and sharding.is_equivalent(get_sharding(op.operands[i])):
                 continue
             reshard = self.make(Insertion(RESHARD, sharding), op.operands[i], f"{op.name} reads it so", op)
-            self.edits.before(op, reshard)
+            insert_before(op, [reshard])
             op.set_operand(i, reshard.results[0])
         back: list[Op] = []
         for i, sharding in decision.results:
@@ -197,7 +200,7 @@ class _Inserter:
             set_sharding(result, sharding)
             back.append(self.follow(result, Insertion(RESHARD, planned), f"{op.name} makes it otherwise", op))
         if back:
-            self.edits.after(op, *back)
+            insert_after(op, back)
         if not decision.reduced:
             return
         sums: list[Op] = []
@@ -207,7 +210,7 @@ class _Inserter:
         for result in op.results:
             sharding = get_sharding(result) or TensorSharding.closed(decision.mesh, result.type.rank)
             sums.append(self.follow(result, all_reduce(decision.reduced, sharding, kind), f"{op.name} makes parts of the sum", op))
-        self.edits.after(op, *sums)
+        insert_after(op, sums)
 
     def follow(self, value: Value, step: Insertion, why: str, cause: Op) -> Op:
         """Makes a collective on a value that all its users use instead."""

@@ -11,7 +11,8 @@ from shardy_py.dialect.collectives import AXES_OF, moved_axes
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Block, Op, Program, Value
 from shardy_py.ir.types import local_bytes, local_shape
-from shardy_py.opt.canonicalize import COLLECTIVES, Canonicalize, erase, skip_reshard
+from shardy_py.opt.canonicalize import COLLECTIVES, Canonicalize, skip_reshard
+from shardy_py.opt.edits import erase
 from shardy_py.opt.insert_explicit_reshards import InsertExplicitReshards
 from shardy_py.opt.reshard_to_collectives import RESHARD, ReshardToCollectives
 from shardy_py.passes.clone import clone_program

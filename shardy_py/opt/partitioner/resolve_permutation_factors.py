@@ -13,17 +13,17 @@ from shardy_py.dialect import AxisRef, Mesh, OpShardingRule, TensorSharding
 from shardy_py.dialect.devices import device_groups
 from shardy_py.dialect.projection import FactorSharding, TensorFactors, project, unproject
 from shardy_py.ir import Block, Op, Program, TensorType, Value
+from shardy_py.opt.edits import insert_after, insert_before
 from shardy_py.opt.explicit_reshards.decision import Decision, matching_meshes
-from shardy_py.opt.explicit_reshards.edits import Edits
+from shardy_py.opt.insert_explicit_reshards import Inserter
 from shardy_py.opt.partitioner import local_ops
 from shardy_py.passes.base import Pass, option
-from shardy_py.passes.dataflow import MANUAL_COMPUTATION, get_sharding, set_sharding, without_manual_axes
+from shardy_py.passes.dataflow import MANUAL_COMPUTATION, get_sharding, without_manual_axes
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.walk import SymbolNames
 from shardy_py.rules import rule_of
 
 _DIALECT = "stablehlo."
-_RESHARD = "sdy.reshard"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,6 @@ class ResolvePermutationFactors(Pass):
         resolver = _Resolver(program, self.enable_halo_exchange)
         for function in program.functions:
             resolver.visit(function.body)
-        resolver.edits.apply()
 
 
 class _Resolver:
@@ -56,11 +55,11 @@ class _Resolver:
         self.program = program
         self.exchange = exchange
         self.names = MeshNames(program)
-        self.edits = Edits()
+        self.inserter = Inserter(program, full=True)
 
     def visit(self, block: Block) -> None:
         """Visits the ops of a block, those in the regions of an op before it."""
-        for op in block.ops:
+        for op in list(block.ops):
             for region in op.regions:
                 self.visit(region)
             if op.name.startswith(_DIALECT) and op.results:
@@ -71,36 +70,19 @@ class _Resolver:
         rule = rule_of(op, self.program.semantics)
         if rule is None or rule.is_custom or not rule.permutation:
             return
-        if self.exchange and op.name == REVERSE and reverse_parts(op, self.names, self.edits):
+        if self.exchange and op.name == REVERSE and reverse_parts(op, self.names):
             return
         shardings = [get_sharding(value) for value in (*op.operands, *op.results)]
         meshes = self.program.meshes
         decision = replicated(rule, moved_factors(op, rule, meshes), shardings, meshes)
         if decision is not None:
-            self.carry_out(op, decision)
-
-    def carry_out(self, op: Op, decision: Decision) -> None:
-        """Inserts reshards before and after an op."""
-        for i, sharding in decision.operands:
-            reshard = Op(_RESHARD, (op.operands[i],), (op.operands[i].type,), {}, location=op.location, sharding=sharding)
-            self.edits.before(op, reshard)
-            op.set_operand(i, reshard.result)
-        back: list[Op] = []
-        for i, sharding in decision.results:
-            result = op.results[i]
-            old = get_sharding(result) or sharding.fully_closed_like()
-            reshard = Op(_RESHARD, (result,), (result.type,), {}, location=op.location, sharding=old)
-            set_sharding(result, sharding)
-            result.replace_uses(reshard.result, lambda user, _, reshard=reshard: user is reshard)
-            back.append(reshard)
-        if back:
-            self.edits.after(op, *back)
+            self.inserter.carry_out(op, decision)
 
 
 REVERSE = "stablehlo.reverse"
 
 
-def reverse_parts(op: Op, names: MeshNames, edits: Edits) -> bool:
+def reverse_parts(op: Op, names: MeshNames) -> bool:
     """Makes every device reverse its own part, after a reshard that exchanges the parts.
 
     The operand goes to a mesh with its devices in reverse order along the axes of reversed dimensions. A dimension that the axes do not
@@ -134,12 +116,12 @@ def reverse_parts(op: Op, names: MeshNames, edits: Edits) -> bool:
     exchanged = sharding.with_mesh(names.name(other, wish))
     reshard = Op("sdy.reshard", (value,), (value.type,), {}, location=op.location, sharding=exchanged)
     op.set_operand(0, reshard.result)
-    edits.before(op, *ops, reshard)
+    insert_before(op, [*ops, reshard])
     result.sharding = sharding
     if padding:
         sliced = local_ops.slice_(result, (0,) * len(shape), shape, op, sharding)
         result.replace_uses(sliced.result, lambda user, _: user is sliced)
-        edits.after(op, sliced)
+        insert_after(op, [sliced])
     return True
 
 
