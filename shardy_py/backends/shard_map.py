@@ -36,6 +36,7 @@ from shardy_py.frontends.mesh_context import no_mesh
 from shardy_py.frontends.transforms import axes_bound, hoisted, shard_map_equation, traced_locally
 from shardy_py.ir import Value
 from shardy_py.ir.jax_collectives import COLLECTIVE_KINDS
+from shardy_py.partition.layouts import parts
 from shardy_py.partition.region.layouts import Layout, layout, names, num_shards, replicated
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective, axes_of
@@ -269,20 +270,12 @@ def _within(whole: ClosedJaxpr, run: Callable[[Jaxpr], Jaxpr]) -> ClosedJaxpr:
 
 def _prime_cuts(mesh: AbstractMesh, cuts: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Cuts after which every axis has a prime size: layouts in between two others may need parts that neither of them has."""
-    cuts_by_axis: dict[str, tuple[int, ...]] = {}
-    for name, total in zip(mesh.axis_names, mesh.axis_sizes):
-        bounds = sorted({1, *cuts.get(name, ()), total})
-        inner: list[int] = []
-        for low, high in itertools.pairwise(bounds):
-            at, rest, prime = low, high // low, 2
-            while rest > 1:
-                while rest % prime == 0:
-                    rest //= prime
-                    at *= prime
-                    inner.append(at)
-                prime += 1
-        if len(inner) > 1:
-            cuts_by_axis[name] = tuple(inner[:-1])
+    sizes, cuts_by_axis = Mesh(tuple(mesh.shape.items())), dict[str, tuple[int, ...]]()
+    for name, total in mesh.shape.items():
+        bounds = itertools.pairwise(sorted({1, *cuts.get(name, ()), total}))
+        pieces = [piece for low, high in bounds for piece in parts(AxisRef(name, low, high // low), sizes)]
+        if len(pieces) > 1:
+            cuts_by_axis[name] = tuple(piece.pre_size or 1 for piece in pieces[1:])
     return cuts_by_axis
 
 

@@ -25,6 +25,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from shardy_py.backends.flat import without_calls
 from shardy_py.backends.local.elementwise import POINTWISE
+from shardy_py.backends.local.in_bounds import COMBINATIONS
 from shardy_py.backends.local.local_rule import identity_fill, is_key
 from shardy_py.backends.local.moves import ANY, FILL, Runs, WindowPlace, exchange, place, whole, windows_p
 from shardy_py.frontends.context import local_type
@@ -392,7 +393,7 @@ class _Framing:
 
         def select(x: Any, *others: Any) -> Any:
             for y, (v, starts) in zip(others, pieces[1:]):
-                new = _SCATTERS[name](x, y) if name in _SCATTERS else y
+                new = COMBINATIONS[name](x, y) if name in COMBINATIONS else y
                 x = _within(new, x, {d: (at, at + n) for d, (at, n) in enumerate(zip(starts, _shape(v))) if n != shape[d]})
             return x
 
@@ -523,15 +524,7 @@ def _is_same(a: Literal, b: Literal) -> bool:
 
 _CALLS = frozenset({"closed_call", "custom_jvp_call", "custom_vjp_call", "jit"})
 _OF_ONE = frozenset({"dynamic_slice", "gather", "pad", "slice"})
-_SCATTERS: dict[str, Callable[[Any, Any], Any]] = {
-    "scatter-add": lax.add,
-    "scatter-max": lax.max,
-    "scatter-min": lax.min,
-    "scatter-mul": lax.mul,
-    "scatter-sub": lax.sub,
-}
-"""Updates that combine the window with what is there."""
-_UPDATES = frozenset({"dynamic_update_slice", "scatter", *_SCATTERS})
+_UPDATES = frozenset({"dynamic_update_slice", "scatter", *COMBINATIONS})
 _WINDOWS = _OF_ONE | _UPDATES | {"concatenate", "split"}
 _POINTWISE = frozenset(POINTWISE.split())
 _REDUCTIONS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "mul", "reduce_and": "and", "reduce_or": "or"}

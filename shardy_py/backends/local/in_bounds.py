@@ -81,16 +81,16 @@ def scatter_single_window(primitive: Primitive, x: Array, indices: Array, update
 
 def combination(primitive: Primitive) -> Callable[[Array, Array], Array] | None:
     """The function of a scatter that combines an element with its update; None for plain writes and the user's own functions."""
-    return _COMBINATIONS.get(primitive.name)
+    return COMBINATIONS.get(primitive.name)
 
 
 def writes_itself(primitive: Primitive, params: Mapping[str, Any]) -> bool:
     """Whether a scatter writes its updates, or their `combination`, rather than the results of the user's own function."""
     body: Jaxpr | None = params["update_jaxpr"]
-    return primitive.name in _COMBINATIONS or body is None or body.outvars[0] is body.invars[1]
+    return primitive.name in COMBINATIONS or body is None or body.outvars[0] is body.invars[1]
 
 
-_COMBINATIONS: dict[str, Callable[[Array, Array], Array]] = {
+COMBINATIONS: dict[str, Callable[[Array, Array], Array]] = {
     "scatter-add": lax.add,
     "scatter-max": lax.max,
     "scatter-min": lax.min,
