@@ -54,15 +54,6 @@ class FactorBuilder:
         self._special: dict[FactorType, list[int]] = {}
         self._blocked: list[int] = []
 
-    def _new_factor(self, size: int, type: FactorType, blocked: bool = False) -> int:
-        factor = len(self._sizes)
-        self._sizes.append(size)
-        if type is not FactorType.PASS_THROUGH:
-            self._special.setdefault(type, []).append(factor)
-        if blocked:
-            self._blocked.append(factor)
-        return factor
-
     def add(
         self,
         operand_dims: Sequence[int],
@@ -78,31 +69,21 @@ class FactorBuilder:
         Args:
             operand_dims: A dimension, or `NO_DIM`, for each operand; operands past the end do not have the factor.
         """
-        factor = self._new_factor(size, type, blocked)
+        factor = len(self._sizes)
+        self._sizes.append(size)
+        if type is not FactorType.PASS_THROUGH:
+            self._special.setdefault(type, []).append(factor)
+        if blocked:
+            self._blocked.append(factor)
         for mappings, dims in ((self._operands, operand_dims), (self._results, result_dims)):
             for mapping, dim in zip(mappings, dims, strict=False):
                 if dim != NO_DIM and (size != 1 or not mapping[dim]):
                     mapping[dim].append(factor)
 
-    def add_to_operands(self, dim: int, size: int, type: FactorType = FactorType.PASS_THROUGH) -> None:
-        """Adds a factor to dimension `dim` of every operand and of no result; scalars are left out."""
-        self._add_everywhere(self._operands, dim, self._new_factor(size, type))
-
-    def add_to_results(self, dim: int, size: int, type: FactorType = FactorType.PASS_THROUGH) -> None:
-        """Adds a factor to dimension `dim` of every result and of no operand; scalars are left out."""
-        self._add_everywhere(self._results, dim, self._new_factor(size, type))
-
     def add_to_all(self, dim: int, size: int, type: FactorType = FactorType.PASS_THROUGH, blocked: bool = False) -> None:
         """Adds a factor to dimension `dim` of every operand and result; scalars are left out."""
-        factor = self._new_factor(size, type, blocked)
-        self._add_everywhere(self._operands, dim, factor)
-        self._add_everywhere(self._results, dim, factor)
-
-    @staticmethod
-    def _add_everywhere(mappings: list[list[list[int]]], dim: int, factor: int) -> None:
-        for mapping in mappings:
-            if mapping:
-                mapping[dim].append(factor)
+        operands, results = ([dim if mapping else NO_DIM for mapping in side] for side in (self._operands, self._results))
+        self.add(operands, results, size, type, blocked)
 
     def add_pointwise(self, shape: Shape, skip: Iterable[int] = ()) -> None:
         """Adds a pass-through factor for each dimension of `shape`, except those in `skip`, to all tensors."""

@@ -74,8 +74,8 @@ def _resized(signature: Signature, *resized: int) -> OpShardingRule:
     builder = FactorBuilder(signature.operands, signature.results)
     builder.add_pointwise(operand, skip=resized)
     for dim in resized:
-        builder.add_to_operands(dim, operand[dim], FactorType.NEED_REPLICATION)
-        builder.add_to_results(dim, result[dim], FactorType.NEED_REPLICATION)
+        builder.add((dim,) * len(signature.operands), (), operand[dim], FactorType.NEED_REPLICATION)
+        builder.add((), (dim,) * len(signature.results), result[dim], FactorType.NEED_REPLICATION)
     return builder.build()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.dialect import INSTALLED, OpShardingRule, Semantics
+from shardy_py.dialect.collectives import AXES_OF
 from shardy_py.ir.tables import merge_tables
 from shardy_py.ir.types import OpaqueType
 from shardy_py.rules import (
@@ -41,44 +42,15 @@ RULES: dict[str, Builder] = merge_tables(
 CONTEXT: dict[str, Callable[[Op], bool]] = merge_tables((slicing.CONTEXT, custom_call.CONTEXT))
 """Op name -> the fact about neighbouring ops that its rule depends on, besides shapes and attributes."""
 
-NO_RULE: dict[str, str] = {
-    "func.call": "propagates through the body of the function it calls",
-    "func.func": "is not in the data flow",
-    "func.return": "ends a function; its operands propagate to the function's results",
-    "sdy.all_gather": "moves data between shardings that are decided",
-    "sdy.all_reduce": "moves data between shardings that are decided",
-    "sdy.all_slice": "moves data between shardings that are decided",
-    "sdy.all_to_all": "moves data between shardings that are decided",
-    "sdy.collective_permute": "moves data between shardings that are decided",
-    "sdy.constant": "has no operands",
-    "sdy.data_flow_edge": "propagates between its sources, targets and owner",
-    "sdy.func_data_flow_edge": "propagates between its sources, targets and owner",
-    "sdy.manual_computation": "propagates through the edges of its operands and results",
-    "sdy.mesh": "is not in the data flow",
-    "sdy.named_computation": "propagates through the edges of its operands and results",
-    "sdy.propagation_barrier": "propagates in its own direction",
-    "sdy.reduce_scatter": "moves data between shardings that are decided",
-    "sdy.replicated_to_unreduced": "moves data between shardings that are decided",
-    "sdy.reshard": "separates the sharding before from the one after",
-    "sdy.return": "ends a region; its operands propagate through the edges of the op around it",
-    "sdy.sharded_to_unreduced": "moves data between shardings that are decided",
-    "sdy.sharding_group": "its members share one sharding without a rule",
-    "stablehlo.after_all": "has only tokens",
-    "stablehlo.case": "propagates through the edges of its results",
-    "stablehlo.constant": "has no operands",
-    "stablehlo.create_token": "has only tokens",
-    "stablehlo.get_tuple_element": "tuples carry no sharding",
-    "stablehlo.infeed": "has no tensor operands",
-    "stablehlo.iota": "has no operands",
-    "stablehlo.optimization_barrier": "propagates through the edges of its results",
-    "stablehlo.outfeed": "has no tensor results",
-    "stablehlo.partition_id": "has no operands",
-    "stablehlo.recv": "has no tensor operands",
-    "stablehlo.return": "ends a region; its operands propagate through the edges of the op around it",
-    "stablehlo.send": "has no tensor results",
-    "stablehlo.while": "propagates through the edges of its results",
-}
-"""Ops that have no rule by design, and why."""
+NO_RULE = frozenset(AXES_OF) | frozenset(
+    """
+    func.call func.func func.return sdy.collective_permute sdy.constant sdy.data_flow_edge sdy.func_data_flow_edge sdy.manual_computation
+    sdy.mesh sdy.named_computation sdy.propagation_barrier sdy.reshard sdy.return sdy.sharding_group stablehlo.after_all stablehlo.case
+    stablehlo.constant stablehlo.create_token stablehlo.get_tuple_element stablehlo.infeed stablehlo.iota stablehlo.optimization_barrier
+    stablehlo.outfeed stablehlo.partition_id stablehlo.recv stablehlo.return stablehlo.send stablehlo.while
+    """.split()
+)
+"""Ops without a rule by design: they lack operands or results, move data between shardings that are decided, or propagate along edges."""
 
 
 def is_registered(op_name: str, call_target_name: str | None = None) -> bool:

@@ -32,14 +32,6 @@ def test_scalars_are_left_out_of_factors_for_all() -> None:
     assert str(builder.build()) == "#sdy.op_sharding_rule<([i], [])->([i], []) {i=4} permutation={i} blocked_propagation={i}>"
 
 
-def test_each_side_can_have_its_own_factor() -> None:
-    builder = FactorBuilder([(4, 2), (4, 2)], [(8, 2)])
-    builder.add_pointwise((4, 2), skip=(0,))
-    builder.add_to_operands(0, 4, FactorType.NEED_REPLICATION)
-    builder.add_to_results(0, 8, FactorType.NEED_REPLICATION)
-    assert str(builder.build()) == "#sdy.op_sharding_rule<([j, i], [j, i])->([k, i]) {i=2, j=4, k=8} need_replication={j, k}>"
-
-
 def test_equal_rules_are_one_object() -> None:
     shape = (4, 8)
     assert pointwise(Signature((shape,), (shape,))) is identity_rule(shape)

@@ -19,14 +19,13 @@ def test_a_name_in_two_tables_raises() -> None:
         merge_tables(({"a": 1, "b": 2}, {"b": 3}))
 
 
-def test_an_op_has_a_rule_or_a_reason_for_none() -> None:
-    assert not RULES.keys() & NO_RULE.keys()
+def test_an_op_has_a_rule_or_is_listed_as_having_none() -> None:
+    assert not RULES.keys() & NO_RULE
     assert not TARGETS.keys() & NO_RULE_TARGETS.keys()
     assert CONTEXT.keys() <= RULES.keys()
-    assert all(NO_RULE.values())
 
 
-@pytest.mark.parametrize("name", [*NO_RULE, "stablehlo.map", "chlo.top_k", "unheard.of"])
+@pytest.mark.parametrize("name", [*sorted(NO_RULE), "stablehlo.map", "chlo.top_k", "unheard.of"])
 def test_ops_without_a_rule(name: str) -> None:
     assert rule_for(op(name)) is None
     assert is_registered(name) == (name in NO_RULE)

@@ -81,35 +81,22 @@ def _identity(b: Builder) -> OpsTemplate:
     return b.build((0,))
 
 
+_SAME = (
+    "add and atan2 ceil clamp complex floor imag is_finite log not or real rsqrt shift_left shift_right_arithmetic shift_right_logical"
+    " sqrt tanh xor"
+).split()
+"""Primitives with the names of their ops."""
+
 _NARY = {
-    "add": "stablehlo.add",
-    "and": "stablehlo.and",
-    "atan2": "stablehlo.atan2",
-    "ceil": "stablehlo.ceil",
-    "clamp": "stablehlo.clamp",
-    "complex": "stablehlo.complex",
+    **{name: f"stablehlo.{name}" for name in _SAME},
     "div": "stablehlo.divide",
     "exp": "stablehlo.exponential",
     "expm1": "stablehlo.exponential_minus_one",
-    "floor": "stablehlo.floor",
-    "imag": "stablehlo.imag",
-    "is_finite": "stablehlo.is_finite",
-    "log": "stablehlo.log",
     "log1p": "stablehlo.log_plus_one",
     "mul": "stablehlo.multiply",
     "neg": "stablehlo.negate",
-    "not": "stablehlo.not",
-    "or": "stablehlo.or",
-    "real": "stablehlo.real",
     "rem": "stablehlo.remainder",
-    "rsqrt": "stablehlo.rsqrt",
-    "shift_left": "stablehlo.shift_left",
-    "shift_right_arithmetic": "stablehlo.shift_right_arithmetic",
-    "shift_right_logical": "stablehlo.shift_right_logical",
-    "sqrt": "stablehlo.sqrt",
     "sub": "stablehlo.subtract",
-    "tanh": "stablehlo.tanh",
-    "xor": "stablehlo.xor",
 }
 
 _REAL = {"abs": "stablehlo.abs", "cos": "stablehlo.cosine", "max": "stablehlo.maximum", "min": "stablehlo.minimum", "sin": "stablehlo.sine"}

@@ -28,15 +28,6 @@ def sharding_constraint(importer: Importer, index: int, eqn: JaxprEqn, scope: Sc
     bind(eqn, scope, [importer.constrained(value, eqn.invars[0].aval, sharding, block, eqn)])
 
 
-def shard_alike(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
-    """`_group_shard`: a sharding group of its own for the two values."""
-    values = importer.read(eqn, scope, block)
-    attributes = {"group_id": importer.group_number(None)}
-    for value in values:
-        importer.op("sdy.sharding_group", (value,), (), eqn, block, attributes, rule_decided=True)
-    bind(eqn, scope, values)
-
-
 def reshard(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
     """`_reshard_hlo_lowering`, which is a constraint on Explicit axes only."""
     bind(eqn, scope, importer.read(eqn, scope, block))
@@ -74,7 +65,7 @@ def _physical(sharding: TensorSharding, rank: int) -> TensorSharding:
 
 
 def _group(importer: Importer, index: int, eqn: JaxprEqn, scope: Scope, block: Block) -> None:
-    number = importer.group_number(eqn.params["group"])
+    number = importer.group_number(eqn.params.get("group"))  # JAX's shard_alike has a group of its own
     for x, out in zip(importer.read(eqn, scope, block), eqn.outvars):
         importer.op("sdy.sharding_group", (x,), (), eqn, block, {"group_id": number}, rule_decided=True)
         scope.env[out] = x
@@ -106,7 +97,7 @@ READERS: ReaderTable = {
     "device_put": device_put,
     "optimization_barrier": optimization_barrier,
     "reshard": reshard,
-    "shard_alike": shard_alike,
+    "shard_alike": _group,
     "sharding_constraint": sharding_constraint,
     "sdy_sharding_constraint": _constraint,
     "sdy_sharding_group": _group,

@@ -34,11 +34,6 @@ class CollectiveStep:
     moves: tuple[AllToAllParam, ...]
     result: TensorSharding
 
-    @property
-    def sends_data(self) -> bool:
-        """Whether devices talk to each other."""
-        return self.kind != "all_slice"
-
     def __str__(self) -> str:
         if self.kind == "collective_permute":
             return f"collective_permute -> {self.result.text(short=True)}"

@@ -65,13 +65,6 @@ def test_examples(source: str | None, target: str, expected: list[str]) -> None:
     assert steps_of(source, target) == expected
 
 
-def test_sends_data() -> None:
-    (step,) = collectives_for(None, TensorSharding("m", [["x"]]), (8,), MESHES)
-    assert not step.sends_data
-    (step,) = collectives_for(TensorSharding("m", [["x"]]), TensorSharding("m", [[]]), (8,), MESHES)
-    assert step.sends_data
-
-
 def test_sub_axes_that_cannot_coexist_are_gathered_and_sliced() -> None:
     meshes = {"m": Mesh([("x", 6)])}
     source, target = (TensorSharding.parse(f"<@m, [{{{axis}}}]>") for axis in ('"x":(1)2', '"x":(1)3'))
