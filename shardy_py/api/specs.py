@@ -121,7 +121,7 @@ def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool)
         sharding = _from_partition_spec(spec, view, len(shape))
     elif isinstance(spec, NamedSharding):
         if not same_axes(view, spec.mesh):
-            raise _other_mesh(spec.mesh, view)
+            raise _other_mesh(f"the sharding {spec.spec}", spec.mesh, view)
         sharding = _from_partition_spec(spec.spec, view, len(shape))
     elif isinstance(spec, TensorSharding):
         sharding = _from_tensor_sharding(spec, view)
@@ -198,7 +198,7 @@ def _from_tensor_sharding(spec: TensorSharding, view: MeshView) -> TensorShardin
         if spec.mesh.is_maximal:
             raise _on_one_device()
         if spec.mesh.shape != view.dialect_mesh.shape:
-            raise _other_mesh(spec.mesh, view)
+            raise _other_mesh("the sharding", spec.mesh, view)
     for name in [axis.name for axis in (*spec.dim_axes(), *spec.replicated, *spec.unreduced)]:
         if name not in view.sizes:
             raise _unknown_axis(name, view)
@@ -213,10 +213,10 @@ def _on_one_device() -> SpecError:
     )
 
 
-def _other_mesh(mesh: Any, view: MeshView) -> SpecError:
+def _other_mesh(sharding: str, mesh: Any, view: MeshView) -> SpecError:
     axes = ", ".join(f"{name}={mesh.shape[name]}" for name in mesh.axis_names) or "no axes"
     return SpecError(
-        "the sharding is over another mesh",
+        f"{sharding} is over another mesh",
         why=f"it refers to {axes}; the mesh of this function has {view.describe()}",
         fix="build all shardings over one mesh, or pass a bare PartitionSpec",
     )
