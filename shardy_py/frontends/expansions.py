@@ -63,7 +63,7 @@ def _stack(params: Mapping[str, Any], _: Sequence[Any]) -> Callable[..., Any]:
 
 
 def _unstack(params: Mapping[str, Any], avals: Sequence[Any]) -> Callable[..., Any]:
-    """As `_unstack_lower`."""
+    """As `_unstack_lower`, but for the order: all slices come first, so that a region exchanges them at once."""
     axis = params["axis"]
     return lambda x: [lax.squeeze(part, (axis,)) for part in lax.split(x, (1,) * avals[0].shape[axis], axis)]
 

@@ -96,8 +96,8 @@ def transpose(signature: Signature) -> OpShardingRule:
     """A factor per result dimension, on the operand dimension it comes from."""
     (result,) = signature.results
     builder = FactorBuilder(signature.operands, signature.results)
-    for out_dim, in_dim in enumerate(signature.attributes["permutation"]):
-        builder.add((in_dim,), (out_dim,), result[out_dim])
+    for out_dim, (size, in_dim) in enumerate(zip(result, signature.attributes["permutation"], strict=True)):
+        builder.add((in_dim,), (out_dim,), size)
     return builder.build()
 
 

@@ -127,6 +127,16 @@ def test_only_a_dot_that_can_be_a_reduce_scatter_is_settled_without_the_full_ver
     assert ops(arguments, DOT, ("8x4", '[{"y"}, {}]'), full=False) == expected
 
 
+def test_a_dot_whose_rule_has_a_factor_of_the_result_alone() -> None:
+    rule = "#sdy.op_sharding_rule<([i, j], [i, j])->([i, k]) {i=8, j=8, k=8}>"
+    sharding = '#sdy.sharding_per_value<[<@mesh, [{"x"}, {"y"}]>]>'
+    body = f"""
+      %0 = stablehlo.dot %a0, %a0 {{sdy.sharding = {sharding}, sdy.sharding_rule = {rule}}}
+        : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+      return %0 : tensor<8x8xf32>"""
+    assert ops([("8x8", '[{"x"}, {}]')], body, ("8x8", '[{"x"}, {"y"}]'), full=False) == ['dot [{"x"}, {"y"}]']
+
+
 def test_axes_of_a_factor_that_must_be_replicated_go_to_a_batching_factor() -> None:
     body = f"""
       %0 = stablehlo.cholesky %a0 {stated('[{}, {"z"}, {}]')} : tensor<8x4x4xf32>

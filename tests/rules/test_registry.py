@@ -58,3 +58,8 @@ def test_context_is_what_neighbours_change() -> None:
     of_slices = rule_for(Op("stablehlo.concatenate", [half, half], [joined], {"dimension": 0}))
     assert of_slices is not None
     assert of_slices.permutation == (0,)
+
+
+def test_a_permutation_names_every_dimension() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        rule_for(op("stablehlo.transpose", permutation=(0,)))

@@ -221,8 +221,10 @@ def result_axes_of_dot(rule: OpShardingRule, tensors: Sequence[FactorAxes], tens
     others = [axes for factor, axes in rhs.items() if factor not in lhs]
     if any(overlap_between(axes, other) for axes in own for other in others):
         return None
-    conflicts = [factor for factor, axes in result.items() if axes != (lhs[factor] if factor in lhs else rhs[factor])]
-    if len(conflicts) != 1:
+    conflicts = [factor for factor, axes in result.items() if axes != lhs.get(factor, rhs.get(factor))]
+    if len(conflicts) != 1 or not (
+        conflicts[0] in lhs or conflicts[0] in rhs
+    ):  # a rule of the user's may have a factor of the result alone
         return None
     factor = conflicts[0]
     sides = [i for i, operand in enumerate((lhs, rhs)) if factor in operand]
