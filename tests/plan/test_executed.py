@@ -87,8 +87,7 @@ def test_a_plan_without_a_region_has_the_reshards_of_shardy() -> None:
     )
     assert plan.cost_analysis("h100").communicated_bytes == 2 * 3 * 2048
     assert plan.memory_analysis().peak_memory_in_bytes >= 3 * 2048
-    (row,) = payload(plan)["moves"]
-    assert row[1] == plan.reshards[0].value
+    assert "all_reduce(y)" in plan.as_text()
 
 
 @pytest.mark.parametrize("lowering", ["jit", "shard_map"])
