@@ -9,6 +9,7 @@ from typing import Literal
 from jax.sharding import AbstractMesh, Mesh
 
 from shardy_py.cost.hardware import PLATFORMS, platform_named
+from shardy_py.dialect.semantics import VERSIONS
 from shardy_py.errors import SpecError, did_you_mean
 from shardy_py.frontends.context import device_platform
 from shardy_py.plan.progress import Progress
@@ -43,6 +44,7 @@ class Options:
         overlap: Whether products run in pieces along a ring of devices while other pieces are sent, in place of an all_gather in front of
             them or a reduce_scatter behind: by default on TPUs where, by the prices of the chip, these would wait for longer than pieces
             cost; True wherever there is such a product, False nowhere.
+        semantics: The jaxlib whose Shardy rules and passes follow, "0.10" or "0.12"; by default the installed one.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -66,12 +68,13 @@ class Options:
     axis_types: Literal["auto", "explicit"] | None = None
     progress: bool | Callable[[Progress], None] = True
     overlap: bool | None = None
+    semantics: Literal["0.10", "0.12"] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "platform", platform_named(self.platform))
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value not in choices and not (name in ("platform", "axis_types", "overlap") and value is None):
+            if value not in choices and not (name in ("platform", "axis_types", "overlap", "semantics") and value is None):
                 raise SpecError(
                     f"{name} is {value!r}",
                     where=f"Options({name}=...)",
@@ -113,4 +116,5 @@ _CHOICES = {
     "misplaced": ("raise", "move"),
     "axis_types": ("auto", "explicit"),
     "overlap": (True, False),
+    "semantics": VERSIONS,
 }

@@ -19,7 +19,7 @@ from shardy_py.backends.jit import constrained
 from shardy_py.backends.partitioned_call import PlannedCall, Shardings, partitioned_call
 from shardy_py.backends.region_parts import in_parts
 from shardy_py.backends.shard_map import Partitioned, fits_inside, partitioned
-from shardy_py.dialect import DimensionSharding, TensorSharding
+from shardy_py.dialect import INSTALLED, DimensionSharding, Semantics, TensorSharding
 from shardy_py.dialect import Mesh as PlannedMesh
 from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
@@ -91,6 +91,7 @@ def import_and_propagate(
             rules=options.rule_table or None,
             platform=options.platform_of(view.user_mesh),
             devices=view.expected,
+            semantics=INSTALLED if options.semantics is None else Semantics(options.semantics),
         )
     if groups is not None:
         for op in imported.program.walk():

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from shardy_py.dialect import TensorSharding
+from shardy_py.dialect import INSTALLED, Semantics, TensorSharding
 from shardy_py.frontends import _jax
 from shardy_py.frontends.locations import locate
 from shardy_py.frontends.meshes import Meshes
@@ -55,9 +55,10 @@ class Importer(abc.ABC):
         manual: The shard_map being read, None outside of any.
     """
 
-    def __init__(self, meshes: Meshes, rules: Rules, platform: str) -> None:
+    def __init__(self, meshes: Meshes, rules: Rules, platform: str, semantics: Semantics = INSTALLED) -> None:
         self.meshes = meshes
         self.platform = platform
+        self.semantics = semantics
         self.rules = rules
         self.findings: list[Finding] = []
         self.manual: _jax.ManualContext | None = None
@@ -138,7 +139,7 @@ class Importer(abc.ABC):
             if spec is not None:
                 op.rule, op.rule_decided = spec.bind([v.type.shape for v in op.operands], [v.type.shape for v in op.results]), True
             elif op.name not in CONTEXT:
-                op.rule, op.rule_decided = rule_for(op), True
+                op.rule, op.rule_decided = rule_for(op, semantics=self.semantics), True
         return block.append(op)
 
     def read(self, eqn: JaxprEqn, scope: Scope, block: Block) -> list[Value]:

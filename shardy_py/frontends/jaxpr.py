@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh
 from jax.sharding import Mesh as JaxMesh
 
-from shardy_py.dialect import Mesh, TensorSharding
+from shardy_py.dialect import INSTALLED, Mesh, Semantics, TensorSharding
 from shardy_py.errors import MeshError
 from shardy_py.frontends import _jax
 from shardy_py.frontends.expansions import Expansion, expansion_of
@@ -59,6 +59,7 @@ def from_jaxpr(
     rules: Rules | None = None,
     platform: str = "cpu",
     devices: JaxMesh | AbstractMesh | None = None,
+    semantics: Semantics = INSTALLED,
 ) -> Imported:
     """As reading `jax.jit(f).lower(...).compiler_ir()` with all calls imported, but straight from the jaxpr.
 
@@ -67,13 +68,14 @@ def from_jaxpr(
         rules: Primitive name or custom call target -> a rule specification with `bind(operand_shapes, result_shapes)`;
             the equation is then one op with that rule.
         devices: The devices that the program runs on, see `Meshes`.
+        semantics: The version of Shardy that rules and passes follow.
 
     Raises:
         MeshError: A sharding is over another mesh than `devices`, and cannot be written over that.
     """
     closed_jaxpr = lowered(closed_jaxpr)
     jaxpr = closed_jaxpr.jaxpr
-    importer = EquationImporter(Meshes("mesh", mesh, devices), dict(rules or {}), platform)
+    importer = EquationImporter(Meshes("mesh", mesh, devices), dict(rules or {}), platform, semantics)
     block = Block([type_of_aval(v.aval) for v in jaxpr.invars])
     main = Function("main", block, [type_of_aval(v.aval) for v in jaxpr.outvars])
     argument_shardings = list(in_shardings or [None] * len(jaxpr.invars))
@@ -89,7 +91,7 @@ def from_jaxpr(
     block.append(Op("func.return", results, (), rule_decided=True))
     program = Program([main], importer.meshes.table())
     program.locate = locate
-    program.calls = calls
+    program.calls, program.semantics = calls, semantics
     return Imported(program, scope, importer.findings)
 
 
@@ -137,7 +139,7 @@ _TEMPLATES_AT_MOST = 20_000
 
 
 @functools.lru_cache(maxsize=16)
-def _template_table(platform: str, context: Hashable, manual: _jax.ManualContext | None) -> dict[Any, OpsTemplate]:
+def _template_table(platform: str, semantics: Semantics, context: Hashable, manual: _jax.ManualContext | None) -> dict[Any, OpsTemplate]:
     """Signature of an equation -> its template; importers fill it."""
     return {}
 
@@ -180,7 +182,7 @@ class EquationImporter(Importer):
     """Reads jaxprs into blocks, equation by equation."""
 
     def _table(self) -> dict[Any, OpsTemplate]:
-        table = _template_table(self.platform, _jax.trace_context(), self.manual)
+        table = _template_table(self.platform, self.semantics, _jax.trace_context(), self.manual)
         if len(table) > _TEMPLATES_AT_MOST:
             table.clear()
         return table
@@ -273,7 +275,7 @@ class EquationImporter(Importer):
         for each in template.ops:
             if each.name not in CONTEXT:
                 op = Op(each.name, Block([types[s] for s in each.operands]).arguments, (each.result_type,), each.attributes)
-                each.rule, each.rule_decided = rule_for(op), True
+                each.rule, each.rule_decided = rule_for(op, semantics=self.semantics), True
             types.append(each.result_type)
         return template
 

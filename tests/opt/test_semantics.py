@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from importlib import metadata
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import ir
 
+import shardy_py as sp
 from shardy_py.dialect import CHANGES, INSTALLED, Semantics
 from shardy_py.opt import run_passes
 from tests.reference import run_pipeline
@@ -198,3 +202,13 @@ def test_what_changed(change: str) -> None:
     assert case.later not in texts["0.10"]
     if case.pipeline:
         assert by_jaxlib(case) in texts[str(INSTALLED)]
+
+
+@pytest.mark.parametrize(("version", "dims"), [("0.10", (None, None)), ("0.12", ("x", None))])
+def test_a_plan_follows_the_version_of_its_options(version: Literal["0.10", "0.12"], dims: tuple[str | None, ...]) -> None:
+    step = sp.auto_shard(lambda x: jnp.sin(x.reshape(3, 4)), mesh={"x": 2}, in_shardings=P("x"), options=sp.Options(semantics=version))
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    value = next(value for value in step.plan(x).values if value.primitive == "reshape")
+    assert value.sharding is not None
+    assert [dim.axes[0].name if dim.axes else None for dim in value.sharding.dims] == list(dims)
+    np.testing.assert_allclose(step(x), np.sin(x.reshape(3, 4)), rtol=1e-6)
