@@ -273,7 +273,7 @@ class Program:
         if (entry := self.entry) is not None:
             return entry
         count = f"{len(self.functions)} functions and none is named 'main'" if self.functions else "no function"
-        raise VerificationError(f"the module has {count}", fix="name the function that calls the others 'main'")
+        raise VerificationError(f"the module has {count}", where="the module", fix="name the function that calls the others 'main'")
 
     def walk(self) -> Iterator[Op]:
         """All ops of all functions, an op before its regions."""

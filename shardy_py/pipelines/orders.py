@@ -201,7 +201,12 @@ def plain_name(name: str) -> str:
 def check_name(name: str) -> None:
     """Raises ScheduleError if `schedule` does not take the name."""
     if plain_name(name) not in names():
-        raise ScheduleError(f"there is no schedule {name!r}", where="schedule(name)", fix=f"use one of {', '.join(map(repr, names()))}")
+        raise ScheduleError(
+            f"there is no schedule {name!r}",
+            where="schedule(name)",
+            why="no schedule has this name",
+            fix=f"use one of {', '.join(map(repr, names()))}",
+        )
 
 
 def named(name: str, stages: int, microbatches: int, virtual: int) -> Schedule:

@@ -94,8 +94,8 @@ def _catch_up(smaller: int, larger: int, remaining: int, common: int) -> int:
 
 def transpose(signature: Signature) -> OpShardingRule:
     """A factor per result dimension, on the operand dimension it comes from."""
-    (result,) = signature.results
-    builder = FactorBuilder(signature.operands, signature.results)
+    (operand,), (result,) = signature.operands, signature.results
+    builder = FactorBuilder((operand,), (result,))
     for out_dim, (size, in_dim) in enumerate(zip(result, signature.attributes["permutation"], strict=True)):
         builder.add((in_dim,), (out_dim,), size)
     return builder.build()
