@@ -51,6 +51,11 @@ def layout_of(sharding: TensorSharding | None, rank: int, mesh: Mesh) -> Layout:
     return (*cut, *((),) * (rank - sharding.rank))
 
 
+def all_axes(layout: Layout) -> Axes:
+    """The parts of axes that a layout uses."""
+    return tuple(axis for dim in layout for axis in dim)
+
+
 def local_shape(shape: Sequence[int], layout: Sequence[Axes], mesh: Mesh) -> tuple[int, ...]:
     """The shape of the largest piece."""
     return tuple(-(-n // num_shards(dim, mesh)) for n, dim in zip(shape, layout))

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.backends.compiled_text import collectives_in
-from shardy_py.partition.mispartitioned import is_mispartitioned_product
+from shardy_py.backends.xla_workarounds import is_misaligned_product
 
 AS_USERS_COMPILE = pytest.mark.usefixtures("usual_fusions")
 
@@ -124,7 +124,7 @@ def test_products_on_two_axes_of_different_sizes(mesh):
         lambda x, y: jnp.einsum("bmk,bnk->bmn", x, y), mesh=mesh, in_shardings=specs, out_shardings=P("x", "y"), lowering="jit"
     )
     (product,) = [op for op in step.plan(x, y).program.walk() if op.name == "stablehlo.dot_general"]
-    assert is_mispartitioned_product(product, step.plan(x, y).program.meshes)
+    assert not is_misaligned_product(product, step.plan(x, y).program.meshes)
     np.testing.assert_array_equal(step(x, y), np.einsum("bmk,bnk->bmn", x, y))
 
 
@@ -154,7 +154,7 @@ def test_products_on_four_axes_whose_dimensions_move_run_in_regions():
     ]:
         plan = sp.auto_shard(jnp.matmul, mesh=mesh, in_shardings=specs, out_shardings=out, lowering="jit").plan(whole, whole)
         (product,) = [op for op in plan.program.walk() if op.name == "stablehlo.dot_general"]
-        assert is_mispartitioned_product(product, plan.program.meshes)
+        assert is_misaligned_product(product, plan.program.meshes)
 
 
 @pytest.mark.parametrize("cube", [{"data": 2, "fsdp": 2, "model": 2}, {"pod": 2, "data": 2, "fsdp": 2, "model": 2}])
@@ -168,7 +168,7 @@ def test_products_of_sharded_data_and_weights_are_left_to_xla(cube):
     plan = sp.auto_shard(jax.grad(loss), mesh=cube, in_shardings=specs, out_shardings=specs[0]).plan(weights, jnp.ones((16, 8)))
     products = [op for op in plan.program.walk() if op.name == "stablehlo.dot_general"]
     assert products
-    assert not any(is_mispartitioned_product(op, plan.program.meshes) for op in products)
+    assert not any(is_misaligned_product(op, plan.program.meshes) for op in products)
 
 
 def test_ragged_products_whose_batches_are_cut_by_different_axes():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardy_py.dialect import AxisRef, Mesh
 from shardy_py.dialect.axis import sort_and_merge
-from shardy_py.partition.layouts import Layout, from_factors, layout_of, parts, to_factors
+from shardy_py.partition.layouts import Layout, all_axes, from_factors, layout_of, parts, to_factors
 
 MESH = Mesh([("x", 2), ("y", 4)])
 
@@ -27,4 +27,4 @@ def test_factors_of_a_split_dimension() -> None:
     assert dealt == {0: parts(AxisRef("x"), MESH), 1: parts(AxisRef("y"), MESH)}
     assert from_factors([[0, 1]], [dealt[0], dealt[1]], sizes, MESH) == layout("xy")
     assert from_factors([[0, 1]], [(), dealt[1]], sizes, MESH) == ((),)  # the minor one alone cannot be written
-    assert layout_of(None, 2, MESH) == ((), ())
+    assert all_axes(layout_of(None, 2, MESH)) == ()
