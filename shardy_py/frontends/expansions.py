@@ -65,7 +65,7 @@ def _stack(params: Mapping[str, Any], _: Sequence[Any]) -> Callable[..., Any]:
 def _unstack(params: Mapping[str, Any], avals: Sequence[Any]) -> Callable[..., Any]:
     """As `_unstack_lower`, but for the order: all slices come first, so that a region exchanges them at once."""
     axis = params["axis"]
-    return lambda x: [lax.squeeze(part, (axis,)) for part in lax.split(x, (1,) * avals[0].shape[axis], axis)]
+    return lambda x: [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(avals[0].shape[axis])]
 
 
 def _tile(params: Mapping[str, Any], _: Sequence[Any]) -> Callable[..., Any]:

@@ -130,9 +130,7 @@ def communicates(eqn: JaxprEqn, axes: Axes) -> bool:
     build = LOCAL_RULES.get(eqn.primitive.name)
     local = None if build is None else build(Equation(eqn))
     if local is None:
-        name = eqn.primitive.name
-        cuts = [[each for each in axes(v) if each or name in ANNOTATIONS] for v in (*reads(eqn), *eqn.outvars)]
-        return name not in {*ANNOTATIONS, "stack", "unstack"} or any(cut != cuts[0] for cut in cuts)
+        return eqn.primitive.name not in ANNOTATIONS or any(axes(v) != axes(eqn.outvars[0]) for v in reads(eqn))
     rule = local.rule
     for v, mapping in zip(eqn.invars, rule.operand_mappings):
         for cut, (factor, *_) in zip(() if isinstance(v, Literal) else axes(v), mapping):

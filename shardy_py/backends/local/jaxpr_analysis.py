@@ -115,12 +115,7 @@ class JaxprAnalysis:
         """The jaxpr that JAX lowers an equation without a local rule by, such as a package's own primitive; None if it has to run whole."""
         key = id(eqn), platform
         if key not in self._bodies:
-            body = None if eqn.effects or eqn.primitive.name in self._whole else body_of(eqn, platform)
-            used = self._used.get(id(eqn), ())
-            if body is not None and not all(used):  # what nothing reads is not computed
-                outs = [v if is_used else Literal(np.zeros((), v.aval.dtype), v.aval) for v, is_used in zip(body.jaxpr.outvars, used)]
-                body = ClosedJaxpr(body.jaxpr.replace(outvars=outs), body.consts)
-            self._bodies[key] = body
+            self._bodies[key] = None if eqn.effects or eqn.primitive.name in self._whole else body_of(eqn, platform)
         return self._bodies[key]
 
     def scope(self, jaxpr: Jaxpr) -> Scope:

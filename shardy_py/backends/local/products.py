@@ -166,13 +166,13 @@ def conv_general_dilated(equation: Equation) -> LocalRule | None:
         pads, base = [(0, 0)] * x.ndim, [1] * x.ndim
         for i, d in enumerate(spatial):
             pads[d], base[d] = tuple(params["padding"][i]), params["lhs_dilation"][i]
-        x, pads, base = operand.opened(local, x, 0, pads, base)
+        at = operand.opened(local, x, 0, pads, base)
         num_shards = 1 if group is None else local.num_shards(group)
         return local.bind(
-            x,
+            at.array,
             kernel,
-            padding=tuple(pads[d] for d in spatial),
-            lhs_dilation=tuple(base[d] for d in spatial),
+            padding=tuple(at.padding[d] for d in spatial),
+            lhs_dilation=tuple(at.dilation[d] for d in spatial),
             feature_group_count=features // num_shards if features > 1 else 1,
             batch_group_count=batches // num_shards if batches > 1 else 1,
         )

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,45 @@ Part = tuple[tuple[int, ...], Sequence[int], Sequence[int]]
 def refuses(equation: Equation) -> bool:
     """Whether an operand or result is empty, or of PRNG keys."""
     return any(map(is_key, equation.dtypes)) or any(0 in shape for shape in (*equation.shapes, *equation.result_shapes))
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Exchange that brings devices their blocks of a strided slice: `count` elements each, from `offsets` in their blocks."""
+
+    offsets: tuple[int, ...]
+    stride: int
+    count: int
+    exchange: halo.Exchange
+
+
+@functools.lru_cache(maxsize=4096)
+def steps(size: int, start: int, stride: int, count: int, num_shards: int) -> Steps:
+    """The steps from blocks of a dimension to blocks of a slice of it."""
+    block, out = -(-size // num_shards), -(-count // num_shards)
+    starts = tuple(t * out for t in range(num_shards))
+    if stride == 1:
+        plan = halo.block_exchange(size, num_shards, [start + s for s in starts], out)
+        return Steps((0,) * num_shards, 1, block, plan)
+    have, offsets = [], []
+    for has in halo.blocks(size, num_shards):
+        first = min(max(0, -(-(has.start - start) // stride)), count)
+        last = min(max(first, -(-(has.stop - start) // stride)), count)
+        have.append(halo.Have(first, first, last, has.device))
+        offsets.append(start + first * stride - has.base if last > first else 0)
+    most = max(h.stop - h.start for h in have)
+    return Steps(tuple(offsets), stride, most, halo.exchange(tuple(have), starts, out, most))
+
+
+def stepped(x: Array, dim: int, local: LocalContext, factor: int, at: Steps) -> Array:
+    """A block of a slice of a dimension."""
+    names, index = local.names(factor), local.index(factor)
+    if at.stride != 1:
+        length = (at.count - 1) * at.stride + 1
+        x = halo.padded(x, dim, 0, max(0, max(at.offsets) + length - x.shape[dim]))
+        x = halo.sliced(x, dim, halo.of_device(at.offsets, index), length)
+        x = lax.slice_in_dim(x, 0, length, at.stride, axis=dim)
+    return halo.run(x, dim, names, local, at.exchange)
 
 
 def slice_(equation: Equation) -> LocalRule | None:
@@ -62,22 +102,25 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
     cuts = [d for d in rank if any(out[d] != shape[d] for out, _, _ in results)]
     dtype = jnp.dtype(equation.dtypes[0])
     needed = [used and 0 not in out for used, (out, _, _) in zip(equation.used, results, strict=True)]
-    single = [d for d in cuts if partial and all(out[d] == 1 for out, _, _ in results)]
+    single = [d for d in cuts if partial and len(results) == 1 and results[0][0][d] == 1]
     moving = [d for d in cuts if d not in single]
     sizes, dims = list(shape), list(rank)
     for d in single:
         sizes.append(1)
         dims[d] = len(sizes) - 1
 
-    def windowed(part: Part, num_shards: Sequence[int]) -> Windowed:
-        """The operand of a slice, without what is cut away where a dimension is not sharded."""
-        out, starts, strides = part
-        windows = tuple((d, LocalWindow(shape[d], out[d], strides[d], -starts[d], 1)) for d in moving if num_shards[d] > 1)
-        own = tuple(n if num_shards[d] > 1 and d not in single else out[d] for d, n in enumerate(shape))
-        return Windowed(tuple((d,) for d in rank), own, dtype.itemsize, windows)
-
     def bytes_inside(num_shards: Sequence[int]) -> int:
-        return sum(windowed(part, num_shards).bytes_inside(num_shards) for part in itertools.compress(results, needed))
+        total = 0
+        for out, starts, strides in itertools.compress(results, needed):
+            local = [
+                -(-n // num_shards[d]) if d not in cuts or (num_shards[d] > 1 and d in moving) else out[d] for d, n in enumerate(shape)
+            ]
+            for d in moving:
+                if num_shards[d] > 1:
+                    at = steps(shape[d], starts[d], strides[d], out[d], num_shards[d])
+                    total += at.exchange.cost(math.prod(n for i, n in enumerate(local) if i != d) * dtype.itemsize)
+                    local[d] = -(-out[d] // num_shards[d])
+        return total
 
     def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         slices = []
@@ -96,8 +139,9 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
                     ends[d] = begins[d] + 1
                     givers.append(lax.eq(local.index(d), np.int32(giver)))
             x = lax.slice(x, begins, ends, every)
-            x = windowed(results[i], [local.num_shards(d) for d in rank]).opened(local, x, None, [(0, 0)] * x.ndim, [1] * x.ndim)[0]
-            x = lax.slice(x, [0] * x.ndim, x.shape, [strides[d] if d in moving and local.names(d) else 1 for d in rank])
+            for d in moving:
+                if local.names(d):
+                    x = stepped(x, d, local, d, steps(shape[d], starts[d], strides[d], out[d], local.num_shards(d)))
             if givers:
                 x = lax.select(lax.broadcast(functools.reduce(lax.bitwise_and, givers), x.shape), x, lax.full_like(x, zero_of_sums(dtype)))
             slices.append(x)
@@ -127,9 +171,8 @@ def pad(equation: Equation) -> LocalRule | None:
 
     def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         x, fill = arrays
-        edges, dilation = [(low, high) for low, high, _ in config], [inner + 1 for _, _, inner in config]
-        x, edges, dilation = operand.opened(local, x, fill, edges, dilation)
-        return local.bind(x, fill, padding_config=tuple((*p, s - 1) for p, s in zip(edges, dilation)))
+        at = operand.opened(local, x, fill, [(low, high) for low, high, _ in config], [inner + 1 for _, _, inner in config])
+        return local.bind(at.array, fill, padding_config=tuple((*p, s - 1) for p, s in zip(at.padding, at.dilation)))
 
     fill = equation.eqn.invars[1]
     is_zero = isinstance(fill, Literal) and not fill.val

@@ -96,9 +96,7 @@ class Windowed:
             local[d] = plan.length
         return total
 
-    def opened(
-        self, local: LocalContext, x: Array, fill: Any, padding: Sequence[tuple[int, int]], dilation: Sequence[int]
-    ) -> tuple[Array, list[tuple[int, int]], list[int]]:
+    def opened(self, local: LocalContext, x: Array, fill: Any, padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> Opened:
         """Exchanges the elements that a device needs, with the padding and dilation that remain for the op."""
         pads, spread = list(padding), list(dilation)
         cuts: list[tuple[int, tuple[str, ...], Cut]] = []
@@ -111,7 +109,16 @@ class Windowed:
         for d, names, at in cuts:  # only now, so that what lies between elements is not sent
             x = spread_out(x, d, names, at, fill)
             pads[d], spread[d] = at.padding, at.dilation
-        return x, pads, spread
+        return Opened(x, tuple(pads), tuple(spread))
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The local operand of a windowed op."""
+
+    array: Array
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
 
 
 def reduce_window(equation: Equation) -> LocalRule | None:
@@ -151,8 +158,7 @@ def reduce_window(equation: Equation) -> LocalRule | None:
 
     def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         at = [operand.opened(local, x, fill, pads, base) for operand, x, fill in zip(operands, arrays, fills or arrays[count:])]
-        _, padding, dilation = at[0]
-        return local.bind(*(x for x, _, _ in at), *arrays[len(at) :], padding=tuple(padding), base_dilation=tuple(dilation))
+        return local.bind(*(o.array for o in at), *arrays[len(at) :], padding=at[0].padding, base_dilation=at[0].dilation)
 
     linear = ((0,),) if name in ("reduce_window_sum", "select_and_gather_add") else ()
     work = 0.005 * math.prod(kernel)

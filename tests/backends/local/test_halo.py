@@ -10,7 +10,7 @@ import pytest
 from jax import numpy as jnp
 
 from shardy_py.backends.local.halo import Exchange, Have, block_exchange, blocks, exchange, of_device
-from shardy_py.backends.local.slicing import joined, mirror
+from shardy_py.backends.local.slicing import joined, mirror, steps
 from shardy_py.backends.local.windows import LocalWindow, cut
 
 
@@ -54,7 +54,7 @@ def test_slices_windows_concatenations():
     for _ in range(300):
         num_shards, n = rng.randint(1, 8), rng.randint(1, 40)
         start, stride = rng.randrange(n), rng.randint(1, 4)
-        check(cut(LocalWindow(n, rng.randint(1, -(-(n - start) // stride)), stride, -start, 1), num_shards).exchange)
+        check(steps(n, start, stride, rng.randint(1, -(-(n - start) // stride)), num_shards).exchange)
         check(mirror(n, num_shards))
         check(joined(tuple(rng.randint(1, 20) for _ in range(rng.randint(1, 4))), num_shards))
         size, low, footprint, dilation = rng.randint(1, 30), rng.randint(-3, 5), rng.randint(1, 6), rng.randint(1, 3)
