@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 
 from shardy_py.frontends import _jax
@@ -56,38 +55,11 @@ def _expanded(
         return None
 
 
-def _stack(params: Mapping[str, Any], _: Sequence[Any]) -> Callable[..., Any]:
-    """As `_stack_lower`."""
-    axis = params["axis"]
-    return lambda *xs: [lax.concatenate([lax.expand_dims(x, (axis,)) for x in xs], axis)]
-
-
-def _unstack(params: Mapping[str, Any], avals: Sequence[Any]) -> Callable[..., Any]:
-    """As `_unstack_lower`, but for the order: all slices come first, so that a region exchanges them at once."""
-    axis = params["axis"]
-    return lambda x: [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(avals[0].shape[axis])]
-
-
-def _tile(params: Mapping[str, Any], _: Sequence[Any]) -> Callable[..., Any]:
-    """As `_tile_lower`."""
-
-    def tile(x: Any) -> list[Any]:
-        pairs = list(zip(params["reps"], x.shape, strict=True))
-        expanded = lax.reshape(x, [size for n in x.shape for size in (1, n)])
-        repeated = lax.broadcast_in_dim(expanded, [size for pair in pairs for size in pair], range(expanded.ndim))
-        return [lax.reshape(repeated, [count * n for count, n in pairs])]
-
-    return tile
-
-
 FUNCTIONS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Any]], Callable[..., Any] | None]] = {
     "pallas_call": _jax.interpreted_kernel,
     "random_bits": _jax.random_bits,
     "random_fold_in": _jax.random_fold_in,
     "random_seed": _jax.random_seed,
     "random_split": _jax.random_split,
-    "stack": _stack,
-    "tile": _tile,
-    "unstack": _unstack,
 }
 """Primitive name -> the function that its rule traces, where the rule is more than that function."""

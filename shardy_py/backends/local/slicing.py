@@ -15,7 +15,7 @@ from jax import numpy as jnp
 from jax.extend.core import Literal
 
 from shardy_py.backends.local import halo
-from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, is_key, make_rule, zero_of_sums
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, as_is, is_key, make_rule, zero_of_sums
 from shardy_py.backends.local.windows import LocalWindow, Windowed
 
 Array = Any
@@ -257,11 +257,82 @@ def mirror(size: int, num_shards: int) -> halo.Exchange:
     return halo.exchange(have, tuple(t * block for t in range(num_shards)), block, block)
 
 
+def stack(equation: Equation) -> LocalRule | None:
+    """Dimensions of the operands pass through."""
+    if refuses(equation):
+        return None
+    (out,) = equation.result_shapes
+    axis = equation.params["axis"] % len(out)
+    dims = [d for d in range(len(out)) if d != axis]
+    count = len(equation.shapes)
+    rule = make_rule(out, [dims] * count, [range(len(out))], whole=[axis])
+    return LocalRule(rule, as_is, uneven=frozenset(dims), linear=(tuple(range(count)),))
+
+
+def unstack(equation: Equation) -> LocalRule | None:
+    """Dimensions of the results pass through; the other one is whole, or each result is a partial sum of the device that has it."""
+    if refuses(equation):
+        return None
+    (shape,) = equation.shapes
+    axis = equation.params["axis"] % len(shape)
+    dims = [d for d in range(len(shape)) if d != axis]
+    tables = [range(len(shape))], [dims] * len(equation.result_shapes)
+
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
+        if not local.names(axis):
+            return local.bind(*arrays)
+        (x,) = arrays
+        parts = []
+        for i, used in enumerate(equation.used):
+            giver, at = divmod(i, x.shape[axis])
+            part = lax.index_in_dim(x, at, axis, keepdims=False)
+            here = lax.broadcast(lax.eq(local.index(axis), np.int32(giver)), part.shape)
+            parts.append(lax.select(here, part, lax.full_like(part, zero_of_sums(part.dtype))) if used else lax.full_like(part, 0))
+        return parts
+
+    combine = "or" if equation.dtypes[0] == jnp.bool_ else "add"
+    partial_rule = LocalRule(make_rule(shape, *tables, reduction=[axis]), run, combine, uneven=frozenset(range(len(shape))), linear=((0,),))
+    return LocalRule(make_rule(shape, *tables, whole=[axis]), run, uneven=frozenset(dims), linear=((0,),), alternatives=(partial_rule,))
+
+
+def tile(equation: Equation) -> LocalRule | None:
+    """Dimensions that are not repeated pass through; a repeated one is sharded into blocks of whole repetitions."""
+    if refuses(equation):
+        return None
+    (shape,) = equation.shapes
+    reps = tuple(equation.params["reps"])
+    if len(reps) != len(shape):
+        return None
+    sizes: list[int] = []
+    operand: list[tuple[int, ...]] = []
+    result: list[tuple[int, ...]] = []
+    repeated: dict[int, int] = {}
+    whole: list[int] = []
+    for d, (n, r) in enumerate(zip(shape, reps, strict=True)):
+        sizes.append(n)
+        operand.append((len(sizes) - 1,))
+        result.append(operand[d])
+        if r > 1:
+            sizes.append(r)
+            repeated[d] = len(sizes) - 1
+            whole.append(operand[d][0])
+            result[d] = (repeated[d], operand[d][0]) if n > 1 else (repeated[d],)
+
+    def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
+        return local.bind(*arrays, reps=tuple(r // local.num_shards(repeated[d]) if d in repeated else r for d, r in enumerate(reps)))
+
+    uneven = frozenset(operand[d][0] for d in range(len(shape)) if d not in repeated)
+    return LocalRule(make_rule(sizes, [operand], [result], whole=whole), run, uneven=uneven, linear=((0,),))
+
+
 LOCAL_RULES: dict[str, Builder] = {
     "concatenate": concatenate,
     "pad": pad,
     "rev": rev,
     "slice": slice_,
     "split": split,
+    "stack": stack,
+    "tile": tile,
+    "unstack": unstack,
 }
 """Primitive -> builder of its local rule."""

@@ -1,4 +1,4 @@
-"""Primitives without local rules run cut over devices as the functions that JAX lowers them by."""
+"""Primitives of other packages run cut over devices as the functions that JAX lowers them by."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ PROGRAMS = {
     "operands": lambda x, w: swap(x @ w, jnp.sin(x @ w))[0],
     "of others": lambda x, w: twice(x @ w),
     "reduction inside": lambda x, w: normalized(x @ w),
-    "stack": lambda x, w: jnp.stack(jnp.unstack(x, axis=1), axis=1) @ w,
-    "tile": lambda x, w: jnp.tile(x @ w, (1, 3))[:, :8],
     "in a loop": lambda x, w: jax.lax.fori_loop(0, 5, lambda i, x: choose(i < 3, jnp.tanh(mark(x) @ w), x), x),
     "in a branch": lambda x, w: jax.lax.cond(w[0, 0] > 0, lambda x: mark(x) @ w, lambda x: twice(x), x),
 }

@@ -9,7 +9,7 @@ from jax import numpy as jnp
 
 from shardy_py.backends.local.local_rule import Equation
 from shardy_py.backends.local.table import LOCAL_RULES
-from tests.backends.local.forced import equation_of
+from tests.backends.local.forced import check, choices, equation_of, run_forced, same
 from tests.backends.local.running import check_together
 
 RNG = np.random.default_rng(0)
@@ -78,3 +78,27 @@ def test_results_that_nothing_uses_cost_nothing():
         received.append(local_rule.bytes_inside([4, 1]))
     assert received == sorted(received, reverse=True)
     assert received[0] > received[1] > received[2] == 0
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "float32"])
+def test_unstack_where_devices_give_what_they_have(dtype):
+    for axis, n in ((0, 8), (1, 5), (-1, 3)):
+        shape = [4, 6]
+        shape.insert(axis % 3, n)
+        x = array(*shape, dtype=dtype)
+        equation, operands = equation_of(lambda x, axis=axis: jnp.unstack(x, axis=axis), (x,), "unstack")
+        local_rule = LOCAL_RULES["unstack"](equation)
+        assert local_rule is not None
+        (given,) = local_rule.alternatives
+        for made in run_forced(equation, given, choices(given, 3, 0), operands):
+            for i, got in enumerate(made):
+                same(got, lax.index_in_dim(x, i, axis, keepdims=False), 0, f"{axis} {i}")
+
+
+def test_stack_and_unstack():
+    check(lambda x, y: jnp.stack([x, y], 1), array(5, 6), array(5, 6), name="stack")
+    check(lambda x: jnp.unstack(x, axis=1), array(5, 3), name="unstack")
+
+
+def test_tile():
+    check_together("tile", [(lambda x, r=reps: jnp.tile(x, r), (array(5, 8),)) for reps in [(2, 1), (1, 4), (8, 3)]])
