@@ -77,12 +77,12 @@ class UserCall:
 
     @functools.cached_property
     def location(self) -> str:
-        """`file:line (name)` of the user's function."""
+        """Where the function is defined, as `file:line (name)`."""
         return location_of(self.settings.fun)
 
     @property
     def place(self) -> str:
-        """`file:line` of it."""
+        """Where the function is defined, as `file:line`."""
         return self.location.partition(" (")[0]
 
     def run(self) -> Any:

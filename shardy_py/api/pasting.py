@@ -101,9 +101,9 @@ def _values_in(jaxpr: Jaxpr, around: frozenset[SourceSpan], scope: str) -> _Valu
     values: dict[SourceSpan, tuple[Sequence[Var], Sequence[Var], int]] = {}
     for span, indices in members.items():
         inside = set(indices)
-        made = [v for index in indices if roles[index] == "forward" for v in eqns[index].outvars]
-        read = [v for v in made if any(index not in inside and roles[index] == "forward" for index in readers.get(v, ()))]
-        returned = [v for v in made if v in jaxpr.outvars]
+        results = [v for index in indices if roles[index] == "forward" for v in eqns[index].outvars]
+        read = [v for v in results if any(index not in inside and roles[index] == "forward" for index in readers.get(v, ()))]
+        returned = [v for v in results if v in jaxpr.outvars]
         own = read or returned[: 1 if scope else None]  # what a scan returns for its backward pass comes later
         types = {str(v.aval) for v in own}
         operands = [v for i in indices if roles[i] == "backward" for v in eqns[i].invars if isinstance(v, Var) and str(v.aval) in types]

@@ -401,7 +401,7 @@ def _struct(name: str, dims: list[ast.expr], mesh: _AnyMesh, text: str) -> Shape
     try:
         dtype = jnp.dtype(SHORT.get(name, name))
     except TypeError:
-        raise CommandError(f"there is no element type {name!r}", where="--args", fix="write float32, bfloat16, int32, ...") from None
+        raise CommandError(f"unknown element type {name!r}", where="--args", fix="write float32, bfloat16, int32, ...") from None
     if not any(spec):
         return jax.ShapeDtypeStruct(shape, dtype)
     if not isinstance(mesh, dict):

@@ -171,7 +171,7 @@ class _Verifier:
                 raise VerificationError("operates on an axis which is already bound by a parent sdy.manual_computation op")
             for sharding, outer, inner in zip(shardings, outside, inside):
                 if not _is_part(outer.type, inner.type, sharding, manual_axes, sharding.mesh_in(meshes)):
-                    why = f"{type_text(inner.type)} is no part of {type_text(outer.type)} under {sharding.text(short=True)}"
+                    why = f"{type_text(inner.type)} is not a part of {type_text(outer.type)} under {sharding.text(short=True)}"
                     raise VerificationError(f"values of {label} must be cut by the manual axes, which come before others", why=why)
 
 

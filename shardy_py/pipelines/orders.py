@@ -202,7 +202,7 @@ def check_name(name: str) -> None:
     """Raises ScheduleError if `schedule` does not take the name."""
     if plain_name(name) not in names():
         raise ScheduleError(
-            f"there is no schedule {name!r}",
+            f"unknown schedule {name!r}",
             where="schedule(name)",
             why="no schedule has this name",
             fix=f"use one of {', '.join(map(repr, names()))}",

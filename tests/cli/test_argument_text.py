@@ -60,7 +60,7 @@ def test_names() -> None:
         (["f32[8@]"], "no type and no value"),
         (["f32[True]"], "'True' is not a dimension"),
         (["f32[8@z]"], "there is no --mesh"),
-        (["word[8]"], "no element type 'word'"),
+        (["word[8]"], "unknown element type 'word'"),
         (["{'a': 1, 'a': 2}"], "stands twice"),
         (["{**{'a': 1}}"], "stands twice"),
         (["{[]: 1}"], "no type and no value"),

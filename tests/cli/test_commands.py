@@ -246,7 +246,7 @@ def test_view(stored: str, tmp_path: Path, capsys: Captured) -> None:
         (["plan", f"{MODULE}:step", "--mesh", "x=2,x=4", *ARGUMENTS], "axis 'x' is given twice (--mesh x=2,x=4)"),
         (["plan", f"{MODULE}:step", "--mesh", "data", *ARGUMENTS], "'data' is no axis of a mesh (--mesh data)"),
         (["plan", f"{MODULE}:step", "--args", "f32[8", "f32[2]"], "no type and no value"),
-        (["plan", f"{MODULE}:step", "--args", "g32[8]", "f32[2]"], "there is no element type 'g32'"),
+        (["plan", f"{MODULE}:step", "--args", "g32[8]", "f32[2]"], "unknown element type 'g32'"),
         (["plan", f"{MODULE}:step", "--args", "f32[8@data]", "f32[2]"], "there is no --mesh"),
         (["plan", f"{MODULE}:step", "--mesh", "x=2", "--args", "f32[8@data]", "f32[2]"], "the mesh has no axis 'data'"),
         (["plan", f"{MODULE}:broken", "--mesh", "x=2", "--args", "f32[1]"], "sample_module.py:"),

@@ -176,7 +176,7 @@ def test_tables_fit_the_terminal(width: int, folder: Path, monkeypatch: pytest.M
         (["convert", "stages.txt", "a-b"], "'a-b' is not an identifier"),
         (["convert", "small.txt", "made", "--stage-to-num-ranks", "0:x"], "number of ranks is malformed"),
         (["convert", "none.txt", "made"], "none.txt: No such file or directory"),
-        (["simulate", "2f2b", "--stages", "2", "--microbatches", "2"], "there is no schedule '2f2b'"),
+        (["simulate", "2f2b", "--stages", "2", "--microbatches", "2"], "unknown schedule '2f2b'"),
         (["simulate", "1f1b", "--microbatches", "2"], "the number of stages is missing"),
         (["simulate", "1f1b", "--stages", "0", "--microbatches", "2"], "stages is 0"),
         (["simulate", "1f1b", "--stages", "2", "--microbatches", "2", "--forward", "x"], "'x' is no time (--forward)"),

@@ -160,8 +160,8 @@ MANUAL = [
     ('[{"a", "b"}, {}]', (16, 32), (4, 32), ("a", "b"), None),
     ('[{"a"}, {}]', (16, 32), (8, 32), ("a", "c"), "cut by the manual axes"),
     ('[{}, {"a", "b"}]', (16, 32), (16, 16), ("b",), "which come before others"),
-    ('[{"a"}, {}]', (7, 32), (3, 32), ("a",), "tensor<3x32xf32> is no part of tensor<7x32xf32>"),
-    ('[{"a"}, {}]', (16, 32), (16, 32), ("a",), "is no part of"),
+    ('[{"a"}, {}]', (7, 32), (3, 32), ("a",), "tensor<3x32xf32> is not a part of tensor<7x32xf32>"),
+    ('[{"a"}, {}]', (16, 32), (16, 32), ("a",), "is not a part of"),
     ('[{"a"}]', (16, 32), (8, 32), ("a",), "sharding doesn't match tensor rank"),
 ]
 

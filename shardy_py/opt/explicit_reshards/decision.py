@@ -224,7 +224,7 @@ def result_axes_of_dot(rule: OpShardingRule, tensors: Sequence[FactorAxes], tens
     conflicts = [factor for factor, axes in result.items() if axes != lhs.get(factor, rhs.get(factor))]
     if len(conflicts) != 1 or not (
         conflicts[0] in lhs or conflicts[0] in rhs
-    ):  # a rule of the user's may have a factor of the result alone
+    ):  # only the result has the factor, by a rule that the user attached
         return None
     factor = conflicts[0]
     sides = [i for i, operand in enumerate((lhs, rhs)) if factor in operand]
