@@ -102,7 +102,7 @@ def test_what_a_task_needs() -> None:
         (lambda: schedule("1f1b", 4, -1), "microbatches is -1"),
         (lambda: schedule("1f1b", 4, True), "microbatches is True"),
         (lambda: schedule("1f1b", 2.0, 4), "stages is 2.0"),  # pyright: ignore
-        (lambda: schedule("2f2b", 2, 4), "no schedule '2f2b'"),
+        (lambda: schedule("2f2b", 2, 4), "unknown schedule '2f2b'"),
         (lambda: schedule("1f1b", 2, 4, 2), "has one stage per mesh"),
         (lambda: schedule("interleaved", 4, 6, 2), "6 microbatches cannot go through 4 meshes"),
         (lambda: schedule("auto", 4, 8, max_in_flight=1), "no schedule holds at most 1"),
