@@ -105,11 +105,11 @@ class _Verifier:
             self.sharding(result.sharding, result.type, inside.manual_axes)
         if op.rule is not None:
             self.rule(op, op.rule)
-        if (name in _UNARY or name == "stablehlo.transpose") and len(operands) != 1:
-            raise VerificationError(f"requires 1 operand, but found {len(operands)}")
         if name in TERMINATORS:
             self.end(op, inside.function)
         elif name in _UNARY or name == _BARRIER:
+            if name in _UNARY and len(operands) != 1:
+                raise VerificationError(f"requires 1 operand, but found {len(operands)}")
             _same("operands and results", operands, results)
             if name in _WITH_SHARDING and results[0].sharding is None:
                 raise VerificationError("requires attribute 'sharding'", fix="give the result a sharding")

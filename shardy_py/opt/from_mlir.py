@@ -118,8 +118,10 @@ def parse_module(text: str, context: ir.Context | None = None) -> ir.Module:
     check_edges(text, context.is_registered_operation)
     try:
         return ir.Module.parse(text, context)
-    except (ir.MLIRError, ValueError, MemoryError) as error:  # the last two where MLIR would reserve more than it can
+    except ir.MLIRError as error:
         raise ShardyError(str(error)) from None
+    except (ValueError, MemoryError) as error:
+        raise ShardyError("MLIR cannot reserve what the module wants", where="the module", why=str(error) or "out of memory") from None
 
 
 class _KeepingReader(ModuleReader):

@@ -27,6 +27,11 @@ REFUSED = {
     "an alias used often": ("#a0 = [" + "1, " * 9999 + '1]\n"a.b"() {m = [' + "#a0, " * 999 + "#a0]} : () -> ()", "alias #a0", "-:2:"),
     "an op that is not UTF-8": ('\n"a.\\9B" // of\n () : () -> ()', "not UTF-8", "-:2:1"),
     "no Unicode": ('"a.b"() {s = "\udc9b"} : () -> ()', "no Unicode text", "-:1:15"),
+    "a dimension of a convolution": (
+        '"a.b"() {m = #stablehlo.conv<[b, f, 0]x[o, i, 4294967296]->[b, f, 0]>} : () -> ()',
+        "cannot reserve",
+        "the module",
+    ),
     "one device": (ONE.replace("MESH", "@m"), "over one device", "-:3:"),
     "one device in place": (ONE.replace("MESH", "mesh<[], device_ids=[0]>"), "over one device", "-:3:"),
 }

@@ -45,7 +45,7 @@ from shardy_py.plan.store.codec import (
     text,
 )
 from shardy_py.plan.values import source_of
-from shardy_py.rules import rule_for
+from shardy_py.rules import RULES, rule_for
 
 DEEPEST = 200
 """Limit of bodies in bodies."""
@@ -55,6 +55,9 @@ COMPARED = 1 << 16
 
 FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
 """What code raises that is given a program which no front end makes."""
+
+_FROM_VALUES = (RULES.keys() | IDENTITIES) - {"stablehlo.custom_call"}
+"""Ops that compute something from something."""
 
 _LOG = ("erased", "results", "tensors", "steps")
 
@@ -308,6 +311,8 @@ class Reader(ProgramTables):
         """An op that is not yet among the uses of its operands; raises StoreError for other data."""
         number, location, operands, shardings = items(row, 4)
         kind: OpKind = entry(self["kinds"].entries, number)
+        if kind.name in _FROM_VALUES and not (items(operands) and kind.types):
+            raise StoreError(f"{kind.name} without {'results' if operands else 'operands'}")
         where = _LOCATION.read(self, location)
         same = {"rule": kind.rule, "rule_decided": kind.rule_decided, "location": where, "primitive": kind.primitive}
         op = Op(kind.name, (), kind.types, kind.attributes, **same)

@@ -160,6 +160,16 @@ def step_of_fewer_values(document: dict[str, Any]) -> None:
     log["tensors"].append([step[0]])
 
 
+def without_operands(op: str) -> Callable[[dict[str, Any]], None]:
+    """Takes the operands of the first op of a name, also of one that export erased."""
+
+    def apply(document: dict[str, Any]) -> None:
+        rows = [row for row in (*document["program"], *document["log"]["erased"]) if type(row[0]) is int]
+        del next(row for row in rows if document["kinds"][row[0]][0] == op)[2][:]
+
+    return apply
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -200,6 +210,8 @@ def step_of_fewer_values(document: dict[str, Any]) -> None:
         (of_product("lhs_contracting_dimensions", "0"), "not those of the op"),
         (of_product("rhs_contracting_dimensions", []), "not those of the op"),
         (of_product("lhs_batching_dimensions", [1]), "not those of the op"),
+        (without_operands("stablehlo.dot_general"), r"stablehlo.dot_general without operands\n  where: program, row \d+"),
+        (without_operands("sdy.data_flow_edge"), r"sdy.data_flow_edge without operands\n  where: log, erased, row \d+"),
         (step_of_fewer_values, r"1 values of a rule for 3\n  where: log, steps, row"),
         (change("inputs", "rows", 0, 0, to=""), "a value without a path\n  where: inputs, row 0"),
         (change("donation", "rows", 0, 8, to=7), "there is no such input or output\n  where: donation"),
