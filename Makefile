@@ -38,8 +38,14 @@ demo: $(VENV)/.ready-demo
 check: lint
 	$(py) -m pytest --sample 1 -x $(PYTEST_FLAGS)
 
-test: lint
-	$(py) -m pytest $(PYTEST_FLAGS)
+# Pyright takes one processor for the better part of a minute, so it runs beside the tests; what it finds is said after them.
+test: $(VENV)/.ready-test
+	$(py) -m ruff check .
+	$(py) -m ruff format --check .
+	@mkdir -p build; $(py) -m pyright --pythonpath $(py) >build/pyright.txt 2>&1 & pyright=$$!; \
+	$(py) -m pytest $(PYTEST_FLAGS); tests=$$?; \
+	wait $$pyright || { cat build/pyright.txt; exit 1; }; \
+	exit $$tests
 
 # One more worker than cores: processes of jobs that fail wait for each other through a tenth of the time.
 test-slow: $(VENV)/.ready-test
