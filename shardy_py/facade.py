@@ -294,8 +294,8 @@ class Plan(PlanRecord):
 
         Raises:
             HardwareError: Such hardware is not known.
-            ShardyError: The height is no positive number.
-            TypeError: `other` is no plan.
+            ShardyError: The height is not a positive number.
+            TypeError: `other` is not a plan.
         """
         if not isinstance(height, int) or height < 1:
             raise ShardyError(f"height is {height!r}", where="Plan.show", why="it counts pixels", fix="a number such as 640")
@@ -314,7 +314,7 @@ class Plan(PlanRecord):
 
         Raises:
             HardwareError: Such hardware is not known.
-            TypeError: `other` is no plan.
+            TypeError: `other` is not a plan.
             OSError: The file cannot be written.
         """
         write_file(path, page(self, other, hardware))
@@ -436,7 +436,7 @@ class Plan(PlanRecord):
             The differences; false where there are none.
 
         Raises:
-            TypeError: The other is no plan.
+            TypeError: `other` is not a plan.
         """
         if not isinstance(other, Plan):
             raise TypeError(f"diff takes a plan, got a {type(other).__name__}; Plan.load reads one from a file")
@@ -473,7 +473,7 @@ class Plan(PlanRecord):
 
         Args:
             args: The tuple of arguments, or `(args, kwargs)` where the plan has keyword arguments, as in `input_shardings`.
-            mesh: A mesh with devices; by default that of the plan, which for a mapping of axis names is the first devices there are.
+            mesh: A mesh with devices; by default the plan's mesh, which for a mapping of axis names is the first devices there are.
 
         Raises:
             ShardyError: The arguments are not those that were planned for.

@@ -1,4 +1,4 @@
-"""English that a native engineer writes, in pages and in messages."""
+"""English that a native engineer writes, in pages, messages and docstrings."""
 
 from __future__ import annotations
 
@@ -40,12 +40,9 @@ def test_pages(page: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("room", sorted({path.relative_to(ROOT).parts[1] for path in (ROOT / "shardy_py").rglob("*.py")}))
-def test_messages(room: str) -> None:
-    """Texts of the library that are neither docstrings nor comments of constants."""
+def test_messages_and_docstrings(room: str) -> None:
     place = ROOT / "shardy_py" / room
     for file in [place] if place.is_file() else sorted(place.rglob("*.py")):
-        tree = ast.parse(file.read_text())
-        statements = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in statements:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert not unlike_english(node.value), f"{file.relative_to(ROOT)}:{node.lineno}"

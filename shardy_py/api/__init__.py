@@ -111,8 +111,8 @@ def auto_shard(
         rules: Shardings by name, `[("layers/*/kernel", P("fsdp", "tp")), ...]`; the first that matches the path of an argument or of a
             named part of the result wins.
         logical_axis_rules: For parameters and results that name their dimensions, as Flax's boxes and variables do: `[("batch", ("data",
-            "fsdp")), ("mlp", "model"), ("embed", None)]`. In order, as in Flax; a name without a rule that is no mesh axis, and a mesh axis
-            for two dimensions of one array, are errors. Flax's own constraints in the function see these rules too.
+            "fsdp")), ("mlp", "model"), ("embed", None)]`. In order, as in Flax; a name that has no rule and is not a mesh axis, and a mesh
+            axis for two dimensions of one array, are errors. Flax's own constraints in the function see these rules too.
         options: Options of the propagation.
         planner: Chooses the shardings that are not annotated, by their cost on some hardware; None propagates annotations alone.
         lowering: `"jit"`: `jax.jit` with constraints that pin the plan; XLA's partitioner places the collectives. `"shard_map"`: one

@@ -49,7 +49,7 @@ def with_sharding_constraint(x: T, shardings: Any, *, priority: int | None = Non
 
     Raises:
         SpecError: A sharding does not fit its value or the mesh.
-        MeshError: A `PartitionSpec` is given and there is no mesh.
+        MeshError: A `PartitionSpec` needs a mesh, and none is set.
 
     Example:
         >>> import numpy as np, shardy_py as sp

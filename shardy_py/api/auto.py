@@ -368,8 +368,8 @@ class AutoSharded(Generic[P, R]):
 
         Args:
             args: As in a call.
-            rtol: Relative tolerance of the outputs; by default that of the shortest float type a value passed through. Integers,
-                booleans and PRNG keys have to be equal in any case.
+            rtol: Relative tolerance of the outputs; by default the tolerance of the shortest float type that a value passed through.
+                Integers, booleans and PRNG keys have to be equal in any case.
             atol: Absolute tolerance of the outputs; by default a noise floor, by the largest element of the output.
             every_op: Compare ops one by one: True always, False where outputs differ, None where they differ or the results of all
                 ops are less than a gibibyte.
@@ -402,7 +402,7 @@ class AutoSharded(Generic[P, R]):
             planner: As in `auto_shard`; None as it is.
 
         Raises:
-            MeshError: It is no mesh.
+            MeshError: `mesh` is not a mesh.
             SpecError: There is no such lowering.
 
         Example:

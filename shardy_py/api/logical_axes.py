@@ -2,8 +2,8 @@
 
 A box of Flax Linen (`nn.with_partitioning`, `nn.with_logical_partitioning`) or a variable of NNX names the dimensions of its array. Rules
 are pairs of a name and mesh axes, in order, as in Flax: of several for one name the first counts whose axes no other dimension of the array
-has. Where Flax leaves a dimension whole without a word, because there is no rule or all are taken, this is an error. Flax is not imported;
-where no one has imported it, there are no names.
+has. Where Flax leaves a dimension whole without a word, because it has no rule or every axis is taken, this is an error. Flax is not
+imported; where no one has imported it, there are no names.
 """
 
 from __future__ import annotations

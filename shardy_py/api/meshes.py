@@ -73,7 +73,7 @@ class MeshView:
 
     @property
     def expected(self) -> JaxMesh | AbstractMesh:
-        """The mesh with the devices that a call will run on, as far as that is known without starting any."""
+        """The mesh with the devices that a call will run on, if that is known without starting any."""
         need = math.prod(self.auto_mesh.axis_sizes)
         devices_known = self.from_mapping and devices_started() and len(jax.devices()) >= need
         return _first_devices(self.auto_mesh, need) if devices_known else self.user_mesh
@@ -171,7 +171,7 @@ def _context_mesh(user: str) -> MeshView:
 
 
 def context_mesh() -> AbstractMesh | None:
-    """The mesh that is set, else that of the function which is being traced here, else None."""
+    """The mesh that is set, else the mesh of the function being traced here, else None."""
     abstract = jax.sharding.get_abstract_mesh()
     if abstract is not None and not abstract.empty:
         return abstract

@@ -36,7 +36,8 @@ _PARAMETERS = ("params", "model", "weights")
 def parameters_of(leaves: Sequence[Leaf], paths: Sequence[str]) -> list[int | None]:
     """For each leaf the parameter of another shape that it belongs to.
 
-    The whole path of a parameter, below its argument, an element of it, or `params` in these, ends that of the leaf, which lies elsewhere.
+    The whole path of a parameter, below its argument, an element of it, or `params` in these, is the end of the leaf's path, which lies
+    elsewhere.
 
     Example:
         >>> leaves = [Leaf("params['up']", (256, 512), "float32"), Leaf("state['v_row']['up']", (256,), "float32")]

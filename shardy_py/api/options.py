@@ -26,8 +26,9 @@ class Options:
         op_priority: Propagate element-wise ops first, then others, in stages.
         rule_table: Rules by primitive name or custom call target, used instead of the built-in ones.
         provenance: Keep the steps of the propagation, which `Plan.explain` needs.
-        platform: The platform whose lowering is planned for, `cpu`, `cuda` (or `gpu`), `rocm` or `tpu`; by default that of the mesh's
-            devices. A mesh without devices has those of a planner's hardware, or of the plan that `in_shardings` are, else `cpu`.
+        platform: The platform whose lowering is planned for, `cpu`, `cuda` (or `gpu`), `rocm` or `tpu`; by default the platform of
+            the mesh's devices. A mesh without devices has those of a planner's hardware, or of the plan that `in_shardings` are, else
+            `cpu`.
         peer_timeout: With several processes, the seconds that one waits for the others before the first run of a signature, when they
             compare their plans; None waits as long as the others live, 0 compares nothing.
         check: The treatment of findings that are warnings in the first run of a plan: `"warn"` says so once (`PlanWarning`), `"raise"`

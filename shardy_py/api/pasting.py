@@ -434,7 +434,7 @@ def _sharding(spec: PartitionSpec, rank: int) -> TensorSharding:
 
 
 def with_constraints(changes: dict[SourceSpan, Change], constraints: Sequence[_Written], function: str) -> dict[SourceSpan, Change]:
-    """The changes with another function in place of that of user constraints, whose first arguments need no change then."""
+    """The changes with another function in place of the one of user constraints, whose first arguments need no change then."""
     for each in constraints:
         node = each.expression.span.node
         if isinstance(node, ast.Call) and node.args:

@@ -42,7 +42,7 @@ class PlanRequest(UserCall):
     """A call, ready to be traced and planned.
 
     Attributes:
-        name: The function's name; that of the function inside a `functools.partial`.
+        name: The function's name; of a `functools.partial`, the name of the function inside.
         is_on_mesh: Whether `jax.jit` would trace the call on a mesh, so that code which looks for one finds one.
         key: Equal for calls that one plan serves.
     """
@@ -271,7 +271,7 @@ def _merged(annotation: TensorSharding | None, value: Any, leaf: Leaf, call: Use
 
 
 def _memory_kind(spec: object, value: Any, leaf: Leaf, call: UserCall) -> str:
-    """The memory kind of a leaf: that of its annotation, or of the array itself where the annotation has none."""
+    """The memory kind of a leaf: from its annotation, or from the array itself where the annotation has none."""
     own = host_kind(value)
     if not isinstance(spec, NamedSharding) or own == host_kind(spec):
         return own

@@ -1,7 +1,7 @@
 """Leaves of arguments and results other than arrays, such as the activation functions of an Equinox module: they are static.
 
 As `equinox.filter_jit` does it: each stands in the structure of its pytree, so that other ones are another signature. Numbers of Python are
-traced, as under `jax.jit`, but for those of Equinox modules, which are options of theirs.
+traced, as under `jax.jit`, except numbers in Equinox modules, which are their options.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def has_static_leaves(structure: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def of_trees(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the user's pytrees as one of those of `static_tree`."""
+    """A function of the user's pytrees, as a function of trees that `static_tree` returns."""
 
     @functools.wraps(fun)
     def of_arrays(*args: Any, **kwargs: Any) -> Any:

@@ -36,7 +36,7 @@ def plan_of(fun: Callable[..., Any], *args: Any, mesh: AnyMesh | None = None, op
         fun: A function under `jax.jit`, `flax.nnx.jit`, `equinox.filter_jit` or the like, with Auto or Explicit axes; any other function
             of arrays; or one under `auto_shard`, whose own plan it is.
         args: Its arguments: arrays, or `jax.ShapeDtypeStruct`s, whose shardings count.
-        mesh: By default that of the arguments' shardings, of those of `jax.jit`, or of `jax.set_mesh`.
+        mesh: By default the mesh of the arguments' shardings, of the shardings of `jax.jit`, or of `jax.set_mesh`.
         options: As in `auto_shard`.
         kwargs: Its keyword arguments.
 

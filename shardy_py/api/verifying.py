@@ -124,7 +124,7 @@ class Verification:
 
     @property
     def agrees(self) -> bool:
-        """Whether the planned run agrees with the unsharded one, as far as this process can see; rounding is no disagreement."""
+        """Whether the planned run agrees with the unsharded one, in the parts that this process holds; rounding does not count."""
         return self.run.agrees
 
     @property

@@ -386,7 +386,7 @@ def loop_of(
 ) -> tuple[int | None, Value]:
     """The trip count of a loop, and what it carries with the integers that stay the same.
 
-    The count is None if it depends on data, or is not that of a counter which grows evenly, by the first three states.
+    The count is None if it depends on data, or if the counter does not grow evenly over the first three states.
     """
     roles = dict(loop.called)
     states = [_Integers(around, find, parameters).of(next(iter(loop.operand_names), ""))]

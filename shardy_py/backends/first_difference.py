@@ -70,7 +70,7 @@ def observed_bytes(flat: FlatProgram) -> int:
 
 
 def tolerances(flat: FlatProgram) -> list[float]:
-    """The relative tolerance of each output: that of the shortest float type its value passed through."""
+    """The relative tolerance of each output, by the shortest float type that its value passed through."""
     inherited: dict[Any, float] = {}
     for eqn in flat.jaxpr.eqns:
         types = (tolerance_of(dtype) for dtype in element_types(eqn))

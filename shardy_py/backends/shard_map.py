@@ -305,8 +305,8 @@ def _cheapest_choice(
 ) -> RunChoice:
     """The cheapest of several dry runs, as the walk to repeat: its predecessor and its initial hint.
 
-    By a planner's choices there is one walk. XLA partitions along planned axes, which are also taken in its place unless fewer bytes can be
-    had for the same work.
+    By a planner's choices there is one walk. XLA partitions along planned axes, which are also taken in its place unless the same work is
+    possible with fewer bytes.
 
     An equation cannot see how its results will be used. So all is chosen several times, each time with what the choice before asked of
     every value in place of what was planned for it; and from several starts, for a choice settles near its start. A walk that would know
@@ -390,8 +390,9 @@ def region(
 ) -> ClosedJaxpr:
     """As `jax.make_jaxpr(jax.shard_map(local, ..., check_vma=False))`, in two thirds of the time.
 
-    Under `jax.shard_map` the types of all values name the mesh, which has to be looked at for each equation and says nothing where all of
-    its axes are manual. So the function is traced as one of plain arrays, and the equation is made around what comes of it.
+    Under `jax.shard_map` the types of all values name the mesh, which each equation would have to inspect, although it carries no
+    information where all of its axes are manual. So the function is traced as one of plain arrays, and the equation is made around what
+    comes of it.
     """
     sizes = {name: mesh.shape[name] for name in axes}
     own = AbstractMesh(tuple(sizes.values()), tuple(sizes))  # without axes that are manual already, where the region stands in another

@@ -160,7 +160,7 @@ def lattices(axes: Mapping[str, int], coordinates: Sequence[tuple[int, ...]]) ->
 
 
 def ring(sizes: Mapping[str, int], axes: Sequence[str], coordinates: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The devices along axes of a mesh in the order of a ring: each beside the next where they fill a rectangle, else in that of the mesh.
+    """The devices along axes of a mesh in the order of a ring: each beside the next if they fill a rectangle, else as in the mesh.
 
     Example:
         >>> ring({"x": 2, "y": 4}, ["y"], [(0, 0), (1, 0), (0, 1), (1, 1), (1, 3), (0, 3), (1, 2), (0, 2)])

@@ -28,7 +28,7 @@ class Scanner:
         self._skip(0)
 
     def fail(self, what: str, position: int | None = None, fix: str | None = None) -> NoReturn:
-        """Raises a ParseError at a position, by default that of the next token."""
+        """Raises a ParseError at a position, by default at the next token."""
         raise ParseError(what, self.text, self.position if position is None else position, fix=fix)
 
     def at(self, token: str) -> bool:

@@ -68,7 +68,7 @@ class Components(Generic[K]):
         return item
 
     def join(self, items: Iterable[K]) -> None:
-        """Makes one component of several items, whose representative is that of the first."""
+        """Makes one component of several items, represented by the representative of the first."""
         first = None
         for item in items:
             root = self.root(self._above.setdefault(item, item))

@@ -139,7 +139,7 @@ def context_devices() -> Mesh | None:
 
 
 def no_context_devices() -> AbstractContextManager[Any]:
-    """As if no mesh had been set by `jax.set_mesh`: lowering takes its axes for those of any region over an abstract mesh."""
+    """As if no mesh had been set by `jax.set_mesh`, whose axes lowering would use in any region over an abstract mesh."""
     return _sharding_impls._internal_use_concrete_mesh(_mesh.empty_concrete_mesh)
 
 
@@ -168,7 +168,7 @@ def api_boundary(function: Function) -> Function:
 
 
 def hide_frames(folder: str) -> None:
-    """Leaves frames of the files in a folder out of tracebacks, as those of JAX are, unless JAX_TRACEBACK_FILTERING=off."""
+    """Leaves frames of the files in a folder out of tracebacks, as JAX does with its own, unless JAX_TRACEBACK_FILTERING=off."""
     _traceback_util.register_exclusion(folder)
 
 
@@ -204,7 +204,7 @@ def axes_bound(sizes: Mapping[str, int]) -> AbstractContextManager[Any]:
 
 
 def is_extended_dtype(dtype: Any) -> bool:
-    """Whether a dtype is an extended one, such as that of PRNG keys."""
+    """Whether a dtype is an extended one, such as the dtype of PRNG keys."""
     return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
 
 

@@ -44,7 +44,7 @@ _OF_64_BITS = frozenset(("complex128", "float64", "int64", "uint64"))
 
 
 def traced_dtype(struct: jax.ShapeDtypeStruct) -> Any:
-    """The element type that JAX traces a struct with, as that of an array: 32 bits of 64 where those are off."""
+    """The element type with which JAX traces a struct or an array: 32 bits in place of 64 unless `jax_enable_x64` is set."""
     return struct.dtype if is_extended_dtype(struct.dtype) else jax.dtypes.canonicalize_dtype(struct.dtype)
 
 

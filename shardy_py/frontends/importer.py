@@ -159,7 +159,7 @@ class Importer(abc.ABC):
         return self.manual is not None and self.manual.axes == frozenset(self.manual.mesh.axis_names)
 
     def constrained(self, value: Value, aval: Any, sharding: Any, block: Block, eqn: JaxprEqn | None = None) -> Value:
-        """A sharding constraint on a value, or the value where the sharding says nothing."""
+        """A sharding constraint on a value, or the value itself where the sharding constrains nothing."""
         if not _jax.is_specified(sharding) or not hasattr(aval, "dtype"):
             return value
         rank = value.type.rank

@@ -14,7 +14,7 @@ JaxprResult = tuple[ClosedJaxpr, Any]
 
 
 def with_jaxpr(function: Callable[Concatenate[ClosedJaxpr, P], JaxprResult]) -> Callable[Concatenate[ClosedJaxpr, P], JaxprResult]:
-    """Caches a function of a jaxpr and values that can be hashed, whose first result is a jaxpr, that of the argument or another.
+    """Caches a function of a jaxpr and values that can be hashed, whose first result is a jaxpr, the argument itself or another one.
 
     An `lru_cache` would keep the jaxprs of functions that are long dropped.
     """

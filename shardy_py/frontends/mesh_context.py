@@ -20,7 +20,7 @@ def no_mesh() -> Iterator[None]:
 
 @contextmanager
 def traced_on(mesh: AbstractMesh) -> Iterator[None]:
-    """As `jax.sharding.use_abstract_mesh`, which refuses a mesh of another size than that of `jax.set_mesh` around it."""
+    """As `jax.sharding.use_abstract_mesh`, which refuses a mesh whose size differs from the `jax.set_mesh` around it."""
     with no_mesh(), use_abstract_mesh(mesh):
         yield
 

@@ -1,6 +1,6 @@
 """A jaxpr that was traced on Explicit mesh axes, rewritten for the same mesh with Auto axes: what its types say become constraints.
 
-JAX puts a constraint behind every op whose type names an axis. Here one stands where a type says more than those of the operands: at
+JAX puts a constraint behind every op whose type names an axis. Here one stands where a type says more than the operands' types: at
 arguments, at results of the function, and where an op cuts its result in another way than an operand of the same shape.
 """
 
@@ -184,7 +184,7 @@ def _axes(entry: Any) -> tuple[str, ...]:
 
 
 def _says_more(aval: Any, operands: Sequence[Any]) -> bool:
-    """Whether the type of a result cuts it otherwise than that of an operand of the same shape."""
+    """Whether the type of a result shards it differently from an operand of the same shape."""
     spec = _spec(aval)
     if any(getattr(other, "shape", None) == aval.shape and _spec(other) == spec for other in operands):
         return False

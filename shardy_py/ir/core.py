@@ -211,7 +211,7 @@ class Block:
 class Function:
     """A named function: one block, shardings of its results, and attributes.
 
-    The sharding of an argument stands on the argument's value; that of a result in `result_shardings`.
+    The sharding of an argument stands on the argument's value, the sharding of a result in `result_shardings`.
     """
 
     __slots__ = ("argument_attributes", "attributes", "body", "name", "result_attributes", "result_shardings", "result_types", "visibility")

@@ -1,4 +1,4 @@
-"""An op as far as it goes without values and shardings: what `Op` has in common with specifications of ops."""
+"""An op without values and shardings: what `Op` has in common with specifications of ops."""
 
 from __future__ import annotations
 

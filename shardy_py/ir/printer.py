@@ -1,6 +1,6 @@
 """Programs as text, in the form of an MLIR module of StableHLO and SDY ops.
 
-The text is what MLIR prints, as far as a `Program` holds the information. It differs in this:
+The text is what MLIR prints, to the extent that a `Program` holds the information. It differs in this:
 
 * An attribute that a `Program` does not keep is missing: `precision` of a dot, the direction of a comparison, layouts.
 * Attributes stand under their flattened names (`offset_dims = [1]` of a gather) and integers have no type (`1`, not `1 : i64`).

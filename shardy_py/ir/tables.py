@@ -1,4 +1,4 @@
-"""Tables of entries by name, such as rules by op or passes by name, put together from those of families."""
+"""Tables of entries by name, such as rules by op or passes by name, merged from the tables of families."""
 
 from __future__ import annotations
 

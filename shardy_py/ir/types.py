@@ -97,7 +97,7 @@ def element_bits(dtype: str) -> int:
 
 
 def moves_elements(shape: Sequence[int], permutation: Sequence[int]) -> bool:
-    """Whether a transpose changes the order of elements in memory, rather than that of dimensions of one element.
+    """Whether a transpose changes the order of elements in memory, rather than only the order of dimensions of size 1.
 
     Example:
         >>> moves_elements((1, 8, 4), (1, 0, 2)), moves_elements((2, 8, 4), (1, 0, 2))

@@ -51,7 +51,7 @@ def run_passes(
             and prints the module. A pass on functions may also stand outside of `func.func(...)`.
         verify_each: Whether an error after the last pass names it, as those between passes do.
         locations: Whether ops say where they come from.
-        semantics: The version of Shardy whose rules and passes these are; that of the jaxlib that is installed if not given.
+        semantics: The version of Shardy whose rules and passes these are; by default the version in the installed jaxlib.
 
     Returns:
         The module as MLIR prints it.
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "python -m sh
     """The command line; returns the exit status.
 
     Args:
-        arguments: The words after the name of the program; None for those of the process.
+        arguments: The words after the name of the program; None reads them from `sys.argv`.
         program: That name, for the help.
     """
     options = _parser(program).parse_args(arguments)

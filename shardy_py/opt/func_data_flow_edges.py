@@ -48,7 +48,7 @@ class SinkFuncDataFlowEdges(Pass):
     def run(self, program: Program, log: Log | None = None) -> None:
         """Gives the operand of each `sdy.func_data_flow_edge` the sharding of the edge.
 
-        Where the edge has none, an open sharding replaces that of the operand.
+        Where the edge has none, an open sharding replaces the operand's.
 
         Source: Shardy's sink_func_data_flow_edges.cc.
         """

@@ -90,7 +90,7 @@ class PropagateShardingFromFuncToCall(Pass):
     name = "sdy-propagate-sharding-from-func-to-call"
 
     def run(self, program: Program, log: Log | None = None) -> None:
-        """Sets the shardings of a call without any to those of its callee's results, missing ones fully open.
+        """Gives a call without shardings the shardings of its callee's results, missing ones fully open.
 
         Nothing happens where the callee has none, or only ones on a single device.
 

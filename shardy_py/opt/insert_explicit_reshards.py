@@ -233,7 +233,7 @@ def _ends_function(op: Op) -> bool:
 
 
 def _sharding_at_op(value: Value) -> TensorSharding | None:
-    """The sharding of a value, for the result of a propagation barrier that of its operand."""
+    """The sharding of a value; for the result of a propagation barrier, its operand's."""
     while (op := value.defining_op) is not None and op.name == _BARRIER:
         value = op.operands[0]
     return get_sharding(value)

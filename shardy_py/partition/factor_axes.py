@@ -25,7 +25,7 @@ REDUCTIONS = frozenset(("stablehlo.reduce",))
 SCATTER = "stablehlo.scatter"
 
 INDEXED = frozenset(("stablehlo.gather", SCATTER))
-"""Ops that read or write where indices say: on each device only what lies in its piece of the operand."""
+"""Ops that read or write where indices say: on each device, only within its piece of the operand."""
 
 T = TypeVar("T")
 

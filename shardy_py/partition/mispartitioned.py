@@ -119,7 +119,7 @@ def _pad(op: Operation, parts: Parts) -> bool:
 
 
 def _reduce(op: Operation, parts: Parts) -> bool:
-    """Some platforms combine over devices by sums, products, extrema, and by those of truth values only; complex numbers by sums."""
+    """Some platforms combine over devices only by sums, products and extrema, of truth values too, and complex numbers only by sums."""
     dtype = op.operands[0].type.dtype
     single = len(op.results) == 1  # argmin and argmax have two, and are combined otherwise
     special = (
@@ -133,8 +133,8 @@ def _reduce(op: Operation, parts: Parts) -> bool:
 def _windows(op: Operation, parts: Parts) -> bool:
     """Windows along a dimension that is cut, and extrema of windows however they are cut, of whose tangents the same holds.
 
-    Two cumulative ops of one array share one padding, so that the second reads that of the first. Gradients lose elements that go to a
-    neighbour, or get it twice, or pad between elements. Reductions of several values, as tangents of extrema are, end the process where
+    Two cumulative ops of one array share one padding, so that the second reads the padding of the first. Gradients lose elements that go to
+    a neighbour, or get it twice, or pad between elements. Reductions of several values, as tangents of extrema are, end the process where
     these have to be moved.
     """
     a, rank = op.attributes, op.operands[0].type.rank

@@ -1,4 +1,4 @@
-"""Walks over the blocks, ops and calls of a program, and names of functions: free ones for copies, and that of the original."""
+"""Walks over the blocks, ops and calls of a program, and names of functions: free names for copies, and the name of the original."""
 
 from __future__ import annotations
 

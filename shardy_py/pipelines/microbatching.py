@@ -64,7 +64,7 @@ class SplitStep:
         examples: Variables of a microbatch that depend on its examples.
         dims: Result per example -> its dimension of examples.
         data_only: Variables that depend on the batch but not on other arguments, single numbers excepted.
-        whole_of: Variable of the microbatch, or of the update -> that of the whole batch.
+        whole_of: Variable of the microbatch, or of the update -> variable of the whole batch.
     """
 
     micro: FlatStep
@@ -99,7 +99,7 @@ def split(whole: FlatStep, batch: Sequence[bool], count: int, local_statistics: 
 
 @dataclass(frozen=True)
 class _LocalStep:
-    """A step on one microbatch, with sums over all; `number` is that of the microbatch."""
+    """A step on one microbatch, with sums over all; `number` is the microbatch's."""
 
     nodes: list[FlatEquation]
     invars: tuple[Var, ...]

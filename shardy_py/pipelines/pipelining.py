@@ -153,7 +153,7 @@ def pipeline(
         hardware: The hardware on which stages are to take equal time, and of `report`: a name such as "h100" or "v5e", or a `Hardware`.
         memory_bytes: Memory of one device in bytes, a number or `"80GiB"`; a stage that does not fit is an error that says by how much.
         planner: Chooses what is left open by the cost of a step on its hardware, within its memory: where to cut, the mesh of every
-            stage and the shardings inside. `mesh` is then a number of devices, or None for those of this process; with `num_stages`
+            stage and the shardings inside. `mesh` is then a number of devices, or None for all devices of this process; with `num_stages`
             left out too, the number of stages is chosen, one of them if that is fastest. `search` of the pipeline says what it found.
         peer_timeout: With several processes, the seconds that one waits for the others in a step, or to compare the pipeline before the
             first; None waits as long as they live.
@@ -400,7 +400,7 @@ class Pipelined(Generic[P]):
         """The shardings of the arguments: every leaf of the state on the mesh of the stage that keeps it, as a step returns it.
 
         Args:
-            args: As in a call, arrays or `jax.ShapeDtypeStruct`s; none for those of the last call or `build`.
+            args: As in a call, arrays or `jax.ShapeDtypeStruct`s; none for the arguments of the last call or `build`.
         """
         built = self.build(*args) if args else self._latest()
         owner = built.updates.owner
@@ -460,8 +460,8 @@ class Pipelined(Generic[P]):
         """Predicts the costs of the pipeline: a row per stage and the simulated schedule. Nothing runs or is compiled.
 
         Args:
-            args: As in a call, arrays or `jax.ShapeDtypeStruct`s; none for those of the last call.
-            hardware: The hardware to model; by default that of `pipeline`.
+            args: As in a call, arrays or `jax.ShapeDtypeStruct`s; none for the arguments of the last call.
+            hardware: The hardware to model; by default the hardware of `pipeline`.
             kwargs: As in a call.
         """
         built = self.build(*args, **kwargs) if args or kwargs else self._latest()

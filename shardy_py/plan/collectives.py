@@ -45,10 +45,10 @@ class Collective:
             branch of a cond counts as if it ran.
         dtype: Element type of the operand, in JAX's spelling.
         shape: Shape of the operand on one device.
-        value: Name of the value that moves, as that of `Reshard`; the primitive that makes the operand where the plan lists no such value.
+        value: Name of the value that moves, as in `Reshard`; the primitive that makes the operand where the plan lists no such value.
         primitive: The JAX primitive that asks for it; empty for results of the function.
         location: `file:line` of the user's code; empty where unknown.
-        module: The named scopes of what makes the parts of a sum, else of what reads the result; as those of `PlannedValue`.
+        module: The named scopes of what makes the parts of a sum, else of what reads the result; as in `PlannedValue`.
         backward: Whether it is of a backward pass.
         overlapped: Whether it runs beside a product that does not wait for it: a step of a ring, see `Options.overlap`.
 
@@ -94,7 +94,7 @@ class Collective:
 
     @property
     def title(self) -> str:
-        """Kind and axes, `all_gather(model)`; that of an overlapped permute is `ring_permute`."""
+        """Kind and axes, `all_gather(model)`; the kind of an overlapped permute is `ring_permute`."""
         kind = "ring_permute" if self.overlapped else self.kind
         return f"{kind}({','.join(self.axes)})" if self.axes else kind
 

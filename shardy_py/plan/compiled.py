@@ -92,8 +92,8 @@ class CompiledProgram(Report):
     Attributes:
         plan: The plan that was compiled: itself, or for devices of another platform the plan of the same function for these.
         target: What it was compiled for: `v5e:2x4`, `8 cpu devices`.
-        memory: By the compiler, beside that of a device if it is known; None where the compiler refused, as TPU's does with a program that
-            does not fit.
+        memory: By the compiler, and the memory of a device if it is known; None where the compiler refused, as TPU's does with a program
+            that does not fit.
         collectives: In the order of the program, bodies of loops once.
         cycles: Line of the user's code -> cycles of a call, by the compiler's estimate, the most first; of TPU only.
         taken: Numbers of the compiled program's parameters whose memory results take.

@@ -24,7 +24,7 @@ class Finding:
         severity: `error` findings make `Plan.check` raise, `warning` findings do so with `strict=True`.
         bytes: Bytes per device that it is about: that one value takes, or that move in one call; 0 where it is about none.
         fix: Advice: a sentence, or code to paste.
-        paths: The paths of all values with the same cause, as those of layers, where there are several.
+        paths: The paths of all values with the same cause, such as layers, where there are several.
         targets: The paths of the values that the fix gives another sharding; none where it does not.
         sharding: That sharding.
 

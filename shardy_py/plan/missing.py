@@ -97,7 +97,7 @@ def _conflict(
 
 
 def _stop(passage: Passage, number: int, tensor: TensorFactors, agreed: Axes, mesh: Mesh, conservative: bool) -> Obstacle | None:
-    """The obstacle that keeps one tensor from taking the axes up to that of the passage."""
+    """The obstacle that keeps one tensor from taking the axes up to the axis of the passage."""
     rule, factor, axis = passage.neighbours.rule, passage.factor, passage.axis
     mapping, size = rule.mappings[number], rule.factor_sizes[factor]
     state = tensor.factors[factor]

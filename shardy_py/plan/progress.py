@@ -38,7 +38,7 @@ class Progress:
         seconds: Since planning began.
         fraction: The part of the phase that is done, from 0 to 1; None where it cannot be told.
         objective_seconds: Of the best plan that the planner has found so far; None before there is one.
-        lower_bound_seconds: No plan takes less, as far as the planner knows by now.
+        lower_bound_seconds: No plan takes less, by the planner's proof so far.
     """
 
     name: str

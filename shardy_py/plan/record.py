@@ -209,7 +209,7 @@ class PlanRecord:
 
     @functools.cached_property
     def analyses(self) -> dict[Any, Any]:
-        """The results of `Analysis` that are at hand; no part of the record."""
+        """The results of `Analysis` that have been computed; not part of the record."""
         return {}
 
     @functools.cached_property
@@ -299,5 +299,5 @@ class Analysis(Generic[T]):
         plan.analyses[self] = result
 
     def is_computed(self, plan: PlanRecord) -> bool:
-        """Whether the result is at hand."""
+        """Whether the result has been computed."""
         return self in plan.analyses

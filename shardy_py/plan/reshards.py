@@ -54,7 +54,7 @@ class Reshard:
 
     @property
     def location(self) -> str:
-        """`file:line` of the user's code; empty where unknown."""
+        """The place in the user's code, as `file:line`; empty where unknown."""
         return self.collectives[0].location
 
     @property

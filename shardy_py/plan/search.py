@@ -66,7 +66,7 @@ class Constraint:
         type: Its type.
         location: `file:line` of the user's code at which it stands; empty where no line of it makes the value, as in a backward pass.
         sharding: The sharding.
-        primitive: The JAX primitive that makes the value; that of the reader where it is constrained in front of one.
+        primitive: The JAX primitive that makes the value; the reader's primitive where it is constrained in front of one.
         is_in_front: Whether it is constrained in front of a loop, or of a gather, that reads it.
         number: Of the variable, among all that may be constrained.
     """

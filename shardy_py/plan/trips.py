@@ -12,7 +12,7 @@ _COUNTS_UP = ("lt", "scan")
 
 
 def trip_count(loop: Op) -> int | None:
-    """Trips of a `stablehlo.while` that counts up by one from a constant to a constant, as that of a scan does; None of another."""
+    """Trips of a `stablehlo.while` that counts up by one from a constant to a constant, as in a scan; None for any other."""
     condition, body = loop.regions
     check = condition.terminator.operands[0].defining_op
     if check is None or check.name != "stablehlo.compare" or check.primitive not in _COUNTS_UP:

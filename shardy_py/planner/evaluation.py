@@ -308,7 +308,7 @@ SAME = 0.01
 
 
 def cut(model: Model, problem: Problem, assignment: Sequence[int], inputs: Sequence[Value], gap: float) -> tuple[int, ...]:
-    """An assignment in which inputs that lie whole, and are not fed for longer than the gap, are cut as far as it allows.
+    """An assignment in which whole inputs, unless feeding them takes longer than the gap, are cut to the extent that it allows.
 
     An assignment that cuts nothing stays. Of cuts that cost about the same it takes the one into most pieces, along the first dimensions.
     """

@@ -76,6 +76,6 @@ def bytes_of(type_: Type, layout: Layout, mesh: Mesh) -> int:
 
 
 def binding(problem: Problem, limits: Sequence[Limit]) -> Problem:
-    """The problem with those of some limits that some assignment may break: fewer limits are solved faster."""
+    """The problem without the limits that no assignment can break: fewer limits are solved faster."""
     tight = tuple(limit for limit in limits if sum(float(weights.max()) for weights in limit.weights) > limit.limit)
     return limited(problem, tight)

@@ -121,7 +121,7 @@ class Model:
         return cost(self.problem, chosen) + self.constant
 
     def fed_seconds(self, seconds: float, feeding: float | None = None) -> float:
-        """The seconds of a step by those of the problem, which has a part of feeding, and all of feeding; by default the least there is."""
+        """The seconds of a step from the seconds of the problem (part of feeding) and all of feeding, by default the least there is."""
         if feeding is None:
             feeding = sum(float(weights.min()) for weights in self.feeding.weights) - self.feeding.limit
         return max(seconds, EXPOSED * seconds + (1 - EXPOSED**2) * feeding)

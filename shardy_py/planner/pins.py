@@ -29,7 +29,7 @@ ALL_TOLERANCE = 1.5e-3
 """The same of all pins that are left out together."""
 
 FEW = 16
-"""Pins past which the cheapest are left out as far as `ALL_TOLERANCE` lets them, whatever one by itself is worth."""
+"""Above this number of pins, the cheapest are left out while `ALL_TOLERANCE` allows it, whatever a single pin is worth."""
 
 Kind = tuple[int, ...]
 """The classes of a value's dimensions: values of one kind are sharded alike."""
@@ -98,13 +98,13 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class PinnedOutcome:
-    """A program propagated from some pins; `size` is that of all values, and once more of those that came out otherwise than planned."""
+    """A program propagated from some pins; `size` counts all values, and once more the values whose sharding is not the planned one."""
 
     size: float
     shardings: Mapping[int, TensorSharding | None]
 
     def differs(self, place: Place) -> bool:
-        """Whether a value came out otherwise than planned."""
+        """Whether a value's sharding is not the planned one."""
         return place.number in self.shardings and not place.sharding.is_equivalent(self.shardings[place.number])
 
 

@@ -294,7 +294,7 @@ def _assigned(searcher: Searcher, best: Candidate) -> Iterator[Outcome]:
 
 
 def _name(searcher: Searcher, best: Sequence[int], other: Sequence[int]) -> str:
-    """The values that lie otherwise than in the plan, inputs first and large ones first."""
+    """The values whose sharding differs from the plan, inputs first and large ones first."""
     one, two = (shardings_of(searcher.space, searcher.model.assignment(each), searcher.mesh_name) for each in (best, other))
     inputs = [(argument, value.path) for argument, value in zip(searcher.program.main.arguments, searcher.base.inputs)]
     inside = [(searcher.copies[value], path) for value, path in searcher.base.names.items() if value in searcher.copies]

@@ -85,7 +85,7 @@ def _space(searcher: Searcher, best: Candidate, bound: float) -> dict[str, str]:
 
 
 def _nothing_sharded(searcher: Searcher, best: Candidate, bound: float) -> str:
-    """Where the plan shards nothing, its step beside that of the cheapest finished plan which shards: latencies may be longer."""
+    """Where the plan shards nothing, its step compared with the cheapest finished plan which shards: latencies may be longer."""
     if not searcher.model.variables or searcher.propagate is not None or searcher.is_sharded(best.assignment):
         return ""
     sharded = [each for each in searcher.finished if searcher.is_sharded(each.assignment)]

@@ -196,7 +196,7 @@ class Searcher:
         return any(self.cuts(self.model.assignment(assignment)))
 
     def solved(self) -> tuple[Candidate, float]:
-        """The best plan of the space at hand, and the lower bound of the upper end of a step."""
+        """The best plan of the current space, and the lower bound of the upper end of a step."""
         started = time.monotonic()
         self.share = 1.0 if self.propagate is None else ASSIGNMENT_SHARE
         best, bound = self.within_budget()
@@ -227,7 +227,7 @@ class Searcher:
 
     @functools.cached_property
     def _parts(self) -> tuple[Program, Mapping[Value, Value], OpTables, Callable[[Resolution | None], Space]]:
-        """The inlined program, its values by those of the plan, and the sources of models and of spaces."""
+        """The inlined program, its values by the plan's values, and the sources of models and of spaces."""
         machine = Machine(self.base.mesh, self.planner.machine, {**self.base.lattices, **(self.planner.links or {})})
         program, copies = inlined(self.base.program)
         spaces = spaces_of(program, self.base.mesh, self.annotations, groups_of(self.annotations, self.base.program, copies))
@@ -388,7 +388,7 @@ class Searcher:
         return self._assignments[key]
 
     def with_data_cut(self, problem: Problem, assignment: tuple[int, ...]) -> tuple[int, ...]:
-        """An assignment in which the arguments that are fed, and those that are a large part of all, are cut as far as the gap allows."""
+        """An assignment that cuts the arguments that are fed, and those that are a large part of all, to the extent that the gap allows."""
         arguments = self.program.main.arguments
         large = sum(argument.type.bytes for argument in arguments) / 100
         inputs = [a for n, a in enumerate(arguments) if n in self.base.feeding.arguments or a.type.bytes > large]

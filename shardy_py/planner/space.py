@@ -479,7 +479,7 @@ def assign(program: Program, space: Space, sharding: Shardings, copies: Mapping[
 def assigned(
     program: Program, mesh_name: str, mesh: Mesh, annotations: Annotations, resolution: Resolution, assignment: Sequence[int]
 ) -> None:
-    """Sets the shardings of a program to those of an assignment of its space."""
+    """Sets the shardings of a program from an assignment of its space."""
     copy, copies = inlined(program)
     space = space_of(copy, mesh, annotations, resolution, groups_of(annotations, program, copies))
     assign(program, space, shardings_of(space, assignment, mesh_name), copies)

@@ -49,7 +49,7 @@ class UserTemplate:
     """A template of the user's.
 
     Attributes:
-        inside: Values of the planned program, and a sharding for each, which counts as far as the space and earlier ones allow.
+        inside: Values of the planned program, and a sharding for each, which counts where the space and earlier ones allow it.
     """
 
     name: str
@@ -354,10 +354,10 @@ def followed(
     *,
     partly: bool = False,
 ) -> tuple[int, ...]:
-    """The strategy of each class where some are stated and the others follow, as far as no value has an axis twice.
+    """The strategy of each class where some are stated and the others follow, unless a value would have an axis twice.
 
     Args:
-        order: Classes whose strategies are carried on, the first as far as they go before the next.
+        order: Classes whose strategies are carried on, the first to its end before the next.
         whole: Classes that stay whole where none of these reach them.
     """
     chosen = [strategies.get(c, 0 if len(each) == 1 else -1) for c, each in enumerate(space.strategies)]

@@ -242,7 +242,7 @@ class Filter:
         return self.shows(finding.all_paths, finding.kind, finding.location)
 
     def shows(self, paths: Iterable[str], name: str, location: str, module: str = "") -> bool:
-        """Whether something is shown that is of these values, has a name, and stands at a line and in a module, else that of the value."""
+        """Whether anything is shown of these values, with a name, a line and a module, by default the value's."""
         if self._shows_all or self._matches is None:
             return self._shows_all or not self._paths.isdisjoint(paths)
         texts = ((path, name, module or self._modules.get(path, ""), short_location(location), location) for path in paths)

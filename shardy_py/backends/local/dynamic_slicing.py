@@ -111,7 +111,7 @@ def write_window(
     combine: Callable[[Array, Array], Array] | None = None,
     valid: Array | None = None,
 ) -> Array:
-    """Writes a window of the global operand to this device's part, as far as the window reaches into it.
+    """Writes a window of the global operand to this device's part, where the window overlaps it.
 
     Args:
         at: Start of the window in each dimension, clamped to lie within the operand.

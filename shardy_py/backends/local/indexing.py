@@ -82,7 +82,7 @@ def _gather_factors(equation: Equation) -> _GatherFactors:
 def gather(equation: Equation) -> LocalRule | None:
     """Full slices and batch dimensions pass through; a dimension that is indexed element by element leaves partial results.
 
-    A shard reads what lies in its range and has zeros elsewhere, so that one shard has the element and the sum is it.
+    A shard reads the elements in its range and has zeros elsewhere, so that one shard has the element and the sum is it.
     """
     shape, _ = equation.shapes
     params = equation.params
@@ -330,7 +330,7 @@ def _single_window(
 def _shifted(
     local: LocalContext, i: Array, u: Array, cut: Mapping[int, int], shape: Sequence[int], lengths: Sequence[int]
 ) -> tuple[Array, Array, dict[str, Any]]:
-    """Indices into this device's part, with those of other parts out of bounds; the updates; and the parameters that this changes.
+    """Indices into this device's part, indices into other parts being out of bounds; the updates; and the parameters that this changes.
 
     A window that is longer than one element along a dimension that is cut becomes several: a further dimension of the indices.
     """

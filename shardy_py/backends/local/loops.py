@@ -83,7 +83,7 @@ def _body_arguments(
 
 
 def settled_layout(value: ShardedValue) -> Layout:
-    """The layout in which a value enters a body: that of its first copy without partial sums, else the first one, reduced."""
+    """The layout in which a value enters a body: its first copy without partial sums, else its first copy, reduced."""
     for at in value.copies:
         if not at.unreduced:
             return at
@@ -122,16 +122,16 @@ def repeated(region: RegionContext, trips: int, run: Callable[[], Any]) -> Any:
 
 
 def cheap_layout(value: ShardedValue, planned: Layout) -> Layout:
-    """The planned layout if it is free or all copies have partial sums, else that of a copy."""
+    """The planned layout if it is free or all copies have partial sums, else a copy's layout."""
     if not value.price(planned):
         return planned
     return next((at for at in value.copies if not at.unreduced), planned)
 
 
 def _slice_layout(interpreter: Interpreter, stacked: ShardedValue, v: Any, planned: Layout, scope: Scope | None) -> Layout:
-    """The layout of slices of a stacked value: the planned one if it is free, else that of the stacked value.
+    """The layout of slices of a stacked value: the planned one if it is free, else the layout of the stacked value.
 
-    A first run with `LayoutHint.FORWARD` takes that of the stacked value, and so does one after a run whose requests move less so.
+    A first run with `LayoutHint.FORWARD` takes the layout of the stacked value, and so does one after a run whose requests move less so.
     """
     current, preferred = settled_layout(stacked), cheap_layout(stacked, layout([(), *(dim.axes for dim in planned.dims)]))
     planned_slice, current_slice = (layout([dim.axes for dim in stacked_layout.dims[1:]]) for stacked_layout in (preferred, current))

@@ -259,7 +259,7 @@ class _Ring:
     """Pieces on their way around the devices of some axes.
 
     Piece `s` of a device is made of the first half of the block of the device `s` places before it on the ring, and the second half of
-    that of the device `s` places behind it.
+    the block of the device `s` places behind it.
     """
 
     def __init__(self, axes: tuple[str, ...], order: Sequence[int], sizes: Mapping[str, int]) -> None:

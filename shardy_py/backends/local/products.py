@@ -140,8 +140,8 @@ class _ConvolutionFactors(Factors):
 def conv_general_dilated(equation: Equation) -> LocalRule | None:
     """Batch and output features pass through, input features leave partial sums, groups are shared by all.
 
-    A spatial dimension is cut together with that of the result; or, where the kernel is longer than the result as in the gradient of a
-    kernel, together with the kernel's, which leaves partial sums.
+    A spatial dimension is cut together with the same dimension of the result; or, where the kernel is longer than the result as in the
+    gradient of a kernel, together with the kernel's, which leaves partial sums.
     """
     lhs_shape, rhs_shape = equation.shapes
     if 0 in (*lhs_shape, *rhs_shape, *equation.result_shapes[0]):

@@ -142,7 +142,7 @@ def _source(v: Any, producers: Mapping[Any, JaxprEqn]) -> Any:
 
 
 def _place(eqn: JaxprEqn, around: _Place) -> _Place:
-    """The place of an equation, given that of the one whose body it stands in."""
+    """The place of an equation, given the place of the equation whose body it stands in."""
     scope = str(eqn.source_info.name_stack)
     return _Place(module_path(scope, around.module), around.backward or is_backward(scope))
 

@@ -41,7 +41,7 @@ class RegionContext:
         return self.spent + self.work
 
     def spend(self, count: int, trips: float | None = None) -> None:
-        """Adds bytes received per trip; `trips` defaults to those of the current equation."""
+        """Adds bytes received per trip; `trips` defaults to the trips of the current equation."""
         self.spent += int(count * (self.trips if trips is None else trips))
 
 
@@ -91,7 +91,7 @@ class ShardedValue:
     def layout_key(self) -> tuple[tuple[Layout, ...] | None, bool, float]:
         """All that the strategy of a user depends on: layouts of the copies, whether sums stay partial, reshards per execution.
 
-        The layouts are None where any can be had for free. Partial sums may pass through the user where it is the only one and no copy
+        The layouts are None where any layout is free. Partial sums may pass through the user where it is the only one and no copy
         has them reduced.
         """
         if self.rematerialize is not None:

@@ -31,7 +31,7 @@ def host_values(body: Block, arguments: set[Value], origin: Origin) -> set[Value
     """The values that lie in the host's memory: what is moved there, and what ops make of it until it is moved back.
 
     Args:
-        body: The ops, with those of inner blocks.
+        body: The ops, inner blocks included.
         arguments: Values that the caller has in the host's memory.
         origin: The value that lies in memory for each.
     """

@@ -36,7 +36,7 @@ class OpTemplate:
 
 @dataclass(slots=True, eq=False)
 class OpsTemplate:
-    """Ops in order and a slot per result of the equation, that of an operand where the primitive gives its operand back."""
+    """Ops in order and a slot per result of the equation; the operand's slot where the primitive returns its operand."""
 
     ops: tuple[OpTemplate, ...]
     outputs: SLOTS

@@ -268,7 +268,7 @@ def _all_axes(rule: OpShardingRule, tensor: TensorFactors, i: int) -> Axes:
 def _deal(
     mapping: Sequence[Sequence[int]], tensor: TensorFactors, axes: Axes, rule: OpShardingRule, mesh_name: str | Mesh, mesh: Mesh
 ) -> TensorSharding:
-    """The sharding of a tensor whose factors take the axes in turn, each axis as far as it divides what is left of a factor.
+    """The sharding of a tensor whose factors take the axes in turn, each axis to the extent that it divides the rest of a factor.
 
     Factors that an overflow hid take none. From the first axis that finds no factor on, the rest overflows the last one.
     """

@@ -34,8 +34,8 @@ class PadForDivisibility(Pass):
         """Enlarges every dimension, at its high end, to the next multiple of the number of its shards.
 
         All-slices and other collectives that shard a dimension pad with zeros, those that gather it slice the padding off again, and
-        other ops take and make larger tensors. The contents of the padding are then unknown, so a dot sets that of its contracting
-        dimensions to zero first. As in Shardy, no other op does: a reduction over padding gives what was computed there.
+        other ops take and make larger tensors. The contents of the padding are then unknown, so a dot sets the padding of its
+        contracting dimensions to zero first. As in Shardy, no other op does: a reduction over padding gives what was computed there.
 
         The program must hold collectives, not reshards. Raises ShardyError if an argument or result of a function is not a multiple of its
         shards, or an op cannot work on padded tensors without communication.

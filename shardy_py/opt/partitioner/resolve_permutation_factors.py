@@ -294,7 +294,7 @@ def reversed_mesh(mesh: Mesh, axes: Iterable[AxisRef]) -> Mesh:
 
 
 class MeshNames:
-    """Names of meshes that a pass adds in front of those of a program."""
+    """Names of meshes that a pass adds in front of the program's own."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

@@ -146,7 +146,7 @@ class _Route:
                 pending[:] = [a for a in pending if a not in run]
 
     def reshard_dims(self) -> None:
-        """Reshards the dimensions to those of the target."""
+        """Reshards the dimensions as the target has them."""
         if self.now.are_dim_axes_equal(self.target):
             return
         partial = self.now.unreduced

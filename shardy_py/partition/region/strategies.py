@@ -230,7 +230,7 @@ def strategies(equation: EquationSpec) -> tuple[Strategy, ...]:
 
 
 def strategy_along(equation: EquationSpec, axes: Sequence[Axes]) -> Strategy:
-    """The strategy along given axes, as far as the equation can run along them; sums are deferred if that is cheaper."""
+    """The strategy along those of the axes that the equation can run along; sums are deferred if that is cheaper."""
     rated = [
         equation.rate(equation.runnable([_before_deferred(deferred, each) for each in axes] if deferred else axes), deferred, group)
         for deferred, group in equation.deferrals()

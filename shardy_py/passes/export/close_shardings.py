@@ -65,7 +65,7 @@ class DropShardingRules(Pass):
     anchor = FUNCTION
 
     def run(self, program: Program, log: Log | None = None) -> None:
-        """Removes the rules that can be had again from the op; a custom one stays. Source: Shardy's drop_sharding_rules.cc."""
+        """Removes the rules that the op determines; a custom one stays. Source: Shardy's drop_sharding_rules.cc."""
         for block in blocks_of(program):
             for op in block.ops:
                 if op.rule is None or not op.rule.is_custom:

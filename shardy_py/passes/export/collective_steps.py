@@ -56,7 +56,7 @@ def collectives_for(
     Source: Shardy's reshard_to_collectives.cc.
 
     Args:
-        complete: Whether to gather and slice what is missing where jaxlib stops with other axes than those of `target`, which is rare
+        complete: Whether to gather and slice what is missing where jaxlib stops before it reaches the axes of `target`, which is rare
             and again not with powers of two. Without it, the steps are those of jaxlib even then.
 
     Example:
@@ -148,7 +148,7 @@ def is_permute_useful(search: CollectiveSearch) -> bool:
 
 
 def permute(search: CollectiveSearch) -> bool:
-    """Moves axes to their target dimensions by one permute, as far as the number of pieces per dimension allows.
+    """Moves axes to their target dimensions by one permute, where the number of pieces per dimension allows it.
 
     In each dimension come first the axes it has to get, as many as fit; axes that have to go elsewhere stand at the end, ready for an
     all-to-all; those that nobody wants fill what is left, where they are if possible.
@@ -363,7 +363,7 @@ class CollectiveSearch:
         sliced[dim] += following
 
     def _slice_in_place(self, dim: int, room: list[int], sliced: list[list[Part]], homeless: list[Part]) -> None:
-        """Cuts a dimension along the axes it has to get, as far as there is room; the rest becomes homeless."""
+        """Cuts a dimension along those of its missing axes that fit; the rest becomes homeless."""
         order = self.target[dim]
         i = 0
         while i < len(order):

@@ -98,7 +98,7 @@ class _Splitter:
 
     @functools.cached_property
     def sizes(self) -> dict[str, int]:
-        """The ops of each function with those of the functions that it calls, call by call."""
+        """The ops of each function and of the functions that it calls, call by call."""
         return ops_per_call(self.program)
 
     def split(self, body: Block) -> None:
@@ -170,7 +170,7 @@ class _Splitter:
         return True
 
     def size(self, expression: list[Op]) -> int:
-        """The ops of an expression with those of the functions that it calls."""
+        """The ops of an expression and of the functions that it calls."""
         return sum(self.sizes.get(op.attributes["callee"], 1) if op.name == CALL else 1 for op in expression)
 
     def count(self, size: int, user: Op) -> None:

@@ -137,7 +137,7 @@ class PropagationGraph:
         return node
 
     def _sources(self, edge: Op, owner: Value) -> list[tuple[Op, int]]:
-        """The `(op, operand number)` that flow into an edge; into that of a function's argument, the operands of all its calls."""
+        """The `(op, operand number)` that flow into an edge; for a function's argument, the operands of all its calls."""
         if edge.name == dataflow.EDGE:
             if dataflow.owner_of(owner) is not owner:
                 raise ShardyError(

@@ -75,7 +75,7 @@ def split_weights(variables: Mapping[str, Any], graph: ProfileGraph) -> tuple[Va
 
 
 def merge_weights(stages: Sequence[Mapping[str, Any]]) -> Variables:
-    """Puts the weights of stages together as those of the whole model; the inverse of `split_weights`.
+    """Merges the weights of stages into the weights of the whole model; the inverse of `split_weights`.
 
     Args:
         stages: The variables of each stage.
@@ -102,7 +102,7 @@ def merge_weights(stages: Sequence[Mapping[str, Any]]) -> Variables:
 
 
 def fuse_weights(stages: Sequence[Mapping[str, Any]]) -> Variables:
-    """Puts the weights of stages together as those of the generated module that holds all stages, `full_model()`.
+    """Merges the weights of stages into the weights of the generated module that holds all stages, `full_model()`.
 
     Args:
         stages: The variables of each stage.

@@ -125,7 +125,7 @@ class Partition:
         return "\n".join([*aligned(rows, right=range(len(head))), self.summary()])
 
     def summary(self) -> str:
-        """The time of the pipeline beside that of one machine, and whether there can be a better one, in a line."""
+        """The time of the pipeline and of one machine, and whether a better partition can exist, in a line."""
         machines = sum(self.replication)
         times = f"{self.pipeline_time * 1e3:.3f} ms per minibatch on {machines} machines, {self.single_time * 1e3:.3f} ms on one"
         best = "no partition is better" if self.mode == "exact" else "PipeDream finds none that is better"

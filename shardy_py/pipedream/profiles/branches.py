@@ -16,7 +16,7 @@ class Compressed:
     members: Mapping[str, tuple[str, ...]]
 
     def expand(self, stage_of: Mapping[str, int]) -> dict[str, int]:
-        """The stages of the nodes of the original graph, from those of the smaller one. Raises GraphError if a node has no stage."""
+        """The stages of the nodes of the original graph, from the stages of the smaller one. Raises GraphError if a node has no stage."""
         absent = [id for id in self.members if id not in stage_of]
         if absent:
             raise GraphError(f"no stage is given for {len(absent)} of {len(self.members)} nodes", where=f"node {absent[0]!r}")
@@ -27,7 +27,7 @@ def compress_branches(graph: ProfileGraph) -> Compressed:
     """Makes one node of every chain between a fork and a join, as PipeDream's `compress_branches` does.
 
     A stage boundary can no longer lie inside of a branch, which makes cuts fewer. Times and parameters are summed; the
-    activation is that of the last node, since no other leaves the branch. Takes time linear in nodes and edges.
+    activation is the last node's, since no other leaves the branch. Takes time linear in nodes and edges.
 
     Args:
         graph: The graph.

@@ -57,7 +57,7 @@ def attributed(traced: ClosedJaxpr, steps: Sequence[FlatEquation], hardware: Har
 def _executed_ops(traced: ClosedJaxpr, hardware: Hardware) -> Iterator[tuple[Op, float]]:
     """The ops that one device executes for a jaxpr, with the seconds of each, all trips together: as `plan.cost_analysis` has them.
 
-    The jaxpr is put in order as that of a region is. It is not planned, for it may name meshes of more devices.
+    The jaxpr is put in order as for a region. It is not planned, for it may name meshes of more devices.
     """
     jaxpr = optimize_region(_without_calls(lowered(traced).jaxpr), {}, "gpu")
     program, _ = from_equations(jaxpr.eqns, [v for v in jaxpr.outvars if isinstance(v, Var)])
@@ -226,9 +226,9 @@ def profile(
     own. Functions with a derivative rule (`custom_vjp`) stay whole. A piece with several results has a `__getitem__(k)` node
     for each, so that a cut sends only what is used behind it. Parameters belong to the first piece that uses them.
 
-    Modelled times add up to those of `plan.cost_analysis` of the function and of its value and gradient, on one device. A loop over layers
-    costs what it costs as a loop, with the residuals that it stacks for its backward pass, and each layer has an equal share; so does
-    what `jax.checkpoint` computes again.
+    Modelled times add up to the times in `plan.cost_analysis` of the function and of its value and gradient, on one device. A loop over
+    layers costs what it costs as a loop, with the residuals that it stacks for its backward pass, and each layer has an equal share; so
+    does what `jax.checkpoint` computes again.
 
     Args:
         function: From parameters and a batch to the loss, or whatever the forward pass returns; or its jaxpr, whose inputs count as
@@ -285,7 +285,7 @@ def profile(
 
 
 def _modelled(pieces: Sequence[LinePiece], forward: Mapping[FlatEquation, float], both: Mapping[FlatEquation, float]) -> list[Seconds]:
-    """Seconds of pieces by those of their steps, forward and in both passes."""
+    """Seconds of pieces from the seconds of their steps, forward and in both passes."""
     seconds: list[Seconds] = []
     for piece in pieces:
         alone, together = (math.fsum(of[step] for step in piece.steps) for of in (forward, both))

@@ -115,7 +115,7 @@ def axis_lost_in_reshape(context: CheckContext) -> Iterator[Finding]:
     """Reshapes of `NOTABLE` bytes and more whose result is cut by fewer axes than their operand.
 
     A dimension that several are merged into can be cut by an axis of a later one only where the earlier ones are cut completely; one
-    that is split gives its axes to the first part as far as they divide it.
+    that is split gives the first part those of its axes that divide it.
     """
     for op, _ in context.ops:
         if op.name == "stablehlo.reshape" and op.rule is not None and op.result in context.described:
@@ -232,7 +232,7 @@ class _DataLoss:
 def batch_axis_lost(context: CheckContext) -> Iterator[Finding]:
     """Values of `NOTABLE` bytes and more in which an axis of the data went to another dimension, where keeping it there moves less.
 
-    Data are arguments none of whose leaves is a result again, as those of a training step's state are; where no argument is, all but the
+    Data are arguments none of whose leaves is a result again, unlike a training step's state; where no argument is, all but the
     one with the most bytes. Only the op where it happens is found, one finding per source line.
     """
     data = data_paths(context.plan.inputs, context.plan.outputs, context)
@@ -372,7 +372,7 @@ def state_unlike_parameter(context: CheckContext) -> Iterator[Finding]:
     """State of `NOTABLE` bytes and more that some axes of its parameter do not cut, among inputs and among outputs.
 
     A leaf is state if its path has one of the usual names; its parameter is the leaf of the same shape whose path ends alike, and no
-    other does; of outputs, as those of `optimizer.init`, it may be among the inputs. State that is cut further than its parameter, as
+    other does; of outputs, for example of `optimizer.init`, it may be among the inputs. State that is cut further than its parameter, as
     ZeRO does, is no finding.
     """
     inputs, outputs = context.plan.inputs, context.plan.outputs

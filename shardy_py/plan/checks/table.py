@@ -102,7 +102,7 @@ def findings_of(plan: PlanRecord) -> Findings:
 
 
 def _causes(plan: PlanRecord) -> dict[str, str]:
-    """Path of a value -> that of the one for the sake of which it has its sharding: of a donated argument, and of a state's parameter."""
+    """Path of a value -> path of the value that its sharding follows: of a donated argument, and of a state's parameter."""
     pairs = (*state_and_parameter(plan.inputs), *state_and_parameter(plan.outputs, plan.inputs))
     parameters = {state.path: parameter.path for state, parameter, _ in pairs}
     donated = ((plan.outputs[d.output].path, d.path) for d in plan.donation if d.output is not None)

@@ -55,7 +55,7 @@ def merged(findings: Iterable[Finding], causes: Mapping[str, str] | None = None)
     """Makes one finding of those that differ in the numbers of their paths only, as in layers, ordered by the first of each.
 
     Args:
-        causes: Path of a value -> that of a value whose findings have the same cause: of optimizer state, its parameter.
+        causes: Path of a value -> path of a value whose findings have the same cause: of optimizer state, its parameter.
 
     Example:
         >>> layers = [Finding("unused-rule", "no", f"layers[{i}]['w']") for i in range(3)]
