@@ -44,7 +44,7 @@ _MOVING = frozenset(
 """Ops that compute nothing."""
 
 MAX_REDUCED = 32
-"""Positions of a dimension that a reduction on CPUs takes at once; a longer reduction reads its operand from memory, except results of `_REDUCED`."""
+"""Positions of a dimension that a CPU reduction takes at once; a longer one reads its operand from memory, except results of `_REDUCED`."""
 
 _REDUCED = frozenset(f"stablehlo.{name}" for name in "broadcast_in_dim exponential multiply".split())
 
