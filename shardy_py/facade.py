@@ -337,7 +337,7 @@ class Plan(PlanRecord):
         return as_code(self, style)
 
     def as_sdy(self) -> str:
-        """The program with its final shardings, as an MLIR module of StableHLO and SDY ops.
+        """The program with its final shardings, as an MLIR module of StableHLO and SDY ops in their generic form.
 
         It is made for reading and comparing: attributes that say nothing of shardings, such as the direction of a comparison, are not in a
         plan. For a module that compiles, see `lower(...).as_text()` of the decorated function.

@@ -11,8 +11,9 @@ from shardy_py.dialect import Mesh, TensorShardingPerValue
 from shardy_py.errors import DialectError, ShardyError
 from shardy_py.frontends._jax import ir
 from shardy_py.frontends._jax import make_context as make_context
-from shardy_py.frontends.mlir_attributes import READERS, SHARDING_ATTRIBUTE, discardable, plain, read_type
+from shardy_py.frontends.mlir_attributes import READERS, discardable, plain, read_type
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
+from shardy_py.ir.printer import SHARDING_ATTRIBUTE
 from shardy_py.passes.call_graph import MAX_REGIONS
 
 WITH_REGIONS = frozenset(

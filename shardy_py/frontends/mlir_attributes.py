@@ -277,10 +277,3 @@ READERS: Mapping[str, Reader] = {
     "sdy.propagation_barrier": _barrier,
     "sdy.sharding_group": _named("group_id"),
 }
-
-SHARDING_ATTRIBUTE: Mapping[str, str] = {
-    "sdy.sharding_constraint": "sharding",
-    "sdy.reshard": "sharding",
-    "sdy.data_flow_edge": "sharding",
-    **dict.fromkeys((*AXES_OF, "sdy.collective_permute"), "out_sharding"),
-}

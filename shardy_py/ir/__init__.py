@@ -6,8 +6,6 @@ from shardy_py.ir.core import Location as Location
 from shardy_py.ir.core import Op as Op
 from shardy_py.ir.core import Program as Program
 from shardy_py.ir.core import Value as Value
-from shardy_py.ir.printer import print_function as print_function
-from shardy_py.ir.printer import print_op as print_op
 from shardy_py.ir.printer import print_program as print_program
 from shardy_py.ir.types import TOKEN as TOKEN
 from shardy_py.ir.types import OpaqueType as OpaqueType

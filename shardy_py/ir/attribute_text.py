@@ -36,6 +36,9 @@ ELIDED = "dense_resource<__elided__>"
 MLIR_TEXT_KEY = "mlir.kept"
 """Name under which an op that was read from MLIR keeps the attributes that no pass sets, as one text `{a = 1, b = 2}`."""
 
+PROPERTIES = "mlir.properties"
+"""Name under which an op of an unknown dialect keeps the text of its properties."""
+
 RESOURCES = "mlir.resources"
 """Name under which a program keeps the data of constants that its text refers to by name, one text."""
 

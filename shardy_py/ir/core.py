@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 _NO_ATTRIBUTES: dict[str, Any] = {}
 
-PRINTERS: dict[type, Callable[[Any], str]] = {}
-"""Printers of ops, functions and programs: `printer`, which knows every class here, enters its functions."""
-
 
 class Value:
     """A result of an op or an argument of a block, with the sharding it has at this point.
@@ -152,10 +149,6 @@ class Op:
         for region in self.regions:
             yield from region.walk()
 
-    def __str__(self) -> str:
-        """The text that MLIR writes, with the names its values have in its function."""
-        return PRINTERS[Op](self)
-
     def __repr__(self) -> str:
         return f"<Op {self.name}>"
 
@@ -232,10 +225,6 @@ class Function:
         """The arguments of the body."""
         return self.body.arguments
 
-    def __str__(self) -> str:
-        """The text that MLIR writes."""
-        return PRINTERS[Function](self)
-
     def __repr__(self) -> str:
         return f"<Function {self.name}>"
 
@@ -279,10 +268,6 @@ class Program:
         """All ops of all functions, an op before its regions."""
         for function in self.functions:
             yield from function.body.walk()
-
-    def __str__(self) -> str:
-        """The module that MLIR writes."""
-        return PRINTERS[Program](self)
 
     def __repr__(self) -> str:
         return f"<Program {', '.join(function.name for function in self.functions)}>"

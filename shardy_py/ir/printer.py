@@ -1,37 +1,75 @@
-"""Programs as text, in the form of an MLIR module of StableHLO and SDY ops.
+"""Programs as text: an MLIR module of StableHLO and SDY ops in their generic form, the same for every op.
 
-The text is what MLIR prints, to the extent that a `Program` holds the information. It differs in this:
+MLIR reads the text of a program that holds all that MLIR asks for, as one does that `opt` has read. Of others it differs in this:
 
 * An attribute that a `Program` does not keep is missing: `precision` of a dot, the direction of a comparison, layouts.
-* Attributes stand under their flattened names (`offset_dims = [1]` of a gather) and integers have no type (`1`, not `1 : i64`).
-* Regions of `reduce`, `sort`, `scatter` and the like are not kept; a `reduce` says at most which op it applies.
-* An element that is not finite is `inf` or `nan`. A constant of more than 16 elements is `dense_resource<__elided__>`.
-* Functions that are public are not marked so.
+* Attributes stand under their flattened names, such as `offset_dims = array<i64: 1>` of a gather.
+* Regions of `reduce`, `sort`, `scatter` and the like are not kept.
+* A constant of more than 16 elements is `dense_resource<__elided__>`.
 * Sharding rules are written where a user gave them.
 """
 
+# Attributes hold anything, so what their lists hold has no type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shardy_py.dialect import TensorSharding, TensorShardingPerValue
-from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, RESOURCES, attribute_text, entries_text, name_text
-from shardy_py.ir.core import PRINTERS, Block, Function, Op, Program, Value
-from shardy_py.ir.numbering import Names
-from shardy_py.ir.op_forms import FORMS
+from shardy_py.dialect import ManualAxes, OpShardingRule, TensorSharding, TensorShardingPerValue
+from shardy_py.dialect.collectives import AXES_OF
+from shardy_py.ir.attribute_text import (
+    MLIR_TEXT_KEY,
+    PROPERTIES,
+    RESOURCES,
+    AttributeText,
+    attribute_text,
+    constant_text,
+    entries_text,
+    name_text,
+)
+from shardy_py.ir.core import Block, Function, Op, Program, Value
 from shardy_py.ir.type_text import type_text
 from shardy_py.ir.types import Type
 
-_OPTIMIZATION_BARRIER = "stablehlo.optimization_barrier"
-_SELECT = "stablehlo.select"
-_WHILE = "stablehlo.while"
-_NAMED_COMPUTATION = "sdy.named_computation"
-_MANUAL_COMPUTATION = "sdy.manual_computation"
+SHARDING_ATTRIBUTE: Mapping[str, str] = {
+    "sdy.sharding_constraint": "sharding",
+    "sdy.reshard": "sharding",
+    "sdy.data_flow_edge": "sharding",
+    **dict.fromkeys((*AXES_OF, "sdy.collective_permute"), "out_sharding"),
+}
+"""Ops whose sharding is an attribute of their own -> its name."""
+
+
+def _per_value(value: Any) -> str:
+    return str(TensorShardingPerValue(value))
+
+
+_SHARDINGS: Mapping[str, Callable[[Any], str]] = {"in_shardings": _per_value, "out_shardings": _per_value}
+
+MODELLED: Mapping[str, Mapping[str, Callable[[Any], str]]] = {
+    "func.call": {"callee": lambda name: f"@{name_text(name)}"},
+    "sdy.constant": {"value": str},
+    "sdy.manual_computation": {**_SHARDINGS, "manual_axes": lambda axes: attribute_text(ManualAxes(tuple(axes)))},
+    "sdy.named_computation": {**_SHARDINGS, "name": lambda name: attribute_text(str(name))},
+    "sdy.propagation_barrier": {"allowed_direction": lambda direction: f"{int(direction)} : i32"},
+    "sdy.reshard": {},
+    "sdy.sharding_constraint": {},
+    "sdy.sharding_group": {"group_id": lambda number: f"{number} : i64"},
+    "stablehlo.constant": {"value": str},
+    **{
+        name: {attribute: attribute_text, "reduction_op": lambda kind: f"{kind} : i32" if kind else ""}
+        for name, attribute in AXES_OF.items()
+    },
+}
+"""Name of an op -> its attributes that are read into the `Program` and may be set by passes, beside shardings of results, as texts."""
+
+_PLACED = frozenset((MLIR_TEXT_KEY, PROPERTIES))
 
 
 def print_program(program: Program) -> str:
-    """The lines of a program, as MLIR writes a module; equal programs have equal texts. The last line ends without a line break.
+    """The lines of a program; equal programs have equal texts. The last line ends without a line break.
 
     Example:
         >>> print(print_program(Program([Function("main", Block(), ())])))
@@ -45,37 +83,12 @@ def print_program(program: Program) -> str:
     return "\n".join(printer.lines)
 
 
-def print_function(function: Function) -> str:
-    """The text of one function, without the meshes it refers to."""
-    printer = Printer()
-    printer.function(function, "")
-    return "\n".join(printer.lines)
-
-
-def print_op(op: Op, *, regions: bool = True) -> str:
-    """The text of one op, with its function's names of values; without `regions` each region is `{...}`."""
-    top: Block | Function | None = op.block
-    while isinstance(top, Block) and top.parent is not None:
-        parent = top.parent
-        if isinstance(parent, Function):
-            top = parent
-            break
-        if parent.block is None:
-            break
-        top = parent.block
-    printer = Printer(regions)
-    printer.names = Names(top)
-    printer.op(op, "", isinstance(op.block, Block) and isinstance(op.block.parent, Function))
-    return "\n".join(printer.lines)
-
-
 class Printer:
-    """Writes ops in the forms that MLIR prints."""
+    """Writes a program line by line; `opt.to_mlir` writes all that MLIR needs to read it."""
 
-    def __init__(self, regions: bool = True) -> None:
+    def __init__(self) -> None:
         self.lines: list[str] = []
-        self.names = Names(None)
-        self.regions = regions
+        self.names: dict[Value, str] = {}
         self.types: dict[Type, str] = {}
         self.shardings: dict[tuple[TensorSharding | None, ...], str] = {}
 
@@ -99,28 +112,31 @@ class Printer:
             self.lines.append(f"  sdy.mesh @{name_text(name)} = {mesh.text(short=True)}{f' {self.dictionary(extra)}' if extra else ''}")
         self.lines += attributes.get(MLIR_TEXT_KEY, ())
         for function in program.functions:
-            self.function(function, "  ")
+            self.function(function)
         self.lines += ["}", *attributes.get(RESOURCES, ())]
 
     def typed(self, values: Sequence[Value]) -> str:
         """The types of values, with commas between."""
         return ", ".join([self.type(value.type) for value in values])
 
-    def functional(self, op: Op) -> str:
-        """The type of an op as a function."""
-        results = self.typed(op.results)
-        return f"({self.typed(op.operands)}) -> {results if len(op.results) == 1 else f'({results})'}"
+    def used(self, values: Sequence[Value]) -> str:
+        """The names of values, with commas between."""
+        return ", ".join([self.names.get(value, "%?") for value in values])
+
+    def taken(self, arguments: Sequence[Value]) -> str:
+        """Arguments of a block with their types."""
+        return ", ".join([f"{self.names[value]}: {self.type(value.type)}" for value in arguments])
 
     def dictionary(self, attributes: dict[str, Any]) -> str:
         """Attributes in braces."""
         return entries_text((name, attribute_text(value)) for name, value in attributes.items() if value is not None)
 
-    def function(self, function: Function, indent: str) -> None:
+    def function(self, function: Function) -> None:
         """Adds the lines of a function."""
-        self.names = Names(function)
+        self.names = names_in(function.body)
         declared = not function.body.ops and function.visibility == "private"
         arguments = [
-            f"{'' if declared else f'{self.names.get(value)}: '}{self.type(value.type)}{self.value_attributes(value.sharding, attributes)}"
+            f"{'' if declared else f'{self.names[value]}: '}{self.type(value.type)}{self.value_attributes(value.sharding, attributes)}"
             for value, attributes in zip(function.arguments, function.argument_attributes, strict=False)
         ]
         results = [
@@ -131,19 +147,16 @@ class Printer:
         ]
         shows_visibility = function.visibility != "public" or "sym_visibility" in function.attributes
         visibility = f"{function.visibility} " if shows_visibility else ""
-        head = f"{indent}func.func {visibility}@{name_text(function.name)}({', '.join(arguments)})"
-        if results:
-            text = ", ".join(results)
-            bare = len(results) == 1 and not text.endswith("}")
-            head += f" -> {text if bare else f'({text})'}"
+        head = f"  func.func {visibility}@{name_text(function.name)}({', '.join(arguments)})"
+        head += f" -> ({', '.join(results)})" if results else ""
         if attributes := {name: value for name, value in function.attributes.items() if name != "sym_visibility"}:
             head += f" attributes {self.dictionary(attributes)}"
         if declared:
             self.lines.append(head)
             return
         self.lines.append(f"{head} {{")
-        self.block(function.body, f"{indent}  ", True)
-        self.lines.append(f"{indent}}}")
+        self.block(function.body, "    ")
+        self.lines.append("  }")
 
     def value_attributes(self, sharding: TensorSharding | None, attributes: dict[str, Any]) -> str:
         """The sharding and other attributes of an argument or result."""
@@ -151,150 +164,96 @@ class Printer:
             return ""
         return f" {self.dictionary({**attributes, 'sdy.sharding': sharding})}"
 
-    def block(self, block: Block, indent: str, in_function: bool = False) -> None:
+    def block(self, block: Block, indent: str) -> None:
         """Adds the lines of the ops of a block."""
         for op in block.ops:
-            self.op(op, indent, in_function)
+            self.op(op, indent)
 
-    def op(self, op: Op, indent: str, in_function: bool = False) -> None:
+    def op(self, op: Op, indent: str) -> None:
         """Adds the lines of an op."""
-        name, names = op.name, self.names
-        head = f"{indent}{names.results(op)}"
-        if name.endswith(".return"):
-            text = f"{'return' if in_function and name == 'func.return' else name}{self.extra(op)}"
-            if op.operands:
-                text += f" {names.list(op.operands)} : {self.typed(op.operands)}"
-        elif op.regions and name in _WITH_REGIONS:
-            self.lines.append(f"{head}{_WITH_REGIONS[name](self, op, indent)}")
-            return
-        else:
-            text = self.plain(op, indent, in_function)
-        self.lines.append(f"{head}{text}")
+        count = len(op.results)
+        results = self.used(op.results[:1]).partition("#")[0] + (f":{count} = " if count > 1 else " = " if count else "")
+        head = f'{indent}{results}"{op.name}"({self.used(op.operands)})'
+        if PROPERTIES in op.attributes:
+            head += f" {op.attributes[PROPERTIES]}"
+        for i, region in enumerate(op.regions):
+            self.lines.append(f"{head} ({{" if i == 0 else f"{indent}}}, {{")
+            if region.arguments:
+                self.lines.append(f"{indent}^bb0({self.taken(region.arguments)}):")
+            self.block(region, f"{indent}  ")
+        if op.regions:
+            head = f"{indent}}})"
+        entries = [*self.attributes(op), *self.shardings_of(op)]
+        if op.rule is not None and self.shows(op.rule):
+            entries.append(f"sdy.sharding_rule = {op.rule}")
+        if entries:
+            head += f" {{{', '.join(entries)}}}"
+        self.lines.append(f"{head} : ({self.typed(op.operands)}) -> ({self.typed(op.results)}){self.location(op)}")
 
-    def plain(self, op: Op, indent: str, in_function: bool) -> str:
-        """The text of an op without regions, or with regions in their generic form."""
-        name = op.name
-        if name == _OPTIMIZATION_BARRIER:
-            operands = self.names.list(op.operands)
-            return f"{name}{self.extra(op)} {operands} : {self.typed(op.operands)}" if operands else f"{name}{self.extra(op)}() : ()"
-        form = FORMS.get(name)
-        if form is not None and (form.attributes <= op.attributes.keys() or "constant" in name):
-            written, functional = form.write(op, self.names), form.functional
-            extra = self.extra(op, form.attributes | form.optional, sharding=not form.holds_sharding)
-            text = "call" if in_function and name == "func.call" else name
-            text += extra + written if "constant" in name else written + extra
-        elif op.regions or any("." not in attribute for attribute in op.attributes):
-            own = {attribute: value for attribute, value in op.attributes.items() if "." not in attribute and attribute != "value"}
-            text = f'"{name}"({self.names.list(op.operands)})'
-            if own:
-                text += f" <{self.dictionary(own)}>"
-            if op.regions:
-                text += self.generic_regions(op, indent)
-            text += self.extra(op)
-            functional = True
-        else:
-            operands = self.names.list(op.operands)
-            text = f"{name} {operands}" if operands else name
-            text += self.extra(op)
-            functional = False
-        if not functional:
-            types = [value.type for value in (*op.operands, *op.results)]
-            if types and types.count(types[0]) == len(types) and len(op.results) <= 1:
-                return f"{text} : {self.type(types[0])}"
-            if name == _SELECT and types.count(types[1]) == len(types) - 1:
-                return f"{text} : {self.type(types[0])}, {self.type(types[1])}"
-        return f"{text} : {self.functional(op)}"
+    def shows(self, rule: OpShardingRule) -> bool:
+        """Whether a rule is written."""
+        return rule.is_custom
 
-    def extra(self, op: Op, written: frozenset[str] | None = None, *, sharding: bool = True) -> str:
-        """The attributes with a dialect prefix, or all except the written ones; the sharding and a user's rule, as ` {...}`."""
-        shardings = self.per_value(op) if sharding else ""
-        entries = [
-            (name, attribute_text(value))
-            for name, value in op.attributes.items()
-            if value is not None and ("." in name if written is None else name not in written)
-        ]
-        rule = str(op.rule) if op.rule is not None and op.rule.is_custom else ""
-        if not entries and not rule:
-            return f" {{sdy.sharding = {shardings}}}" if shardings else ""
-        if shardings:
-            entries.append(("sdy.sharding", shardings))
-        if rule:
-            entries.append(("sdy.sharding_rule", rule))
-        return f" {entries_text(entries)}"
+    def location(self, _op: Op) -> str:
+        """What is written of the location of an op."""
+        return ""
 
-    def per_value(self, op: Op) -> str:
+    def constant(self, op: Op) -> str:
+        """The value of a constant."""
+        return f"{constant_text(op.attributes.get('value'), op.results[0].type)} : {self.type(op.results[0].type)}"
+
+    def attributes(self, op: Op) -> list[str]:
+        """`name = value` of all attributes of an op but the shardings of its results and its rule."""
+        attributes, written = op.attributes, MODELLED.get(op.name)
+        entries: list[str] = []
+        for name, text_of in (written or {}).items():
+            value = attributes.get(name)
+            if value is not None and (text := self.constant(op) if name == "value" else text_of(value)):
+                entries.append(f"{name} = {text}")
+        mlir_text = attributes.get(MLIR_TEXT_KEY)
+        if mlir_text is not None:
+            entries.append(mlir_text[1:-1])
+        elif written is None:
+            entries += [f"{name} = {_typed(value)}" for name, value in attributes.items() if "." not in name and value is not None]
+        for name, value in attributes.items():
+            if "." in name and name not in _PLACED and value is not None:
+                entries.append(f"{name} = {attribute_text(value)}")
+        return entries
+
+    def shardings_of(self, op: Op) -> list[str]:
         """The shardings of the results, the unknown ones as open; nothing where none is known."""
         shardings = tuple([result.sharding for result in op.results])
+        first = next((sharding for sharding in shardings if sharding is not None), None)
+        if first is None:
+            return []
+        own = SHARDING_ATTRIBUTE.get(op.name)
+        if own is not None:
+            return [f"{own} = {first}"]
         text = self.shardings.get(shardings)
         if text is None:
-            first = next((sharding for sharding in shardings if sharding is not None), None)
-            if first is None:
-                return ""
             pairs = zip(shardings, op.results, strict=True)
             filled = tuple(TensorSharding.open(first.mesh, value.type.rank) if s is None else s for s, value in pairs)
-            text = str(TensorShardingPerValue(filled))
+            text = f"sdy.sharding = {TensorShardingPerValue(filled)}"
             if None not in shardings:
                 self.shardings[shardings] = text
-        return text
-
-    def body(self, block: Block, indent: str) -> str:
-        """The ops of a region in braces."""
-        if not self.regions:
-            return "{...}"
-        mark = len(self.lines)
-        self.block(block, f"{indent}  ")
-        inner = self.lines[mark:]
-        del self.lines[mark:]
-        return "\n".join(["{", *inner, f"{indent}}}"])
-
-    def generic_regions(self, op: Op, indent: str) -> str:
-        """Regions in parentheses."""
-        texts: list[str] = []
-        for region in op.regions:
-            text = self.body(region, indent)
-            if region.arguments and self.regions:
-                arguments = ", ".join(f"{self.names.get(v)}: {self.type(v.type)}" for v in region.arguments)
-                text = text.replace("{", f"{{\n{indent}^bb0({arguments}):", 1)
-            texts.append(text)
-        return f" ({', '.join(texts)})"
-
-    def while_(self, op: Op, indent: str) -> str:
-        """The text of a loop."""
-        cond, body = op.regions
-        for mine, theirs in zip(body.arguments, cond.arguments, strict=False):
-            self.names.of[mine] = self.names.get(theirs)
-        names = self.names
-        pairs = ", ".join(f"{names.get(a)} = {names.get(v)}" for a, v in zip(cond.arguments, op.operands, strict=False))
-        text = f"{_WHILE}({pairs}) : {self.typed(op.operands)}"
-        extra = self.extra(op, frozenset())
-        if extra:
-            text += f" attributes{extra}"
-        return f"{text}\n{indent}cond {self.body(cond, indent)} do {self.body(body, indent)}"
-
-    def computation(self, op: Op, indent: str) -> str:
-        """The text of a named or manual computation."""
-        attributes = op.attributes
-        text = op.name
-        if op.name == _NAMED_COMPUTATION:
-            text += f"<{attribute_text(str(attributes.get('name', '')))}>"
-        text += f"({self.names.list(op.operands)})"
-        for label in ("in_shardings", "out_shardings"):
-            shardings: Sequence[TensorSharding] | None = attributes.get(label)
-            if shardings is not None:
-                text += f" {label}=[{', '.join(sharding.text(short=True) for sharding in shardings)}]"
-        if op.name == _MANUAL_COMPUTATION:
-            text += f" manual_axes={{{', '.join(map(attribute_text, attributes.get('manual_axes', ())))}}}"
-        (body,) = op.regions
-        arguments = ", ".join(f"{self.names.get(v)}: {self.type(v.type)}" for v in body.arguments)
-        written = frozenset(("in_shardings", "out_shardings", "manual_axes", "name"))
-        return f"{text} ({arguments}) {self.body(body, indent)}{self.extra(op, written)} : {self.functional(op)}"
+        return [text]
 
 
-_WITH_REGIONS: dict[str, Callable[[Printer, Op, str], str]] = {
-    _WHILE: Printer.while_,
-    _NAMED_COMPUTATION: Printer.computation,
-    _MANUAL_COMPUTATION: Printer.computation,
-}
+def names_in(body: Block) -> dict[Value, str]:
+    """`%arg0` for arguments, `%0` and `%1#0` for results, numbered in the order of the ops of a function."""
+    blocks = [body, *(region for op in body.walk() for region in op.regions)]
+    names = {value: f"%arg{i}" for i, value in enumerate(argument for block in blocks for argument in block.arguments)}
+    for i, op in enumerate(op for op in body.walk() if op.results):
+        names |= {value: f"%{i}#{value.index}" if len(op.results) > 1 else f"%{i}" for value in op.results}
+    return names
 
 
-PRINTERS.update({Op: print_op, Function: print_function, Program: print_program})
+def _typed(value: Any) -> str:
+    """An attribute of an op that was not read from MLIR; integers are as wide as StableHLO has them."""
+    if isinstance(value, bool | AttributeText):
+        return attribute_text(value)
+    if isinstance(value, int):
+        return f"{value} : i64"
+    if isinstance(value, tuple | list) and all(type(each) is int for each in value):
+        return f"array<i64: {', '.join(map(str, value))}>" if value else "array<i64>"
+    return attribute_text(value)

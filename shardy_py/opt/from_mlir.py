@@ -1,8 +1,8 @@
 """Reads a StableHLO + SDY module, or its text, with all that passes leave as it is.
 
 An op keeps the attributes that no pass sets as one text under `ir.attribute_text.MLIR_TEXT_KEY`, so that copies of the op share it; a
-program keeps its top-level ops that are neither function nor mesh there. `MODELLED` says which attributes are written from the `Program`
-instead.
+program keeps its top-level ops that are neither function nor mesh there. `ir.printer.MODELLED` says which attributes are written from the
+`Program` instead.
 """
 
 from __future__ import annotations
@@ -14,61 +14,20 @@ from typing import Any, NamedTuple, cast
 
 from jaxlib.mlir import ir
 
-from shardy_py.dialect import ManualAxes, TensorShardingPerValue
 from shardy_py.dialect.collectives import AXES_OF, moved_axes
 from shardy_py.dialect.verify import verify_parts
 from shardy_py.errors import DialectError, ShardyError
 from shardy_py.frontends.mlir import ModuleReader, locate, locate_text, make_context, place_of
-from shardy_py.frontends.mlir_attributes import SHARDING_ATTRIBUTE, plain
 from shardy_py.frontends.mlir_attributes import attribute_text as text_in
+from shardy_py.frontends.mlir_attributes import plain
 from shardy_py.ir import Block, Function, Location, Op, Program
-from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, RESOURCES, AttributeText, attribute_text, name_text, split_entries
-from shardy_py.ir.type_text import type_text
+from shardy_py.ir.attribute_text import MLIR_TEXT_KEY, PROPERTIES, RESOURCES, AttributeText, name_text, split_entries
+from shardy_py.ir.printer import MODELLED, SHARDING_ATTRIBUTE
 from shardy_py.opt.mlir_limits import check_text, place
 from shardy_py.passes.collection import no_collection
 
-PROPERTIES = "mlir.properties"
-"""Name under which an op of an unknown dialect keeps the text of its properties."""
-
 _SHARDING = "sdy.sharding"
 _RULE = "sdy.sharding_rule"
-
-Write = Callable[[Op, Any], str]
-"""The text of an attribute's value; "" where it is left out."""
-
-
-def _text(_op: Op, value: Any) -> str:
-    return attribute_text(value)
-
-
-def _per_value(_op: Op, value: Any) -> str:
-    return str(TensorShardingPerValue(value))
-
-
-def _constant(op: Op, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ShardyError(
-            "the value of a constant is not held as MLIR text",
-            where=op.name,
-            fix="write programs that were read with from_mlir(module, keep=True)",
-        )
-    suffix = type_text(op.results[0].type)
-    return str(value) if value.endswith(suffix) else f"{value} : {suffix}"
-
-
-_SHARDINGS: Mapping[str, Write] = {"in_shardings": _per_value, "out_shardings": _per_value}
-
-MODELLED: Mapping[str, Mapping[str, Write]] = {
-    "func.call": {"callee": lambda _, name: f"@{name_text(name)}"},
-    "sdy.constant": {"value": _constant},
-    "sdy.manual_computation": {**_SHARDINGS, "manual_axes": lambda _, axes: attribute_text(ManualAxes(tuple(axes)))},
-    "sdy.named_computation": {**_SHARDINGS, "name": lambda _, name: attribute_text(str(name))},
-    "sdy.propagation_barrier": {"allowed_direction": lambda _, direction: f"{int(direction)} : i32"},
-    "sdy.sharding_group": {"group_id": lambda _, number: f"{number} : i64"},
-    "stablehlo.constant": {"value": _constant},
-    **{name: {attribute: _text, "reduction_op": lambda _, kind: f"{kind} : i32" if kind else ""} for name, attribute in AXES_OF.items()},
-}
-"""Name of an op -> its attributes that are read into the `Program` and may be set by passes, beside shardings of results."""
 
 _READ_BY_PASSES = frozenset((_SHARDING, "execution_thread", "sdy.original_func_name", "sym_name"))
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 
 from shardy_py.ir import Op
-from shardy_py.ir.op_forms import UNCONSTRAINED
 from shardy_py.plan.checks.shardings import OPAQUE
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.collectives import format_bytes
@@ -26,7 +25,7 @@ from shardy_py.planner.op_tables import TooLarge
 from shardy_py.planner.problem import cost, entries, restricted
 from shardy_py.planner.search import LARGE, Searcher
 from shardy_py.planner.space import Resolution, resolutions, stated, transferred
-from shardy_py.rules.traits import is_constraint
+from shardy_py.rules.traits import UNCONSTRAINED, is_constraint
 
 LISTED = 5
 """Inputs that lie whole, and ops without a rule, that are named."""

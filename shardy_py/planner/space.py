@@ -18,7 +18,6 @@ from shardy_py.dialect import AxisRef, DimensionSharding, Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes, merged
 from shardy_py.errors import UserError
 from shardy_py.ir import Block, Op, Program, Value
-from shardy_py.ir.op_forms import UNCONSTRAINED
 from shardy_py.partition.layouts import Layout, layout_of, parts
 from shardy_py.partition.op import CHEAP, WHOLE
 from shardy_py.passes.dataflow import CASE, MANUAL_COMPUTATION, WHILE
@@ -26,7 +25,7 @@ from shardy_py.plan.values import location_of
 from shardy_py.planner.alike import representatives
 from shardy_py.planner.inlined import inlined
 from shardy_py.rules import rule_of
-from shardy_py.rules.traits import CONSTRAINTS
+from shardy_py.rules.traits import CONSTRAINTS, UNCONSTRAINED
 
 OPEN = {"chlo.ragged_dot", *(f"stablehlo.{name}" for name in "convolution dot dot_general gather scatter select_and_scatter".split())}
 """Ops whose operands and results are cut independently of each other."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardy_py.dialect import PropagationDirection, TensorSharding
-from shardy_py.ir.op_forms import UNCONSTRAINED
 from shardy_py.ir.verifier import TERMINATORS as TERMINATORS
 
 if TYPE_CHECKING:
     from shardy_py.ir.core import Op
+
+UNCONSTRAINED = "unconstrained_dims"
+"""The attribute of a constraint that has the dimensions that its user leaves open."""
 
 CONSTANTS = frozenset(("sdy.constant", "stablehlo.constant"))
 

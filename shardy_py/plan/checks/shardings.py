@@ -11,7 +11,6 @@ from shardy_py.dialect import AxisRef, TensorSharding
 from shardy_py.dialect.axis import num_shards
 from shardy_py.dialect.format import format_axis
 from shardy_py.ir import Op, TensorType, Value
-from shardy_py.ir.op_forms import UNCONSTRAINED
 from shardy_py.passes.dataflow import WHILE
 from shardy_py.passes.export.input_output_shardings import NON_DIVISIBLE
 from shardy_py.plan.checks.axes import data_paths, state_and_parameter
@@ -25,7 +24,7 @@ from shardy_py.plan.in_place import BODIES
 from shardy_py.plan.paths import without_numbers
 from shardy_py.plan.search import NOTHING
 from shardy_py.plan.values import PlannedValue, typed
-from shardy_py.rules.traits import is_constraint, is_elementwise
+from shardy_py.rules.traits import UNCONSTRAINED, is_constraint, is_elementwise
 
 OPAQUE = frozenset(("stablehlo.custom_call", "stablehlo.composite"))
 """Ops with contents that propagation does not see."""

@@ -22,6 +22,7 @@ from shardy_py.dialect.grouping import Interner
 from shardy_py.dialect.verify import verify_sharding
 from shardy_py.errors import ShardyError
 from shardy_py.ir import Block, Function, Location, Op, Program, Type, Value
+from shardy_py.ir.printer import print_program
 from shardy_py.ir.verifier import verify
 from shardy_py.passes.propagation.log import FunctionResult, LogStep
 from shardy_py.plan.derivation import IDENTITIES
@@ -374,7 +375,7 @@ def _check(program: Program) -> None:
             rule_for(op)
             work_of(op, sizes)
             valid.add(key)
-        str(program)
+        print_program(program)
     except ShardyError as error:
         raise StoreError(error.what, where=error.where or where, why=error.why, fix=error.fix) from error
     except FAILURES as error:
