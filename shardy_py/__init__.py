@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shardy_py.api import named_computation as named_computation
     from shardy_py.api import plan_of as plan_of
     from shardy_py.api import propagation_barrier as propagation_barrier
+    from shardy_py.api import ring_attention as ring_attention
     from shardy_py.api import sharding_group as sharding_group
     from shardy_py.api import sharding_rule as sharding_rule
     from shardy_py.api import with_sharding_constraint as with_sharding_constraint

@@ -15,6 +15,7 @@ from shardy_py.api.annotations import propagation_barrier as propagation_barrier
 from shardy_py.api.annotations import sharding_group as sharding_group
 from shardy_py.api.annotations import sharding_rule as sharding_rule
 from shardy_py.api.annotations import with_sharding_constraint as with_sharding_constraint
+from shardy_py.api.attention import ring_attention as ring_attention
 from shardy_py.api.auto import AutoSharded as AutoSharded
 from shardy_py.api.auto import Traced as Traced
 from shardy_py.api.auto import clear_caches as clear_caches

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
-from jax.extend.source_info_util import current_name_stack, user_context
+from jax.extend.source_info_util import current, current_name_stack, user_context
 
 from shardy_py.backends.local.jaxpr_analysis import NO_CONTEXT, JaxprAnalysis, Step
 from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule, bind, bits_of
@@ -225,7 +225,9 @@ class Interpreter:
         """A context that gives traced equations the source location of an equation."""
         if self.region.dry:
             return NO_CONTEXT
-        return user_context(eqn.source_info.traceback, name_stack=current_name_stack() + eqn.source_info.name_stack)
+        # Bodies that a library traced have no line of the user's: theirs is that of the call.
+        source = eqn.source_info if locate(eqn.source_info) is not None else current()
+        return user_context(source.traceback, name_stack=current_name_stack() + eqn.source_info.name_stack)
 
     def moving(self, variables: Sequence[Any], scope: Scope | None) -> contextlib.AbstractContextManager[Any]:
         """A context in which collectives are of the planned values of variables."""

@@ -33,8 +33,9 @@ _MOVING = frozenset(
 
 
 class _Place(NamedTuple):
-    """The module of an equation, and whether it is of a backward pass."""
+    """The source line of an equation, or else of the one around it, its module, and whether it is of a backward pass."""
 
+    where: str
     module: str
     backward: bool
 
@@ -47,7 +48,7 @@ def read_collectives(
     name: Callable[[Value], str] = str,
 ) -> tuple[Collective, ...]:
     """The collectives of a jaxpr, in the order in which they stand; those of loops once, with their trips."""
-    return tuple(_CollectiveReader(sizes, spelling or {}, moved or {}, name).read(jaxpr, 1, _Place("", False)))
+    return tuple(_CollectiveReader(sizes, spelling or {}, moved or {}, name).read(jaxpr, 1, _Place("", "", False)))
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,6 @@ class _CollectiveReader:
         size = math.prod(self.sizes.get(axis, 1) for axis in axes) if groups is None else len(groups[0])
         if size == 1:
             return
-        place = locate(eqn.source_info)
-        where = f"{place.file}:{place.line}" if place is not None else ""
         movement = self.moved.get(eqn.outvars[0], RegionMovement((), eqn.primitive.name))
         names = list(dict.fromkeys(map(self.name, movement.values)))
         for i, v in enumerate(eqn.invars):
@@ -98,8 +97,9 @@ class _CollectiveReader:
                 tuple(aval.shape),
                 (names[i] if len(names) == len(eqn.invars) else ", ".join(names)) or maker,
                 _primitive(movement, kind),
-                where,
-                *inside,
+                _place(eqn, around).where,
+                inside.module,
+                inside.backward,
                 movement.overlapped,
             )
 
@@ -143,8 +143,8 @@ def _source(v: Any, producers: Mapping[Any, JaxprEqn]) -> Any:
 
 def _place(eqn: JaxprEqn, around: _Place) -> _Place:
     """The place of an equation, given the place of the equation whose body it stands in."""
-    scope = str(eqn.source_info.name_stack)
-    return _Place(module_path(scope, around.module), around.backward or is_backward(scope))
+    place, scope = locate(eqn.source_info), str(eqn.source_info.name_stack)
+    return _Place(around.where if place is None else place.place, module_path(scope, around.module), around.backward or is_backward(scope))
 
 
 def spelled(axes: Sequence[str], spelling: Spelling) -> tuple[str, ...]:
