@@ -4,7 +4,8 @@ Start one command per process; on several machines --coordinator names the first
 
     python examples/pipeline_hosts.py --process=0 & python examples/pipeline_hosts.py --process=1; wait
 
-No process holds the whole model. At the end each trains it on one of its own devices, and the losses have to agree.
+No process holds the whole model. At the end each trains it on one of its own devices, and the losses have to agree. With --checkpoints
+the state is saved every few steps; the same command, with as many processes or others, goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ LAYERS = flags.DEFINE_integer("layers", 8, "Layers of the model.", lower_bound=1
 WIDTH = flags.DEFINE_integer("width", 64, "Hidden width.", lower_bound=8)
 MICROBATCHES = flags.DEFINE_integer("microbatches", 4, "Microbatches of 8 rows.", lower_bound=1)
 SCHEDULE = flags.DEFINE_string("schedule", "1f1b", "Order of the microbatches: 1f1b, gpipe, zb-h1, auto, ...")
+CHECKPOINTS = flags.DEFINE_string("checkpoints", None, "Folder to save the state in, and to go on from; it needs orbax-checkpoint.")
+SAVE_EVERY = flags.DEFINE_integer("save_every", 10, "Steps between two checkpoints.", lower_bound=1)
 
 Params = list[jax.Array]
 Batch = dict[str, np.ndarray]
@@ -85,22 +88,26 @@ def main(argv: list[str]) -> None:
     run.build(jax.eval_shape(first_params, key), batch)
     if PROCESS.value == 0:
         print(run.report(), flush=True)
-    params = run.init(first_params, key)
+    folder = CHECKPOINTS.value
+    first = max(run.saved_steps(folder), default=0) if folder else 0
+    params = run.restore(folder) if first else run.init(first_params, key)
     losses = []
-    for _ in range(STEPS.value):
+    for step in range(first + 1, STEPS.value + 1):
         params, loss = run(params, batch)
         losses.append(float(loss))
+        if folder and step % SAVE_EVERY.value == 0:
+            run.save(folder, params, step=step)
     where = f"process {PROCESS.value} of {PROCESSES.value}"
     held = sum(len(layer.addressable_shards) > 0 for layer in params)
     print(f"{where}: holds {held} of {len(params)} layers, programs of its stages {run.programs_per_stage}", flush=True)
-    print(f"{where}: loss {losses[0]:.4f} to {losses[-1]:.4f} in {STEPS.value} steps", flush=True)
+    print(f"{where}: loss {losses[0]:.4f} to {losses[-1]:.4f} in steps {first + 1} to {STEPS.value}", flush=True)
 
     alone, expected = first_params(key), []
     for _ in range(STEPS.value):
         alone, loss = jax.jit(train_step)(alone, batch)
         expected.append(float(loss))
-    np.testing.assert_allclose(losses, expected, rtol=1e-4)
-    print(f"{where}: unsharded loss {expected[-1]:.4f}, largest difference {np.abs(np.subtract(losses, expected)).max():.1e}")
+    np.testing.assert_allclose(losses, expected[first:], rtol=1e-4)
+    print(f"{where}: unsharded loss {expected[-1]:.4f}, largest difference {np.abs(np.subtract(losses, expected[first:])).max():.1e}")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, NoReturn
@@ -430,6 +432,22 @@ class Watch:
                     look = now + _LONGEST
                     self._look(now - begin)
             jax.block_until_ready(array)
+
+    def result(self, work: Callable[[], Any]) -> Any:
+        """What a function gives in which the processes wait for each other, as `wait` does."""
+        future = Future[Any]()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        begin = time.monotonic()
+        threading.Thread(target=run, daemon=True).start()  # where it waits in vain, Python does not wait for it to end
+        while not futures.wait([future], _LONGEST).done:
+            self._look(time.monotonic() - begin)
+        return future.result()
 
     def _look(self, seconds: float) -> None:
         said, ended = self._said(), self.peers.entries()[1]

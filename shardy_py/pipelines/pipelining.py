@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from shardy_py.api import nnx_modules
 from shardy_py.api.agreement import covering, passed_value
-from shardy_py.api.peers import peers_of
+from shardy_py.api.peers import Watch, peers_of
 from shardy_py.api.specs import refuse_host_memory
 from shardy_py.api.trees import Leaf, location_of, parameter_names
 from shardy_py.backends import compare as arrays
@@ -35,7 +35,7 @@ from shardy_py.pipelines.placing import meshes_of
 from shardy_py.pipelines.planned import check_planner, planned
 from shardy_py.pipelines.report import PipelineReport, check_memory, report, stage_memory
 from shardy_py.pipelines.runner import Runner, Statistics, statement
-from shardy_py.pipelines.transfers import is_global, is_here, stub
+from shardy_py.pipelines.transfers import is_global, is_here, placed, stub
 from shardy_py.planner.options import Planner
 
 
@@ -417,19 +417,82 @@ class Pipelined(Generic[P]):
         Raises:
             PipelineError: The step has not been built, or its state has another structure.
         """
-        shardings, tree = jax.tree.flatten(self.shardings()[0])
-        structs, returned = jax.tree.flatten(jax.eval_shape(fun, *args))
-        if returned != tree:
-            raise PipelineError(
-                f"the function returns {returned}", where="Pipelined.init", why=f"the pipeline was built for {tree}",
-                fix="build it first with what the function returns: run.build(jax.eval_shape(init, key), batch)",
-            )  # fmt: skip
-        leaves = [stub(x.shape, x.dtype, there) if not is_here(there) else None for x, there in zip(structs, shardings)]
+        structs, tree = jax.tree.flatten(jax.eval_shape(fun, *args))
+        shardings = self._shardings_of(tree, "init")
+        leaves: list[Any] = [stub(x.shape, x.dtype, there) if not is_here(there) else None for x, there in zip(structs, shardings)]
         for here in grouped((i for i, leaf in enumerate(leaves) if leaf is None), lambda i: shardings[i].mesh).values():
             part = jax.jit(lambda *a, here=here: [jax.tree.leaves(fun(*a))[i] for i in here], out_shardings=[shardings[i] for i in here])
             for i, leaf in zip(here, part(*args)):
                 leaves[i] = leaf
         return jax.tree.unflatten(tree, leaves)
+
+    def _shardings_of(self, tree: Any, method: str) -> list[Any]:
+        """The shardings of a state, whose tree has to be that of the step's first argument."""
+        shardings, expected = jax.tree.flatten(self.shardings()[0])
+        if tree != expected:
+            raise PipelineError(
+                f"the state is {tree}", where=f"Pipelined.{method}", why=f"the pipeline was built for {expected}",
+                fix="build it first with a state like this: run.build(jax.eval_shape(init, key), batch)",
+            )  # fmt: skip
+        return shardings
+
+    def _together(self, what: str, work: Callable[[], Any]) -> Any:
+        """What all processes do at once, and hear of if one of them fails."""
+        peers = self._latest().places.peers()
+        if peers is None:
+            return work()
+        watch = Watch(peers, location_of(self._options.fun), self._options.peer_timeout)
+        with watch.running(lambda: what):
+            return watch.result(work)
+
+    @api_boundary
+    def save(self, folder: Any, state: Any, *, step: int | None = None) -> int:
+        """Writes the state with Orbax, as one checkpoint whose arrays have the paths of its tree; all processes call this alike.
+
+        Every process writes the leaves of its stages. A checkpoint counts when all have been written.
+
+        Args:
+            folder: A directory that all processes reach.
+            state: The first argument of the step, as the last step returned it.
+            step: Its number; by default one more than the last one there.
+
+        Returns:
+            The number of the step.
+
+        Raises:
+            PipelineError: There is a checkpoint of this step.
+            PeerFailedError: Another process has failed, or does not come within `peer_timeout`.
+        """
+        checkpoint = _checkpoint()
+        leaves, tree = jax.tree.flatten(state)
+        pairs = zip(leaves, self._shardings_of(tree, "save"))
+        there = tree.unflatten([x if is_global(x) else placed(x, sharding) for x, sharding in pairs])
+        return checkpoint.save(folder, step, there, functools.partial(self._together, "run.save"))
+
+    @api_boundary
+    def restore(self, folder: Any, *, step: int | None = None) -> Any:
+        """The first argument of the step from a checkpoint, which other numbers of processes and stages may have written.
+
+        Build the pipeline first. Every process reads what it holds.
+
+        Args:
+            folder: As in `save`.
+            step: Which step; by default the last one that is complete.
+
+        Raises:
+            PipelineError: There is no such checkpoint, or the step has not been built.
+        """
+        checkpoint, shardings = _checkpoint(), self.shardings()[0]
+        structs = jax.tree.unflatten(self._latest().signature.tree, self._latest().signature.structs)[0]
+        return checkpoint.restore(folder, step, structs, shardings, functools.partial(self._together, "run.restore"))
+
+    def saved_steps(self, folder: Any) -> list[int]:
+        """The steps of which there are complete checkpoints in a folder, the last one last.
+
+        Args:
+            folder: As in `save`.
+        """
+        return _checkpoint().steps_in(folder)
 
     @property
     def search(self) -> PipelineSearch | None:
@@ -474,6 +537,12 @@ class Pipelined(Generic[P]):
 
     def __repr__(self) -> str:
         return f"<Pipelined function {getattr(self._options.fun, '__qualname__', self._options.fun)}>"
+
+
+def _checkpoint() -> Any:
+    from shardy_py.pipelines import checkpoint  # needs Orbax
+
+    return checkpoint
 
 
 def _positional(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

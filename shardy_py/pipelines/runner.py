@@ -20,7 +20,7 @@ from shardy_py.api.trees import location_of
 from shardy_py.pipelines.building import StagedStep
 from shardy_py.pipelines.compiling import compile_program, defer_sums, donatable, results_elsewhere
 from shardy_py.pipelines.flatten import live
-from shardy_py.pipelines.jaxprs import closed_jaxpr, dtype_of, shape_of, struct_of
+from shardy_py.pipelines.jaxprs import closed_jaxpr, dtype_of, is_extended_dtype, shape_of, struct_of
 from shardy_py.pipelines.orders import Schedule, Task
 from shardy_py.pipelines.programs import TaskProgram, evaluate, stages_reading
 from shardy_py.pipelines.simulation import costs_of
@@ -167,7 +167,8 @@ class Runner:
             for i, x in zip(scalars, self.readable([results[i] for i in scalars])):
                 results[i] = x
             self.statistics = replace(self.statistics, shared_bytes=self.shared_bytes)
-            self.watch.wait(x for x in (*results, *(self.totals or {}).values()) if isinstance(x, jax.Array))
+            arrays = [x for x in (*results, *(self.totals or {}).values()) if isinstance(x, jax.Array)]
+            self.watch.wait(jax.random.key_data(x) if is_extended_dtype(x.dtype) else x for x in arrays)
         return results
 
     def _task(self) -> str:

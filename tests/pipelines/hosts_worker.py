@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -196,6 +197,48 @@ def numbers() -> dict[str, Any]:
     return found
 
 
+def initial(key: Any) -> Any:
+    params = {name: jax.random.normal(jax.random.fold_in(key, i), a.shape) / 4 for i, (name, a) in enumerate(MLP.items())}
+    return {"params": params, "moments": ADAM.init(params), "key": key}
+
+
+def adam_step(state: Any, batch: Any) -> Any:
+    loss, gradients = jax.value_and_grad(mlp)(state["params"], batch)
+    updates, moments = ADAM.update(gradients, state["moments"], state["params"])
+    return {"params": optax.apply_updates(state["params"], updates), "moments": moments, "key": state["key"]}, loss
+
+
+def resumed() -> dict[str, Any]:
+    """Goes on from the last checkpoint of a folder, or from the beginning; cut otherwise for every number of processes."""
+    devices = start() if PROCESSES > 1 else jax.devices()
+    run = sp.pipeline(
+        adam_step, num_microbatches=4, num_stages=PROCESSES, mesh=mesh_of(devices, PROCESSES, EACH), donate_argnums=0, peer_timeout=10
+    )
+    folder, key = os.environ["FOLDER"], jax.random.key(3)
+    run.build(jax.eval_shape(initial, key), ROWS)
+    before = run.saved_steps(folder)
+    state, losses = run.restore(folder) if before else run.init(initial, key), []
+    for _ in range(3):
+        state, loss = run(state, ROWS)
+        losses.append(float(loss))
+    step = run.save(folder, state)
+    twice, missing = error_of(lambda: run.save(folder, state, step=step)), error_of(lambda: run.restore(folder, step=99))
+    alone, expected = initial(key), []
+    for _ in range(3 * len(before) + 3):
+        alone, loss = jax.jit(adam_step)(alone, ROWS)
+        expected.append(float(loss))
+    held = sum(bool(x.addressable_shards) for x in jax.tree.leaves(state["params"]))
+    found = {
+        "losses": losses, "expected": expected[-3:], "before": before, "step": step, "twice": twice, "missing": missing, "held": held,
+        "worst": gap((state["params"], state["moments"]), (alone["params"], alone["moments"])),
+    }  # fmt: skip
+    if "KILLED" in os.environ:
+        if PROCESS == int(os.environ["KILLED"]):
+            ocp.type_handlers.ArrayHandler.serialize = lambda *_: os._exit(3)
+        found["killed"] = error_of(lambda: run.save(folder, state))
+    return found
+
+
 def error_of(call: Any) -> list[str]:
     try:
         call()
@@ -241,7 +284,7 @@ def failing() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    modes = {f.__name__: f for f in (numbers, refused, failing)}
+    modes = {f.__name__: f for f in (numbers, refused, failing, resumed)}
     print(json.dumps(modes[MODE]()), flush=True)
-    if MODE == "failing":
+    if MODE == "failing" or "KILLED" in os.environ:
         time.sleep(20)  # until it is ended: leaving would end the others too

@@ -51,6 +51,29 @@ def test_numbers_are_those_of_one_process(start: Callable[..., Workers], process
         assert [result["uneven"]["compiled"] for result in results] == [[0, 1, 2], [2, 3]]
 
 
+def test_a_checkpoint_is_read_by_any_number_of_processes(start: Callable[..., Workers], tmp_path: pathlib.Path) -> None:
+    """Written by 2, by 4, of which one is killed in a save, and by 1: losses and state are those of one run without a stop."""
+    folder = tmp_path / "checkpoints"
+    for turn, processes in enumerate((2, 4, 1)):
+        killed = {"KILLED": "2"} if processes == 4 else {}
+        workers = start("resumed", processes, FOLDER=str(folder), **killed)
+        results = [_answer(workers, i) for i in (0, 1, 3)] if killed else workers.results()
+        for each in results:
+            assert each["losses"] == pytest.approx(each["expected"], abs=1e-6)
+            assert each["worst"] < 1e-6
+            assert [each["before"], each["step"]] == [list(range(turn)), turn]
+            assert each["twice"][0] == each["missing"][0] == "PipelineError"
+            assert f"there is a checkpoint of step {turn} in {folder}" in each["twice"][1]
+            assert f"{folder} has no checkpoint of step 99" in each["missing"][1]
+            if killed:
+                assert each["killed"][0] == "PeerFailedError"
+                assert each["killed"][1].startswith("process 2 did not answer")
+        if killed:
+            workers.end()
+        else:
+            assert sum(each["held"] for each in results) == 10, "each parameter is in one process"
+
+
 def test_what_cannot_run_is_refused_in_every_process(start: Callable[..., Workers]) -> None:
     for own, found in enumerate(start("refused", 2).results()):
         kind, message = found["port"]
@@ -68,13 +91,17 @@ def test_what_cannot_run_is_refused_in_every_process(start: Callable[..., Worker
 
 
 def test_the_example(tmp_path: pathlib.Path) -> None:
-    flags = ["--processes=2", f"--coordinator=127.0.0.1:{free_port()}", "--steps=3", "--layers=4", "--width=16", "--schedule=gpipe"]
-    workers = Workers(tmp_path, [["examples/pipeline_hosts.py", f"--process={i}", *flags] for i in range(2)])
-    for number in range(2):
-        assert workers.wait(number) == 0, workers.told(number)
-        printed = workers.outputs[number].read_text()
-        assert f"process {number} of 2: holds 2 of 4 layers" in printed
-        assert "unsharded" in printed
+    """Trained by 2 processes, which save every two steps, and then by one."""
+    flags = ["--layers=4", "--width=16", "--schedule=gpipe", f"--checkpoints={tmp_path / 'saved'}", "--save_every=2"]
+    for processes, steps, lines in ((2, 3, "steps 1 to 3"), (1, 5, "steps 3 to 5")):
+        shared = [f"--processes={processes}", f"--coordinator=127.0.0.1:{free_port()}", f"--steps={steps}", *flags]
+        workers = Workers(tmp_path, [["examples/pipeline_hosts.py", f"--process={i}", *shared] for i in range(processes)])
+        for number in range(processes):
+            assert workers.wait(number) == 0, workers.told(number)
+            printed = workers.outputs[number].read_text()
+            assert f"process {number} of {processes}: holds {4 // processes} of 4 layers" in printed
+            assert lines in printed
+            assert "unsharded" in printed
 
 
 @pytest.mark.parametrize("how", ["raises", "killed", "stays away"])
