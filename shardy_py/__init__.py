@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardy_py.api import ring_attention as ring_attention
     from shardy_py.api import sharding_group as sharding_group
     from shardy_py.api import sharding_rule as sharding_rule
+    from shardy_py.api import topology as topology
     from shardy_py.api import with_sharding_constraint as with_sharding_constraint
     from shardy_py.cost.hardware import Hardware as Hardware
     from shardy_py.cost.links import Fabric as Fabric

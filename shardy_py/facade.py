@@ -17,7 +17,7 @@ from shardy_py.plan import costing
 from shardy_py.plan.checks.table import accepted, findings_of
 from shardy_py.plan.code import Code, Style, as_code
 from shardy_py.plan.collectives import Collective, CollectivesByModule, by_module
-from shardy_py.plan.compiled import CompiledProgram
+from shardy_py.plan.compiled import CompiledProgram, compiled_of
 from shardy_py.plan.cost_analysis import CostAnalysis
 from shardy_py.plan.diff import PlanDiff, diff_plans
 from shardy_py.plan.executed import collectives_of, explicit_of, reshards_of
@@ -221,7 +221,8 @@ class Plan(PlanRecord):
             hardware: As for `memory_analysis`; the device that it should fit on, in place of the chip or the devices.
 
         Returns:
-            The program, beside the plan. Where the plan is for another platform, the function is planned again for this one.
+            The program, beside the plan, whose text, page and comparisons have a line of it from now on. Where the plan is for another
+            platform, the function is planned again for this one.
 
         Raises:
             CompileError: There is no such topology, or its compiler is not installed, or failed.
@@ -236,7 +237,9 @@ class Plan(PlanRecord):
                 why="a stored plan has no function to compile",
                 fix="plan again, function.plan(*args).compile_for(...)",
             )
-        return self.variants.compiled(self, topology, hardware)
+        answer = self.variants.compiled(self, topology, hardware)
+        compiled_of(self)[answer.target] = answer
+        return answer
 
     def as_text(
         self,

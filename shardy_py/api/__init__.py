@@ -22,6 +22,7 @@ from shardy_py.api.auto import clear_caches as clear_caches
 from shardy_py.api.auto import decorate
 from shardy_py.api.calls import Settings
 from shardy_py.api.compiling import CompileError as CompileError
+from shardy_py.api.compiling import topology as topology
 from shardy_py.api.logical_axes import LogicalAxisRules
 from shardy_py.api.meshes import AnyMesh
 from shardy_py.api.name_rules import NameRules

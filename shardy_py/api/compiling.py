@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import io
+import itertools
 import json
+import math
 import os
 import re
 import subprocess
@@ -16,9 +18,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
-from shardy_py.api.meshes import MeshView
+from shardy_py.api.meshes import Chip, MeshView
 from shardy_py.api.partitioning import Planned
 from shardy_py.api.running import CompiledCall
 from shardy_py.backends.compiled_text import aliased_parameters, contents, cycles_by_line
@@ -28,7 +30,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import device_platform
 from shardy_py.plan.compiled import CompiledCollective, CompiledProgram
-from shardy_py.plan.memory.analysis import MemoryAnalysis, capacity_of
+from shardy_py.plan.memory.analysis import MemoryAnalysis, capacity_of, compiler_of
 
 
 class CompileError(ShardyError, RuntimeError):
@@ -47,7 +49,7 @@ class CompileError(ShardyError, RuntimeError):
     """
 
 
-_TOPOLOGY = re.compile(r"(v\d\w*):\d+(x\d+)*")
+_TOPOLOGY = re.compile(r"(\w+):\d+(x\d+)*")
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # the compiler's devices are no backend
@@ -57,6 +59,9 @@ _ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # its lock is for processes that share TPUs
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
+
+_DEVICES = {"v4": ("TPU v4", 2), "v5e": ("TPU v5 lite", 1), "v5p": ("TPU v5", 1), "v6e": ("TPU v6 lite", 1), "tpu7x": ("TPU7x", 2)}
+"""Kind of chip -> what JAX calls its devices, and their number."""
 
 _KINDS = ("argument", "output", "alias", "temp")
 _LAST = 5
@@ -73,6 +78,7 @@ def compiled(
         view: The mesh that was planned for.
     """
     room = capacity_of(hardware)
+    topology = topology or view.topology or None
     if topology is None:
         mesh = view.runnable()
         assert isinstance(mesh, Mesh)
@@ -82,13 +88,7 @@ def compiled(
         if hardware is None and devices[0] in jax.local_devices():
             room = devices[0].device_kind, (devices[0].memory_stats() or {}).get("bytes_limit")
         return _program(planned.plan, target, room, _compiled_here(planned, target))
-    if (shape := _TOPOLOGY.fullmatch(str(topology))) is None:
-        raise CompileError(
-            f"{topology!r} does not name a TPU topology",
-            where=f"compile_for({topology!r})",
-            why="one is a kind of chip and the shape of a slice; programs for GPUs are compiled where there are GPUs, by compile_for()",
-            fix='compile for "v5e:2x4", "v5p:2x2x1", "v6e:4x4"',
-        )
+    view = _on_chips(view, topology)
     if importlib.util.find_spec("libtpu") is None:
         raise CompileError(
             "the compiler for TPUs is not installed",
@@ -96,10 +96,60 @@ def compiled(
             why="it is in the package libtpu",
             fix='pip install "shardy_py[tpu]"',
         )
-    abstract = view.user_mesh.abstract_mesh if isinstance(view.user_mesh, Mesh) else view.user_mesh
-    planned = planned_for(dataclasses.replace(view, user_mesh=abstract, from_mapping=False), "tpu")
-    room = capacity_of(HARDWARE[shape[1]]) if hardware is None and shape[1] in HARDWARE else room
+    planned = planned_for(view, "tpu")
+    room = capacity_of(HARDWARE[topology.partition(":")[0]]) if hardware is None else room
     return _program(planned.plan, topology, room, _compiled_elsewhere(planned, topology))
+
+
+def topology(name: str) -> tuple[Chip, ...]:
+    """Stands for the devices of a TPU slice that need not be there, to plan for: links, memory and overlap are then those of the slice.
+
+    A mesh over them can be planned and compiled for; to run, a function takes one over `jax.devices()`.
+
+    Args:
+        name: A kind of chip and the shape of a slice, as for `Plan.compile_for`.
+
+    Returns:
+        The devices, for `jax.make_mesh(..., devices=...)`, which orders them as those of such a slice.
+
+    Raises:
+        CompileError: There is no such kind of chip.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> mesh = jax.make_mesh((4, 4), ("data", "model"), devices=sp.topology("v5e:4x4"))
+        >>> plan = sp.auto_shard(lambda x, w: x @ w, mesh=mesh).plan(jnp.ones((8, 8)), jnp.ones((8, 8)))
+        >>> plan.platform, [levels[0].links.wrapped for levels in plan.cost_analysis("v5e").links.values()]
+        ('tpu', [(False,), (False,)])
+    """
+    shape = _TOPOLOGY.fullmatch(str(name))
+    if shape is None or shape[1] not in _DEVICES:
+        raise CompileError(
+            f"{name!r} does not name a TPU topology",
+            where=f"topology {name!r}",
+            why=f"one is a kind of chip, {', '.join(_DEVICES)}, and the shape of a slice; programs for GPUs are compiled where there are"
+            " GPUs, by compile_for()",
+            fix='name "v5e:2x4", "v5p:2x2x1", "v6e:4x4"',
+        )
+    kind, cores = _DEVICES[shape[1]]
+    sides = (*map(int, name.partition(":")[2].split("x")), 1, 1)[:3]
+    places = itertools.product(*map(range, reversed(sides)), range(cores))
+    return tuple(Chip(i, place[-2::-1], place[-1], kind, name) for i, place in enumerate(places))
+
+
+def _on_chips(view: MeshView, name: str) -> MeshView:
+    """The view of a mesh on a slice: as it is where its devices are those, else in JAX's own order."""
+    if view.topology == name:
+        return view
+    chips = topology(name)
+    if len(chips) != math.prod(view.sizes.values()):
+        why = f"{name} has {len(chips)} devices, the mesh of the plan {math.prod(view.sizes.values())}"
+        raise CompileError("the plan does not fit the topology", where=f"compile_for({name!r})", why=why)
+    try:
+        mesh = jax.make_mesh(tuple(view.sizes.values()), tuple(view.sizes), axis_types=view.user_mesh.axis_types, devices=chips)
+    except NotImplementedError as error:
+        raise CompileError(f"JAX lays out no mesh of {view.describe()} on {name}", where=f"compile_for({name!r})", why=str(error)) from None
+    return dataclasses.replace(view, user_mesh=mesh, from_mapping=False)
 
 
 def _compiled_here(planned: Planned, target: str) -> dict[str, Any]:
@@ -126,8 +176,10 @@ def _compiled_elsewhere(planned: Planned, topology: str) -> dict[str, Any]:
         ) from error
     module = io.BytesIO()
     lowered.compiler_ir("stablehlo").operation.write_bytecode(module)
-    sizes, options = list(request.view.auto_mesh.axis_sizes), dict(request.settings.jit.get("compiler_options") or {})
-    head = json.dumps({"topology": topology, "sizes": sizes, "options": options})
+    mesh, options = request.view.user_mesh, dict(request.settings.jit.get("compiler_options") or {})
+    assert isinstance(mesh, Mesh)
+    order = [[*chip.coords, chip.core_on_chip] for chip in mesh.devices.flat]
+    head = json.dumps({"topology": topology, "order": order, "options": options})
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment.pop("XLA_FLAGS", None)  # of the devices here; LIBTPU_INIT_ARGS are for this compiler
     done = subprocess.run(
@@ -156,28 +208,25 @@ def main() -> None:
     os._exit(0)  # libtpu may hang or abort when it is taken down
 
 
-def _compiled_for(module: bytes, topology: str, sizes: list[int], options: dict[str, Any]) -> dict[str, Any]:
+def _compiled_for(module: bytes, topology: str, order: list[list[int]], options: dict[str, Any]) -> dict[str, Any]:
     from jax.experimental import topologies
     from jax.interpreters.mlir import make_ir_context
     from jaxlib import xla_client
     from jaxlib.mlir import ir
 
-    devices = topologies.get_topology_desc(topology, platform="tpu").devices
-    if len(devices) != np.prod(sizes):
-        return {"error": f"{topology} has {len(devices)} devices, the mesh of the plan {np.prod(sizes)}"}
-    names = tuple(map(str, range(len(sizes))))
-    mesh = jax.make_mesh(tuple(sizes), names, axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
+    found = topologies.get_topology_desc(topology, platform="tpu").devices
+    places: dict[tuple[int, ...], Any] = {(*device.coords, device.core_on_chip): device for device in found}
+    devices = [places[tuple(place)] for place in order]
     chosen = xla_client.CompileOptions()
     chosen.env_option_overrides = list(options.items())
     build = chosen.executable_build_options
     chosen.num_replicas, chosen.num_partitions = build.num_replicas, build.num_partitions = 1, len(devices)
     build.use_spmd_partitioning = build.use_shardy_partitioner = True
-    numbers = np.array([[device.id for device in mesh.devices.flat]])
+    numbers = np.array([[device.id for device in devices]])
     chosen.device_assignment = build.device_assignment = xla_client.DeviceAssignment.create(numbers)
     began = time.monotonic()
     with make_ir_context():
-        order = xla_client.DeviceList(tuple(mesh.devices.flat))
-        executable = devices[0].client.compile(ir.Module.parse(module), order, chosen)
+        executable = devices[0].client.compile(ir.Module.parse(module), xla_client.DeviceList(tuple(devices)), chosen)
     return _described(executable.get_compiled_memory_stats(), executable.hlo_modules()[0].to_string(), began)
 
 
@@ -203,7 +252,7 @@ def _program(plan: Plan, target: str, room: tuple[str, int | None], answer: dict
     name, size = room
     memory = MemoryAnalysis(
         plan.name,
-        "cpu" if plan.platform == "cpu" else "accelerator",
+        compiler_of(plan, None),
         **sizes,
         peak_memory_in_bytes=argument + output - alias + temporary,
         peak_step=0,

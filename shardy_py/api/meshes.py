@@ -35,6 +35,19 @@ AnyMesh = JaxMesh | AbstractMesh | Mapping[str, int]
 
 
 @dataclass(frozen=True)
+class Chip:
+    """A device of a TPU slice that is not here, with what JAX orders the devices of a mesh by."""
+
+    id: int
+    coords: tuple[int, ...]
+    core_on_chip: int
+    device_kind: str
+    topology: str
+    platform: str = "tpu"
+    process_index: int = 0
+
+
+@dataclass(frozen=True)
 class MeshView:
     """One mesh in the forms that planning, reporting and running need; `user_mesh` is what shardings in a plan refer to."""
 
@@ -56,8 +69,15 @@ class MeshView:
     def runnable(self) -> JaxMesh | AbstractMesh:
         """A mesh with devices; a mapping takes the first ones there are. Under a trace the outermost function finds the devices.
 
-        Raises MeshError if the mesh is abstract, or there are too few devices.
+        Raises MeshError if the mesh is abstract, its devices are elsewhere, or there are too few.
         """
+        if self.topology:
+            raise MeshError(
+                f"the devices of the mesh are not here: they are chips of {self.topology}",
+                where=f"mesh with {self.describe()}",
+                why="a mesh over sp.topology(...) can be planned and compiled for",
+                fix="call .plan(...).compile_for(), or pass a mesh over jax.devices() to run",
+            )
         if isinstance(self.user_mesh, JaxMesh) or (not self.from_mapping and is_tracing()):
             return self.user_mesh
         need = math.prod(self.auto_mesh.axis_sizes)
@@ -77,6 +97,17 @@ class MeshView:
         need = math.prod(self.auto_mesh.axis_sizes)
         devices_known = self.from_mapping and devices_started() and len(jax.devices()) >= need
         return _first_devices(self.auto_mesh, need) if devices_known else self.user_mesh
+
+    @property
+    def abstract(self) -> AbstractMesh:
+        """The user's mesh without devices."""
+        return self.user_mesh.abstract_mesh if isinstance(self.user_mesh, JaxMesh) else self.user_mesh
+
+    @property
+    def topology(self) -> str:
+        """The slice that the mesh's devices are of, where they are not here; else empty."""
+        first = self.user_mesh.devices.flat[0] if isinstance(self.user_mesh, JaxMesh) else None
+        return first.topology if isinstance(first, Chip) else ""
 
     @functools.cached_property
     def lattices(self) -> Mapping[str, Lattice]:

@@ -181,7 +181,7 @@ class CompiledCall:
         request = traced.request
         view = request.view
         self.layout = request.layout
-        mesh = view.user_mesh if abstract else view.runnable()
+        mesh = view.abstract if abstract else view.runnable()
         if traced.jaxpr.effects:
             _refuse_ordered(traced.jaxpr, view, request.location)
         _refuse_unreduced((*plan.inputs, *plan.outputs), request.location)

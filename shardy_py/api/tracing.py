@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from shardy_py.api.logical_axes import AxisNames, axis_names, in_flax_context
 from shardy_py.api.meshes import planning
@@ -107,7 +107,7 @@ def _on_explicit_axes(
     is left to propagation.
     """
     view = request.view
-    mesh = view.user_mesh.abstract_mesh if isinstance(view.user_mesh, Mesh) else view.user_mesh
+    mesh = view.abstract
     types = iter([_typed(struct, sharding, mesh) for struct, sharding in zip(request.structs, request.shardings, strict=True)])
     args, kwargs = jax.tree.map(lambda _: next(types), request.layout.dynamic_arguments(request.slots))
     is_chosen = request.settings.options.axis_types == "explicit"

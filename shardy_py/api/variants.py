@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import Mesh
 
 from shardy_py.api.compiling import compiled
 from shardy_py.api.constraining import constrained
@@ -89,7 +88,7 @@ class TracedVariants:
     def _planned(self, plan: PlanRecord, view: MeshView, platform: str) -> Planned:
         """The plan if it is for a mesh and a platform, else it is made again for these."""
         request, variants = self.traced.request, self
-        if plan.platform != platform or isinstance(request.view.user_mesh, Mesh) is not isinstance(view.user_mesh, Mesh):
+        if plan.platform != platform or view is not request.view:
             options = dataclasses.replace(request.settings.options, platform=platform)
             request = dataclasses.replace(request, view=view, settings=dataclasses.replace(request.settings, options=options))
             plan = self.plan_of(dataclasses.replace(self.traced, request=request))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from shardy_py.cli.options import TARGET, add_output, add_planning
+from shardy_py.cli.options import TARGET, add_compiling, add_output, add_planning
 from shardy_py.cli.output import Output
 from shardy_py.cli.progress import progress
+from shardy_py.cli.report import compiled_for
 from shardy_py.cli.targets import plan_of
 
 DIFFERENT = 1
@@ -21,11 +22,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="lines of each part; by default 30 on a terminal, all elsewhere")
     add_output(parser)
     add_planning(parser)
+    add_compiling(parser, "--compile-for")
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Compares two plans."""
     before, after = plan_of(options.before, options), plan_of(options.after, options)
+    for plan in (before, after):
+        compiled_for(plan, options.compile_for, None)
     with progress("comparing the plans"):
         differences = before.diff(after)
     if options.json:

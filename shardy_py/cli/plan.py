@@ -37,13 +37,13 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.save:
         with progress(f"writing {options.save}"):
             plan.save(options.save)
+    compiled = compiled_for(plan, options.compile_for, options.hardware)
     if options.html:
         with progress(f"writing {options.html}"):
             plan.save_html(options.html, hardware=options.hardware)
     if options.as_code:
         out.plain(str(plan.as_code(options.as_code)))
         return 0
-    compiled = compiled_for(plan, options.compile_for, options.hardware)
     with progress(f"reading the plan of {plan.name}"):
         _print(plan, compiled, options, out)
     return 0

@@ -41,6 +41,7 @@ class Hardware:
             meshes without devices.
         host_bandwidth: Bytes per second from the host to the device, and back; of a link that devices share, a device's share. None: what
             is fed costs nothing.
+        vmem_bytes: Bytes of the vector memory of a TPU, half of which the temporaries of a small program take in place of HBM.
         sources: Name of an attribute -> the datasheet, manual or book its figure is from, or how it was estimated.
 
     Example:
@@ -59,6 +60,7 @@ class Hardware:
     transcendental_operations: float = 16.0
     platform: str | None = None
     host_bandwidth: float | None = None
+    vmem_bytes: int = 0
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ _NVL72 = "NVIDIA GB200 NVL72 datasheet"
 
 ALIASES = {
     "v4p": "v4",
+    "v5": "v5p",
     "v5 lite": "v5e",
     "v5litepod": "v5e",
     "v5 litepod": "v5e",
@@ -38,6 +39,7 @@ ALIASES = {
 
 
 _GIB, _GB = 1 << 30, 10**9
+_VMEM = {"v4": 16, "v5e": 128, "v5p": 64, "v6e": 128, "tpu7x": 64}
 
 
 def _tpu(
@@ -59,10 +61,11 @@ def _tpu(
         "network.bandwidth": "How to Scale Your Model, chapter 2: data centre network per TPU",
         "network.latency": _NETWORK_HOP,
         "host_bandwidth": _HOSTS[host],
+        "vmem_bytes": "jax.experimental.pallas, its table of TPUs: VMEM per core",
     }
     fabric = Fabric("torus", link, 1e-6, reach, dims, wrap, "ici")
     vector, dcn = 8 * 128 * 4 * clock * cores, Fabric("switch", network, 1e-5, name="dcn")
-    return Hardware(name, flops, vector, memory * _GIB, bandwidth, fabric, dcn, 4.0, "tpu", host, sources)
+    return Hardware(name, flops, vector, memory * _GIB, bandwidth, fabric, dcn, 4.0, "tpu", host, _VMEM[name] << 20, sources)
 
 
 def _tpu7x() -> Hardware:
@@ -99,7 +102,7 @@ def _gpu(
     }
     fabric = Fabric("switch", link, 2e-6, reach, name="nvlink" if platform == "cuda" else "xgmi")
     dcn = Fabric("switch", network, 1e-5, name="dcn")
-    return Hardware(name, flops, vector, memory * _GB, bandwidth, fabric, dcn, 16.0, platform, host, sources)
+    return Hardware(name, flops, vector, memory * _GB, bandwidth, fabric, dcn, 16.0, platform, host, 0, sources)
 
 
 _HOSTS = {
@@ -154,6 +157,10 @@ _TABLE = (
 
 HARDWARE: dict[str, Hardware] = merge_tables({entry.name: entry} for entry in _TABLE)
 """Name -> hardware."""
+
+
+TILES = {"tpu": (8, 128)}
+"""Platform -> rows and lanes of the tiles that arrays fill in memory: the layouts of the compiler in libtpu 0.0.42; others have none."""
 
 
 def hardware(which: str | Hardware) -> Hardware:

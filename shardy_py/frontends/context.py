@@ -56,5 +56,5 @@ def explicit_sharding(tracer: Any) -> Any:
 
 def device_platform(device: Any) -> str:
     """The platform that programs for a device are lowered for: `cpu`, `cuda`, `rocm`, `tpu`."""
-    client = device.client
+    client = getattr(device, "client", device)
     return getattr(client, "_raw_platform", client.platform)

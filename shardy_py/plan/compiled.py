@@ -15,7 +15,7 @@ from shardy_py.plan.collectives import KINDS, Collective, format_bytes, received
 from shardy_py.plan.donation import arrangement
 from shardy_py.plan.executed import collectives_of
 from shardy_py.plan.memory.analysis import MemoryAnalysis, summary_rows
-from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.record import Analysis, PlanRecord
 from shardy_py.plan.report import LISTED, Report, table
 
 TOLERANCE = 0.05
@@ -187,6 +187,24 @@ class CompiledProgram(Report):
                 problems.append(f"donation not taken: {d.path} was to become {d.aliased}")
         return problems
 
+    @property
+    def headline(self) -> str:
+        """Peak, bytes received and problems in a line, which a plan's text, page and comparisons have.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, shardy_py as sp
+            >>> plan = sp.auto_shard(jnp.sum, mesh={"data": 4}, in_shardings=jax.P("data")).plan(jnp.ones(1024))
+            >>> plan.compile_for(hardware="v5e").headline
+            'peak 1.07 KiB of 16 GiB, 6 B received in a call, 6 B planned; no problems'
+        """
+        if self.memory is None:
+            return f"does not fit: {self.refusal}"
+        room = self.memory.hardware_bytes
+        peak = f"peak {format_bytes(self.memory.peak_memory_in_bytes)}{'' if room is None else f' of {format_bytes(room)}'}"
+        planned = "" if self.planned is None else f", {format_bytes(sum(self.planned.values()))} planned"
+        received = f"{format_bytes(sum(self.received.values()))} received in a call{planned}"
+        return f"{peak}, {received}; {'; '.join(self.problems) or 'no problems'}"
+
     def as_text(self, limit: int = LISTED) -> str:
         """Memory, collectives by kind beside the planned ones, the largest with their lines, problems.
 
@@ -223,6 +241,12 @@ class CompiledProgram(Report):
         head = {"format": "shardy_py.compiled", "version": 1, "name": self.plan.name, "target": self.target, "seconds": self.seconds}
         received = {"planned": self.planned, "received": self.received, "hidden_bytes": self.hidden_bytes, "collectives": collectives}
         return {**head, "fits": self.fits, "problems": list(self.problems), "memory": memory, **received, "cycles": dict(self.cycles)}
+
+
+@Analysis
+def compiled_of(plan: PlanRecord) -> dict[str, CompiledProgram]:
+    """The last answer of `Plan.compile_for` for each target: of texts, pages and comparisons of this plan, not of files."""
+    return {}
 
 
 def _by_kind(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:

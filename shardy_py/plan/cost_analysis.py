@@ -268,7 +268,7 @@ class CostAnalysis(Report, Mapping[str, float]):
         """
         lines = table(_head(self), summary_rows(self))
         if self.hardware is not None and self.links:
-            lines.insert(1, f"  {_layout_text(self)}")
+            lines.insert(1, f"  {layout_text(self)}")
         lines += [f"  note: {remark}" for remark in _remarks(self)]
         for title, heads, rows in _tables(self, limit):
             lines += table(title, [heads, *rows], [i for i, head in enumerate(heads) if head in _NUMBERS])
@@ -373,7 +373,7 @@ def _remarks(cost: CostAnalysis) -> list[str]:
     return notes
 
 
-def _layout_text(cost: CostAnalysis) -> str:
+def layout_text(cost: CostAnalysis) -> str:
     """The links of each axis as text: `data=16 on dcn, model=8 on nvlink`."""
     return ", ".join(
         f"{axis}={size} on {' and '.join(_level(level, alone=len(cost.links[axis]) == 1) for level in cost.links[axis])}"

@@ -15,6 +15,7 @@ from shardy_py.ir import Op, Value
 from shardy_py.ir.types import local_bytes
 from shardy_py.plan.checks.table import observed_in
 from shardy_py.plan.collectives import format_bytes, received_by
+from shardy_py.plan.compiled import compiled_of
 from shardy_py.plan.executed import collectives_of, reshards_of
 from shardy_py.plan.findings import Finding, Findings
 from shardy_py.plan.paths import paths_as_one, without_numbers
@@ -197,6 +198,7 @@ class PlanDiff(Report):
         gone_findings: Findings that only the first plan has.
         bytes: Bytes that a device receives in a call of each plan, over all collectives.
         searches: Objective, bound and budget of the planner's searches; empty where there was none. Like times, they are no difference.
+        compiled: What compilers said of each plan, where they were asked; no difference either.
     """
 
     names: tuple[str, str]
@@ -208,6 +210,7 @@ class PlanDiff(Report):
     gone_findings: Findings
     bytes: tuple[int, int]
     searches: tuple[str, str] = ("", "")
+    compiled: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     def __bool__(self) -> bool:
         parts = (self.values, self.reshards, self.collectives, self.new_findings, self.gone_findings)
@@ -223,6 +226,7 @@ class PlanDiff(Report):
         before, after = self.names
         searches = [f"planner {sign} {text or 'none, annotations alone'}" for sign, text in zip("-+", self.searches)]
         searches = searches if self.searches[0] != self.searches[1] else []
+        searches += [f"compiled {sign} {text}" for sign, texts in zip("-+", self.compiled) for text in texts]
         if not self:
             same = f"no difference between the plans of {before} and {after}" if before != after else f"no difference: plan of {after}"
             return printable("\n".join([same, *searches]))
@@ -257,6 +261,7 @@ def diff_plans(before: PlanRecord, after: PlanRecord) -> PlanDiff:
         v.path: after.values[j].path if j >= 0 else f"{v.path} before" for v, j in zip(before.values, matches) if v.kind == "intermediate"
     }
     searches = ("" if plan.search is None else plan.search.headline for plan in (before, after))
+    answers = (tuple(f"for {target}: {answer.headline}" for target, answer in compiled_of(p).items()) for p in (before, after))
     return PlanDiff(
         names=(before.name, after.name),
         meshes=(sizes_text(before.mesh.shape), sizes_text(after.mesh.shape)),
@@ -267,6 +272,7 @@ def diff_plans(before: PlanRecord, after: PlanRecord) -> PlanDiff:
         gone_findings=Findings(_only_in(before, after, names)),
         bytes=(received_by(collectives_of(before)), received_by(collectives_of(after))),
         searches=(next(searches), next(searches)),
+        compiled=(next(answers), next(answers)),
     )
 
 

@@ -61,7 +61,7 @@ class PlannerBudgetError(PlannerInfeasible):
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
-        >>> total = sp.auto_shard(lambda x: jnp.sum(x @ x), mesh={"x": 4}, planner=sp.Planner(hardware="v5e", memory_bytes=3 << 19))
+        >>> total = sp.auto_shard(lambda x: jnp.sum(x @ x), mesh={"x": 4}, planner=sp.Planner(hardware="h100", memory_bytes=3 << 19))
         >>> try:
         ...     total.plan(jax.ShapeDtypeStruct((1024, 1024), jnp.float32))
         ... except sp.PlannerBudgetError as error:

@@ -15,6 +15,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.ir.jax_calls import CALLS
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective, format_bytes, received_by, trips_text
+from shardy_py.plan.compiled import compiled_of
 from shardy_py.plan.executed import collectives_of, remark_on
 from shardy_py.plan.findings import Finding
 from shardy_py.plan.memory import analysis as memory_analysis
@@ -62,6 +63,8 @@ def plan_text(
         parts.append(_by_module(plan, listed, depth, limit))
     if where is None and (remark := remark_on(plan)):
         lines += textwrap.wrap(remark, width, subsequent_indent="  ")
+    for target, answer in compiled_of(plan).items() if where is None else ():
+        lines += textwrap.wrap(f"compiled for {target}: {answer.headline}", width, subsequent_indent="  ")
     parts.append(moves_lines(plan, limit, shown))
     parts.append(findings_lines([finding for finding in findings_of(plan) if shown.finding(finding)], limit, width))
     if where is not None and not any(len(part) > 1 for part in parts):

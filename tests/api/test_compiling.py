@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+from html import escape
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import shardy_py as sp
 from shardy_py.facade import Plan
 from shardy_py.plan.compiled import CompiledProgram
 from shardy_py.testing import assert_fits
+from shardy_py.view.html.payload import payload
 
 MESH = {"data": 2, "model": 4}
 X, W = jax.ShapeDtypeStruct((64, 128), jnp.float32), jax.ShapeDtypeStruct((128, 64), jnp.float32)
@@ -50,7 +52,7 @@ def test_collectives_are_those_of_the_plan_with_lines(compiled: CompiledProgram)
     plan = decorated().plan(W, X)
     assert compiled.planned == compiled.received == {c.kind: compiled.received[c.kind] for c in plan.collectives}
     assert sum(compiled.received.values()) == sum(c.call_bytes for c in plan.collectives) > 0
-    assert {c.location.partition("tests")[2] for c in compiled.collectives} <= {f"/api/test_compiling.py:{n}" for n in (25, 26)}
+    assert {c.location.partition("tests")[2] for c in compiled.collectives} <= {f"/api/test_compiling.py:{n}" for n in (27, 28)}
     assert any(c.trips == 3 for c in compiled.collectives)
     assert (compiled.problems, compiled.differences) == ((), [])
 
@@ -63,6 +65,23 @@ def test_text_and_data(compiled: CompiledProgram) -> None:
     data = json.loads(compiled.to_json())
     assert (data["name"], data["fits"], data["problems"]) == ("update", True, [])
     assert compiled.text.startswith("HloModule")
+
+
+def test_a_plan_shows_what_its_compiler_said() -> None:
+    plan, other = decorated().plan(W, X), decorated(in_shardings=(P(), P("data"))).plan(W, X)
+    assert "compiled" not in f"{plan}{plan.diff(other)}"
+    before, after = plan.compile_for(hardware="v5e"), other.compile_for()
+    assert before.headline.startswith("peak ")
+    assert before.headline.endswith(" planned; no problems")
+    line = f"compiled for 8 cpu devices: {before.headline}"
+    assert line in plan.as_text(width=200)
+    assert escape(line) in plan._repr_html_().replace("\n  ", " ")
+    figures = dict(payload(plan)["figures"])
+    assert figures["compiled for 8 cpu devices"] == before.headline
+    difference = plan.diff(other).as_text().splitlines()
+    assert f"compiled - for 8 cpu devices: {before.headline}" in difference
+    assert f"compiled + for 8 cpu devices: {after.headline}" in difference
+    assert Plan.from_json(plan.to_json()).as_text() == decorated().plan(W, X).as_text()
 
 
 def test_what_xla_partitions_has_no_planned_collectives() -> None:
@@ -107,6 +126,10 @@ def test_what_cannot_be_compiled() -> None:
         plan.compile_for("8xh100")
     with pytest.raises(sp.CompileError, match="8 does not name a TPU topology"):
         plan.compile_for(8)
+    with pytest.raises(sp.CompileError, match="v5e:4x4 has 16 devices, the mesh of the plan 8"):
+        plan.compile_for("v5e:4x4")
+    with pytest.raises(sp.CompileError, match="JAX lays out no mesh of data=8, model=8 on v5p:4x4x4"):
+        decorated(mesh={"data": 8, "model": 8}).plan(W, X).compile_for("v5p:4x4x4")
     with pytest.raises(sp.MeshError, match="an AbstractMesh can be planned for"):
         decorated(mesh=AbstractMesh((2, 4), ("data", "model"))).plan(W, X).compile_for()
 
@@ -141,6 +164,28 @@ def test_assert_fits() -> None:
         assert_fits(plan, hardware=1000)
 
 
+def gathered(mesh: Any) -> Plan:
+    wide, x = jax.ShapeDtypeStruct((2048, 8192), jnp.bfloat16), jax.ShapeDtypeStruct((2, 4096, 2048), jnp.bfloat16)
+    shardings = {"in_shardings": (P("data", "model"), P(None, "model")), "out_shardings": P("data", None, "model")}
+    return sp.auto_shard(lambda x, w: x @ w, mesh=mesh, **shardings).plan(x, wide)
+
+
+def test_a_mesh_of_chips_that_are_elsewhere() -> None:
+    """Its devices lie as JAX places them: groups of `model` on squares of chips, pairs of `data` across their middle, half a link each."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"), devices=sp.topology("v5e:2x4"))
+    assert [chip.coords for chip in mesh.devices.flat][:4] == [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
+    plan = decorated(mesh=mesh).plan(W, X)
+    assert plan.platform == "tpu"
+    links = {axis: levels[0].links for axis, levels in plan.cost_analysis("v5e").links.items()}
+    assert (links["model"].dims, links["data"].dims, links["data"].bandwidth) == ((2, 2), (2,), 4.5e10 / 2)
+    assert [c.overlapped for c in gathered(mesh).collectives] == [True] * 6
+    with pytest.raises(sp.MeshError, match="the devices of the mesh are not here: they are chips of v5e:2x4"):
+        decorated(mesh=mesh)(jnp.ones((128, 64)), jnp.ones((64, 128)))
+    with pytest.raises(sp.CompileError, match="'v9e:2x4' does not name a TPU topology"):
+        sp.topology("v9e:2x4")
+    assert [len(sp.topology(name)) for name in ("v5p:2x2x2", "tpu7x:2x2x1", "v6e:4x4")] == [8, 8, 16]
+
+
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu, the compiler for TPUs, is not installed")
 
 
@@ -167,7 +212,8 @@ def test_what_does_not_fit_on_tpus() -> None:
 
 @pytest.mark.slow
 @needs_libtpu
-@pytest.mark.parametrize(("topology", "why"), [("v5e:4x4", "has 16 devices, the mesh of the plan 8"), ("v9e:2x4", "Invalid TPU")])
-def test_topologies_that_do_not_fit(topology: str, why: str) -> None:
-    with pytest.raises(sp.CompileError, match=why):
-        decorated().plan(W, X).compile_for(topology)
+def test_products_overlap_as_on_the_devices_themselves() -> None:
+    """The mesh has no devices; those of the topology, in JAX's order, say how products and collectives overlap."""
+    compiled = gathered(MESH).compile_for("v5e:2x4")
+    assert [c.overlapped for c in compiled.plan.collectives] == [True] * 6
+    assert compiled.hidden_bytes == sum(compiled.received.values())

@@ -222,6 +222,33 @@ def test_fits() -> None:
     assert own.fits is False
 
 
+def test_arrays_fill_tiles_on_tpus() -> None:
+    """Padded as in the entry layout of a program that libtpu compiled: `f32[200,4]{0,1:T(4,128)}`, `bf16[5,128]{1,0:T(8,128)(2,1)}`."""
+    x, y = f32(200, 4), jax.ShapeDtypeStruct((5, 128), jnp.bfloat16)
+    plan = sp.auto_shard(lambda x, y: (x, y), mesh=MESH, in_shardings=P()).plan(x, y)
+    tiled = 4 * 4 * 256 + 2 * 8 * 128
+    assert plan.memory_analysis("v5e").argument_size_in_bytes == tiled
+    assert plan.memory_analysis("v5e").compiler == "tpu"
+    for elsewhere in (None, "h100", 1 << 30):
+        assert plan.memory_analysis(elsewhere).argument_size_in_bytes == 200 * 4 * 4 + 5 * 128 * 2
+    on_tpu = sp.auto_shard(lambda x, y: (x, y), mesh=MESH, in_shardings=P(), options=sp.Options(platform="tpu")).plan(x, y)
+    assert on_tpu.memory_analysis().argument_size_in_bytes == tiled
+    assert [b.bytes for b in on_tpu.memory_analysis().peak_buffers if b.role == "argument"] == [4 * 4 * 256, 2 * 8 * 128]
+
+
+def test_temporaries_of_small_programs_lie_in_the_vmem_of_tpus() -> None:
+    """Up to half of it: v5e has 128 MiB, v4 16."""
+
+    def step(x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.tanh(x @ x) @ x)
+
+    plan = sp.auto_shard(step, mesh={"x": 2}, in_shardings=P()).plan(f32(2048, 2048))
+    on_v5e, on_v4 = plan.memory_analysis("v5e"), plan.memory_analysis("v4")
+    assert (on_v5e.temp_size_in_bytes, on_v4.temp_size_in_bytes >= 16 << 20) == (0, True)
+    assert on_v5e.peak_memory_in_bytes == max(on_v5e.series) == sum(b.bytes for b in on_v5e.peak_buffers)
+    assert {part.role for part in on_v5e.contributors} == {"argument", "output"}
+
+
 def test_text() -> None:
     _, found = memory()
     lines = found.as_text(limit=2).splitlines()

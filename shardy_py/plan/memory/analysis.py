@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from shardy_py.cost.hardware import Hardware, HardwareError
-from shardy_py.cost.hardware_table import hardware
+from shardy_py.cost.hardware_table import TILES, hardware
 from shardy_py.cost.liveness.live import Buffer, Liveness, liveness
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.dialect.format import printable, short_location
@@ -122,7 +122,8 @@ class MemoryAnalysis(Report):
 
     Attributes:
         name: The function's name.
-        compiler: `"cpu"` where four facts of XLA for CPUs hold (a plan for CPUs, with no hardware named), else `"accelerator"`.
+        compiler: `"cpu"` where four facts of XLA for CPUs hold (a plan for CPUs, with no hardware named), `"tpu"` where arrays fill tiles,
+            else `"accelerator"`.
         argument_size_in_bytes: Of the arguments, with those that nothing uses: the caller holds them, though jaxlib leaves them out.
         output_size_in_bytes: Of the results.
         alias_size_in_bytes: Of results that lie in donated arguments.
@@ -143,7 +144,7 @@ class MemoryAnalysis(Report):
     """
 
     name: str
-    compiler: Literal["cpu", "accelerator"]
+    compiler: Literal["cpu", "tpu", "accelerator"]
     argument_size_in_bytes: int
     output_size_in_bytes: int
     alias_size_in_bytes: int
@@ -260,7 +261,7 @@ def _row(part: Contributor) -> tuple[str, ...]:
 
 
 def _title(memory: MemoryAnalysis) -> str:
-    return f"memory of {memory.name} per device, on {'a cpu' if memory.compiler == 'cpu' else 'an accelerator'}"
+    return f"memory of {memory.name} per device, on {'an' if memory.compiler == 'accelerator' else 'a'} {memory.compiler}"
 
 
 ERROR = 0.2
@@ -273,23 +274,36 @@ ADDRESS = 8
 def analyse(plan: PlanRecord, which: str | Hardware | int | None = None) -> MemoryAnalysis:
     """The memory that a call of a plan takes; see `Plan.memory_analysis`. A plan remembers it."""
     name, room = capacity_of(which)
-    memory = _USAGE[_is_on_cpu(plan, name)](plan)[0]
+    memory = _USAGE[compiler_of(plan, which)](plan)[0]
+    if not isinstance(which, int | None) and 2 * memory.temp_size_in_bytes <= hardware(which).vmem_bytes:
+        memory = _in_vmem(memory)
     room_of = name or (None if room is None else "the given memory")
     return replace(memory, hardware=room_of, hardware_bytes=room, plan=plan)
 
 
+def _in_vmem(memory: MemoryAnalysis) -> MemoryAnalysis:
+    """The analysis of a program all of whose temporaries lie in VMEM."""
+    fixed = memory.peak_memory_in_bytes - memory.temp_size_in_bytes
+    parts = tuple(part for part in memory.contributors if part.role != "temporary")
+    steps = tuple(replace(step, bytes=fixed) for step in memory.steps)
+    return replace(memory, temp_size_in_bytes=0, peak_memory_in_bytes=fixed, peak_step=0, steps=steps, contributors=parts)
+
+
 def lifetimes(plan: PlanRecord, which: str | Hardware | int | None = None) -> Lifetimes:
     """The buffers behind `analyse`, with the steps at which they are alive and the values that they hold. A plan remembers them."""
-    return _USAGE[_is_on_cpu(plan, capacity_of(which)[0])](plan)[1]
+    return _USAGE[compiler_of(plan, which)](plan)[1]
 
 
-def _is_on_cpu(plan: PlanRecord, hardware: str) -> bool:
-    return not hardware and plan.platform == "cpu"
+def compiler_of(plan: PlanRecord, which: str | Hardware | int | None) -> Literal["cpu", "tpu", "accelerator"]:
+    """Whose compiler places arrays: that of the hardware, else of the plan's platform."""
+    is_named = not isinstance(which, int | None)
+    platform = hardware(which).platform if is_named else plan.platform
+    return "tpu" if platform == "tpu" else "cpu" if platform == "cpu" and not is_named else "accelerator"
 
 
 def _peak_buffers(plan: PlanRecord, memory: MemoryAnalysis) -> tuple[PeakBuffer, ...]:
-    usage = _USAGE[memory.compiler == "cpu"](plan)[1]
-    buffers = (*usage.resident, *(usage.alive(memory.peak_step) if memory.steps else ()))
+    usage = _USAGE[memory.compiler](plan)[1]
+    buffers = (*usage.resident, *(usage.alive(memory.peak_step) if memory.temp_size_in_bytes else ()))
     return tuple(_described(plan, usage, b) for b in sorted(buffers, key=lambda b: -b.bytes))
 
 
@@ -303,12 +317,14 @@ def _described(plan: PlanRecord, usage: Lifetimes, buffer: LiveBuffer) -> PeakBu
 
 
 @no_collection()
-def _analysed(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes]:
+def _analysed(plan: PlanRecord, compiler: Literal["cpu", "tpu", "accelerator"]) -> tuple[MemoryAnalysis, Lifetimes]:
     running = explicit_of(plan).program if plan.active_partitioner is None else plan.active_partitioner.local_program(plan)
     donated = {d.input: d.output for d in plan.donation if d.output is not None}
-    on_device, in_host, resident = _resident(plan, donated)
+    on_cpu, tile = compiler == "cpu", TILES.get(compiler)
+    on_device, in_host, resident = _resident(plan, donated, tile)
     host_arguments = [] if plan.platform == "cpu" else [i for i, value in enumerate(plan.inputs) if value.memory_kind]
-    usage = liveness(running.main, LocalSizes(running.meshes), donated, host_arguments, on_cpu)
+    sizes = LocalSizes(running.meshes, tile)
+    usage = liveness(running.main, sizes, donated, host_arguments, on_cpu)
     outputs = on_device["output"] + (ADDRESS * len(plan.outputs) if on_cpu and len(plan.outputs) != 1 else 0)
     fixed = on_device["argument"] + outputs - on_device["alias"]
     locate = functools.cache(functools.partial(location_of, running))
@@ -316,7 +332,7 @@ def _analysed(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes
     temporary = max(usage.series, default=0)
     memory = MemoryAnalysis(
         name=plan.name,
-        compiler="cpu" if on_cpu else "accelerator",
+        compiler=compiler,
         argument_size_in_bytes=on_device["argument"],
         output_size_in_bytes=outputs,
         alias_size_in_bytes=on_device["alias"],
@@ -330,11 +346,11 @@ def _analysed(plan: PlanRecord, on_cpu: bool) -> tuple[MemoryAnalysis, Lifetimes
         steps=tuple(Step(fixed + more, label_of(op), locate(op)) for op, more in zip(usage.steps, usage.series)),
         contributors=tuple(sorted(parts, key=_order)),
     )
-    return memory, Lifetimes(plan, running, usage, resident, fixed)
+    return memory, Lifetimes(plan, running, usage, resident, fixed, sizes)
 
 
-_USAGE = {on_cpu: Analysis(functools.partial(_analysed, on_cpu=on_cpu)) for on_cpu in (False, True)}
-"""The analysis on CPUs or on accelerators, and the buffers behind it."""
+_USAGE = {compiler: Analysis(functools.partial(_analysed, compiler=compiler)) for compiler in ("cpu", "tpu", "accelerator")}
+"""The analysis by whose compiler it is, and the buffers behind it."""
 
 
 def capacity_of(which: str | Hardware | int | None) -> tuple[str, int | None]:
@@ -354,12 +370,14 @@ def capacity_of(which: str | Hardware | int | None) -> tuple[str, int | None]:
     return machine.name, machine.hbm_bytes
 
 
-def _resident(plan: PlanRecord, donated: Mapping[int, int]) -> tuple[dict[str, int], dict[str, int], tuple[LiveBuffer, ...]]:
+def _resident(
+    plan: PlanRecord, donated: Mapping[int, int], tile: tuple[int, int] | None
+) -> tuple[dict[str, int], dict[str, int], tuple[LiveBuffer, ...]]:
     """Bytes of arguments, results and results in donated arguments on the device and in the host's memory, and the device's buffers.
 
     Arguments are those that the compiled program has, buffers of results those that take no donated argument's memory.
     """
-    main, sizes = plan.program.main, LocalSizes(plan.program.meshes)
+    main, sizes = plan.program.main, LocalSizes(plan.program.meshes, tile)
     on_device, in_host = ({"argument": 0, "output": 0, "alias": 0} for _ in range(2))
     has_host = plan.platform != "cpu"  # whose devices have one memory
     buffers: list[LiveBuffer] = []
@@ -428,7 +446,7 @@ def _remedies(plan: PlanRecord, memory: MemoryAnalysis) -> tuple[Finding, ...]:
         return ()
     smaller: list[tuple[int, Finding]] = []
     for variant in plan.variants.variants(plan, peak):
-        after = _USAGE[memory.compiler == "cpu"](variant.plan)[0].peak_memory_in_bytes
+        after = _USAGE[memory.compiler](variant.plan)[0].peak_memory_in_bytes
         if after > (1 - MIN_SAVING) * peak:
             continue
         room = memory.hardware_bytes

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardy_py.cost.liveness.live import Buffer, Life, Liveness
+from shardy_py.cost.sizes import LocalSizes
 from shardy_py.cost.traffic import RESHARDING
 from shardy_py.dialect import TensorSharding
 from shardy_py.ir import Block, Op, Program, Value
-from shardy_py.ir.types import local_bytes
 from shardy_py.plan.executed import explicit_of
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import PlannedValue
@@ -60,6 +60,7 @@ class Lifetimes:
     usage: Liveness
     resident: tuple[LiveBuffer, ...]
     resident_bytes: int
+    sizes: LocalSizes
 
     def peaks(self, limit: int = 8) -> tuple[Peak, ...]:
         """The fullest steps among those at which more is alive than before and after, the fullest first."""
@@ -96,7 +97,7 @@ class Lifetimes:
                 return None, None
             value = op.operands[0]
         planned = explicit.values[value]
-        fills = local_bytes(planned.type, source.sharding, program.meshes) == buffer.bytes
+        fills = self.sizes.bytes_of(planned.type, source.sharding) == buffer.bytes
         return (planned, source.sharding) if fills and _block(planned) is program.main.body else (None, None)
 
 

@@ -18,7 +18,8 @@ from shardy_py.plan import costing
 from shardy_py.plan.checks.specs import sharding_text
 from shardy_py.plan.checks.table import findings_of
 from shardy_py.plan.collectives import Collective, format_bytes
-from shardy_py.plan.cost_analysis import Share, summary_rows
+from shardy_py.plan.compiled import compiled_of
+from shardy_py.plan.cost_analysis import Share, layout_text, summary_rows
 from shardy_py.plan.derivation import Fact, derive
 from shardy_py.plan.executed import collectives_of, remark_on
 from shardy_py.plan.explain import explain
@@ -339,6 +340,8 @@ def costs(plan: PlanRecord, hardware: str | Hardware | None, numbers: Mapping[st
     analysis = costing.analyse(plan, hardware)
     memory = memory_analysis.analyse(plan, hardware)
     figures = [[what, much] for what, much in (*summary_rows(analysis), *memory_rows(memory)) if what in FIGURES]
+    figures += [["links", layout_text(analysis)]] if analysis.links else []
+    figures += [[f"compiled for {target}", answer.headline] for target, answer in compiled_of(plan).items()]
     charts: dict[str, Any] = {"figures": figures, "memory": _memory(memory, numbers)}
     if analysis.hardware is not None:
         charts["time"] = {"modules": _shares(analysis.by_module), "lines": _shares(analysis.by_line), "ops": _shares(analysis.by_op)}
