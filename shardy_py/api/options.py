@@ -42,9 +42,9 @@ class Options:
             `"move"` puts it there in each call.
         progress: True shows a line while a plan of more than a second is made, on a terminal or in a notebook, and nothing elsewhere; False
             shows none. A function is called with each `Progress` instead.
-        overlap: Whether products run in pieces along a ring of devices while other pieces are sent, in place of an all_gather in front of
-            them or a reduce_scatter behind: by default on TPUs where, by the prices of the chip, these would wait for longer than pieces
-            cost; True wherever there is such a product, False nowhere.
+        overlap: Whether scans gather the parameters of the next trip while this one computes, and products run in pieces along a ring of
+            devices while other pieces are sent, in place of an all_gather in front of them or a reduce_scatter behind: by default on
+            TPUs where, by the prices of the chip, these would wait for longer than that costs; True wherever it can be, False nowhere.
         semantics: The jaxlib whose Shardy rules and passes follow, "0.10" or "0.12"; by default the installed one.
 
     Example:

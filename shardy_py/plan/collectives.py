@@ -50,7 +50,8 @@ class Collective:
         location: `file:line` of the user's code; empty where unknown.
         module: The named scopes of what makes the parts of a sum, else of what reads the result; as in `PlannedValue`.
         backward: Whether it is of a backward pass.
-        overlapped: Whether it runs beside a product that does not wait for it: a step of a ring, see `Options.overlap`.
+        overlapped: Whether it runs beside products that do not wait for it, see `Options.overlap`: a permute is a step of a ring, a gather
+            is of the next trip of its loop.
 
     Example:
         >>> gather = Collective("all_gather", ("model",), 4, 256, trips=6, dtype="float32", shape=(8, 8), value="w")
@@ -94,8 +95,8 @@ class Collective:
 
     @property
     def title(self) -> str:
-        """Kind and axes, `all_gather(model)`; the kind of an overlapped permute is `ring_permute`."""
-        kind = "ring_permute" if self.overlapped else self.kind
+        """Kind and axes, `all_gather(model)`; an overlapped permute is a `ring_permute`, an overlapped gather a `gather_ahead`."""
+        kind = _BESIDE.get(self.kind, self.kind) if self.overlapped else self.kind
         return f"{kind}({','.join(self.axes)})" if self.axes else kind
 
     @property
@@ -105,6 +106,10 @@ class Collective:
 
     def __str__(self) -> str:
         return lines([self])[0]
+
+
+_BESIDE = {"all_gather": "gather_ahead", "collective_permute": "ring_permute"}
+"""Kind -> the name of an overlapped collective."""
 
 
 def received_by(collectives: Iterable[Collective]) -> int:

@@ -116,6 +116,8 @@ class CostAnalysis(Report, Mapping[str, float]):
         unknown: Primitives that have no formula, such as kernels: their operations are missing, their bytes are counted.
         fed_bytes: Bytes between the host and one device: arguments that no result replaces come in every call of a training step, and
             results that replace none go back. See `shardy_py.plan.feeding`.
+        hidden_seconds: Seconds of overlapped collectives that ops hide: of each at most as long as the ops of the loop body, or of the
+            function, that it stands in take.
     """
 
     name: str
@@ -128,6 +130,7 @@ class CostAnalysis(Report, Mapping[str, float]):
     exact: bool
     unknown: tuple[str, ...]
     fed_bytes: int = 0
+    hidden_seconds: float = 0.0
 
     @functools.cached_property
     def flops(self) -> float:
@@ -171,8 +174,8 @@ class CostAnalysis(Report, Mapping[str, float]):
     def step_seconds(self) -> Range | None:
         """Bounds on the time of a call.
 
-        At most: all ops and all collectives one after the other, but that all ops cover overlapped collectives as long as they last; with
-        what is fed during the call before: the longer of both, and an eighth of the other.
+        At most: all ops and all collectives one after the other, without what ops hide (`hidden_seconds`); with what is fed during the
+        call before: the longer of both, and an eighth of the other.
         At least: the longest of all ops, of the collectives that share links, of the critical path, and of what is fed.
         """
         busy, feeding = self._busy_seconds, self.feeding_seconds
@@ -194,13 +197,16 @@ class CostAnalysis(Report, Mapping[str, float]):
         for c in self.collectives:
             for used in self._resources(c.collective):
                 busy[used] = busy.get(used, 0.0) + (c.seconds or 0.0)
-        covered = min(self.compute_seconds, self._seconds(c for c in self.collectives if c.collective.overlapped) or 0.0)
-        high = self.compute_seconds + self.communication_seconds - covered
+        high = self.compute_seconds + self.communication_seconds - self.hidden_seconds
         return Range(min(high, max(self.compute_seconds, self.path_seconds or 0.0, *busy.values(), 0.0)), high)
 
     @property
     def exposed_seconds(self) -> Range | None:
-        """Bounds on the seconds of communication that computation does not overlap."""
+        """Bounds on the seconds of communication that computation does not overlap.
+
+        At most: all collectives wait, but for those that the plan places beside work that does not wait for them (`Options.overlap`),
+        which cost what the work of their loop body does not hide. At least: only collectives that the next op waits for.
+        """
         busy, compute = self._busy_seconds, self.compute_seconds
         return None if busy is None or compute is None else Range(busy.low - compute, busy.high - compute)
 

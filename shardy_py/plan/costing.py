@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shardy_py.cost.collectives import collective_seconds
 from shardy_py.cost.compute import roofline_seconds
 from shardy_py.cost.hardware import Hardware, HardwareError, lay_out
 from shardy_py.cost.hardware_table import hardware
 from shardy_py.cost.links import AxisLinks, Level, levels_of
-from shardy_py.ir import Op
+from shardy_py.ir import Block, Op
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective, axes_of
 from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
-from shardy_py.plan.cost_walk import BlockCosts
+from shardy_py.plan.cost_walk import BlockCosts, Run
 from shardy_py.plan.executed import collectives_of, executed
 from shardy_py.plan.record import PlanRecord
 
@@ -30,7 +30,8 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
 
     def timed(collective: Collective) -> float:
         levels = levels_of(axes_of(collective, sizes), layout, sizes)
-        if collective.overlapped:  # a step of a ring: all steps in both directions bring what an all_gather brings, as fast
+        if collective.overlapped and collective.kind == "collective_permute":
+            # A step of a ring: all steps in both directions bring what an all_gather brings, as fast.
             return collective_seconds("all_gather", collective.operand_bytes, levels) / (collective.group_size - 1)
         return collective_seconds(collective.kind, collective.operand_bytes, levels)
 
@@ -62,10 +63,27 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
                 run.work.host * run.trips,
             )
         )
+    beside: dict[Block | None, float] = {}
+    for (collective, step), once in zip(program.transfers, seconds):
+        if collective.overlapped:
+            block = program.block if step is None else step.block
+            beside[block] = beside.get(block, 0.0) + (once or 0.0) * collective.runs
+    hidden = _hidden(beside, walked.runs, ops) if beside else 0.0
     exact = walked.exact and all(c.trips is not None for c in moved)
     path = None if machine is None else walked.path
     unknown = tuple(walked.unknown)
-    return CostAnalysis(plan.name, plan.mesh, machine, layout, tuple(ops), collectives, path, exact, unknown, plan.fed_bytes)
+    return CostAnalysis(plan.name, plan.mesh, machine, layout, tuple(ops), collectives, path, exact, unknown, plan.fed_bytes, hidden)
+
+
+def _hidden(beside: Mapping[Block | None, float], runs: Sequence[Run], ops: Sequence[OpCost]) -> float:
+    """The seconds of overlapped collectives, given those of each body, that the ops of that body and of those inside of it hide."""
+    computing = dict.fromkeys(beside, 0.0)
+    for run, op in zip(runs, ops, strict=True):
+        for around in run.op.outward():
+            if around.block in computing:
+                computing[around.block] += op.seconds or 0.0
+    hidden = sum(min(computing[block], seconds) for block, seconds in beside.items())
+    return min(hidden, sum(op.seconds or 0.0 for op in ops))
 
 
 def _collective_cost(c: Collective, once: float | None, layout: AxisLinks, sizes: Mapping[str, int]) -> CollectiveCost:

@@ -141,7 +141,7 @@ def has_effects(eqn: JaxprEqn) -> bool:
     return bool(eqn.effects) and any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 
 
-UNEQUAL = frozenset({"ffi_call", "optimization_barrier", "pallas_call", "pure_callback", "rng_uniform"})
+UNEQUAL = frozenset({"empty", "ffi_call", "optimization_barrier", "pallas_call", "pure_callback", "rng_uniform"})
 """Primitives that are never merged: they may give other results each time, or are there to keep values apart."""
 
 

@@ -12,6 +12,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn
 from jax.sharding import PartitionSpec
 
+from shardy_py.backends.local.gathers_ahead import gather_ahead
 from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
 from shardy_py.backends.local.in_place import update_out_of_place
 from shardy_py.backends.local.jaxpr_rewriting import Rewritten, axes_of, retraced, rewrite_by_name
@@ -31,7 +32,7 @@ def optimize_region(
 ) -> Jaxpr:
     """Optimizes the collectives of a region: drops equal and dead ones, moves them out of loops, scales sums, not their parts.
 
-    Products run along rings where `overlap` says so.
+    Scans gather one trip ahead, and products run along rings, where `overlap` says so.
 
     On CPU, updates are out of place where XLA would run them wrongly in place. On TPU, sums are scattered over one axis after the other,
     and short vectors exchanged in place of gathered.
@@ -39,7 +40,7 @@ def optimize_region(
     jaxpr = simplify(jaxpr)
     optimized = scale_sums(defer_sums(hoist_collectives(jaxpr, sizes), sizes), frozenset(sizes), specs)
     if overlap is not None:
-        optimized = overlapped(optimized, sizes, overlap)
+        optimized = overlapped(gather_ahead(optimized, sizes, overlap), sizes, overlap)
     if platform == "tpu":
         optimized = tpu_collectives(optimized, sizes, spelling or {})
     optimized = optimized if optimized is jaxpr else simplify(optimized)

@@ -29,13 +29,13 @@ _TAKE_WHOLE = ("runs-whole", "whole-callback", "whole-dimension")
 def costly_reshard(context: CheckContext) -> Iterator[Finding]:
     """Collectives of the partitioned program that bring most of an intermediate to every device.
 
-    Ops that the partitioner reported as taking whole operands are skipped.
+    Ops that the partitioner reported as taking whole operands are skipped, and collectives that run beside products.
     """
     locations_run_whole = {finding.location for finding in context.findings if finding.location and finding.kind in _TAKE_WHOLE}
     arguments = {"", *(value.path for value in context.plan.inputs)}
     for c in collectives_of(context.plan):
         total = c.call_bytes
-        if c.kind != "all_gather" or total < GRAVE or c.location in locations_run_whole:
+        if c.kind != "all_gather" or c.overlapped or total < GRAVE or c.location in locations_run_whole:
             continue
         if c.value in arguments:  # or a loop's slice of one, such as weights cut over the axis of the data
             continue
