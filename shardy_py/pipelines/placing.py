@@ -65,7 +65,7 @@ class Places:
                 why="only `report` and `build` do without devices",
                 fix="make it smaller, pass a Mesh of devices, or set jax_num_cpu_devices before JAX starts to try it",
             )  # fmt: skip
-        processes, own = sorted(set().union(*map(_processes, self.meshes))), jax.process_index()
+        processes, own = sorted(set().union(*map(processes_of_mesh, self.meshes))), jax.process_index()
         if processes == [own]:
             return
         if own not in processes or processes != list(range(jax.process_count())):
@@ -75,7 +75,7 @@ class Places:
                 why="every process takes part in every transfer, also where it has no part of it",
                 fix="pass a mesh with devices of all processes, or in every process one of its own jax.local_devices()",
             )  # fmt: skip
-        if len({*map(_processes, self.meshes)}) > 1 and not transfers_enabled(jax.local_devices()[0]):
+        if len({*map(processes_of_mesh, self.meshes)}) > 1 and not transfers_enabled(jax.local_devices()[0]):
             raise PipelineError(
                 f"the mesh has devices of processes {', '.join(map(str, processes))}, and nothing moves values between them",
                 where=f"mesh=, in process {own}",
@@ -90,7 +90,16 @@ class Places:
 
     def is_here(self, stage: int) -> bool:
         """Whether this process has devices of a stage."""
-        return jax.process_index() in _processes(self.mesh(stage))
+        return jax.process_index() in processes_of_mesh(self.mesh(stage))
+
+    def apart(self, stage: int, other: int, reach: int) -> bool:
+        """Whether only the network joins two stages: another slice or host, of abstract meshes one beyond the reach of fast links."""
+        a, b = self.mesh(stage), self.mesh(other)
+        if isinstance(a, Mesh) and isinstance(b, Mesh):
+            return _hosts(a) != _hosts(b)
+        ends = [0, *itertools.accumulate(mesh.size for mesh in self.meshes)]
+        first, last = sorted((stage % len(self.meshes), other % len(self.meshes)))
+        return ends[first] // reach != (ends[last + 1] - 1) // reach
 
     def sharding(self, v: Var, stage: int) -> NamedSharding:
         """The sharding of a value on the mesh of a stage."""
@@ -104,8 +113,15 @@ class Places:
 
 
 @functools.lru_cache(maxsize=4096)
-def _processes(mesh: Mesh | AbstractMesh) -> frozenset[int]:
+def processes_of_mesh(mesh: Mesh | AbstractMesh) -> frozenset[int]:
+    """The processes whose devices it has; none of an abstract mesh."""
     return frozenset(device.process_index for device in mesh.devices.flat) if isinstance(mesh, Mesh) else frozenset()
+
+
+def _hosts(mesh: Mesh) -> set[int]:
+    """What only the network joins: slices of devices; processes of CPUs, which stand for hosts with accelerators."""
+    slices = ((device, getattr(device, "slice_index", None)) for device in mesh.devices.flat)
+    return {device.process_index if number is None or device.platform == "cpu" else number for device, number in slices}
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:

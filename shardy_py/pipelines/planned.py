@@ -7,9 +7,12 @@ those that there are without a planner on as many devices, are simulated, and th
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import operator
+import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +22,8 @@ from jax.extend.core import Var, jaxpr_as_fun
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from shardy_py.api import auto_shard
+from shardy_py.api.peers import Peers, digest, peers_of
+from shardy_py.api.planning import AHEAD
 from shardy_py.pipelines.assignment import Assignment, assign, pieces
 from shardy_py.pipelines.building import (
     CallSignature,
@@ -135,9 +140,14 @@ def stage_program(split: SplitStep, programs: Iterable[TaskProgram], microbatche
 
 
 class StagePlanner:
-    """Plans stages and prices programs; alike ones once."""
+    """Plans stages and prices programs; alike ones once.
+
+    What another search would not find alike, as it depends on time, is in `findings`: the other processes go through the same pipelines as
+    the first, with its findings in `stated`.
+    """
 
     def __init__(self, planner: Planner, donated: Callable[[Var], bool]) -> None:
+        self.stated, self.findings = deque[Any](), list[Any]()
         # What a stage holds depends on how many microbatches are on their way, which `stage_memory` knows.
         # Nothing in it is fed: what it takes comes from other stages, or from the call before.
         self.prices = planner
@@ -146,10 +156,19 @@ class StagePlanner:
         self._plans: dict[tuple[Any, ...], StagePlan] = {}
         self._seconds: dict[tuple[Any, ...], float] = {}
 
+    def finding(self, compute: Callable[[], Any]) -> Any:
+        """What the first process finds here."""
+        self.findings.append(self.stated.popleft() if self.stated else compute())
+        return self.findings[-1]
+
     def chosen(self, program: StageProgram, sizes: Sizes) -> StagePlan:
         """Seconds of the stage in a step, with the shardings that the planner chooses for its operands and results."""
         if not program.nodes:
             return 0.0, (PartitionSpec(),) * len(program.inputs)
+        seconds, specs = self.finding(lambda: self._chosen(program, sizes))
+        return seconds, tuple(PartitionSpec(*(tuple(e) if isinstance(e, list) else e for e in spec)) for spec in specs)
+
+    def _chosen(self, program: StageProgram, sizes: Sizes) -> StagePlan:
         closed = closed_jaxpr([node.eqn for node in program.nodes], program.inputs, program.outputs)
         donated = tuple(i for i, v in enumerate(program.inputs) if self.donated(v))
         key = (str(closed), tuple(sizes.items()), donated)
@@ -165,6 +184,9 @@ class StagePlanner:
 
     def seconds(self, program: TaskProgram, places: Places) -> float:
         """The seconds of one run of a program."""
+        return self.finding(lambda: self._seconds_of(program, places))
+
+    def _seconds_of(self, program: TaskProgram, places: Places) -> float:
         eqns = [node.eqn for node in program.nodes]
         results = list(dict.fromkeys(v for v in (*program.outputs, *program.sums) if v not in program.stands))
         mesh = places.mesh(program.stage)
@@ -239,7 +261,19 @@ Priced = tuple[PipelineSearch, StagedStep]
 
 def planned(options: PipelineOptions, signature: CallSignature) -> StagedStep:
     """The fastest pipeline that fits; raises PipelineError if none fits, or it cannot be run."""
-    return _PipelineSearch(options, signature).run()
+    search = _PipelineSearch(options, signature)
+    peers = search.peers()
+    if peers is None:
+        return search.run()
+    key = f"pipeline/{digest(search.statement())}"
+    if peers.own == peers.processes[0]:
+        try:
+            return search.run()
+        finally:
+            peers.send(key, json.dumps(search.stages.findings, default=tuple))
+    stated = peers.receive(key, 2 * search.planner.time_limit_s + AHEAD)
+    search.stages.stated.extend(json.loads(stated or "[]"))
+    return search.run()
 
 
 class _PipelineSearch:
@@ -261,6 +295,18 @@ class _PipelineSearch:
         self.counts = self._counts()
         budget = self.planner.budget if options.memory_bytes is None else options.memory_bytes
         self.budget = None if budget is None or math.isinf(budget) else int(budget)
+
+    def peers(self) -> Peers | None:
+        """The processes of the devices; None for one."""
+        meshes = self.meshes or meshes_of([(self.devices,)], AXES[:1])
+        return peers_of(device for mesh in meshes if isinstance(mesh, Mesh) for device in mesh.devices.flat)
+
+    def statement(self) -> str:
+        """What is searched: equal in all processes that search the same."""
+        options, whole = self.options, self.split.whole
+        text = str(closed_jaxpr([node.eqn for node in whole.nodes], whole.invars, []))
+        asked = options.num_stages, options.num_microbatches, options.schedule, options.memory_bytes, self.devices, self.planner
+        return re.sub(r" at 0x[0-9a-f]+", "", f"{self.signature.paths} {asked} {text}")
 
     def _counts(self) -> list[int]:
         """Numbers of stages to try."""
@@ -331,7 +377,7 @@ class _PipelineSearch:
         """The pipelines of planned pieces: for each number of stages the best one, the most promising first, while there is time."""
         best = math.inf
         for estimate, runs in self.divisions():
-            late = time.monotonic() - self.began > self.planner.time_limit_s
+            late = not self.has_time(1.0)
             if best < math.inf and (late or estimate >= best):
                 return
             cuts = None if self.cuts is None else [self.cuts[run.start - 1] for run in runs[1:]]
@@ -384,10 +430,14 @@ class _PipelineSearch:
             return {tuple(largest.shape.values()): [self.stages.chosen(piece, dict(largest.shape))[0] for piece in each]}
         seconds: dict[tuple[int, ...], list[float]] = {}
         for shape in sorted((shape for size in _sizes(self.devices) for shape in shapes(size)), key=len):
-            if not seconds or time.monotonic() - self.began < PIECES_SHARE * self.planner.time_limit_s or len(shape) == 1:
+            if not seconds or self.has_time(PIECES_SHARE) or len(shape) == 1:
                 each = whole if self.rows % math.prod(shape) == 0 else single
                 seconds[shape] = [self.stages.chosen(piece, dict(zip(AXES, shape)))[0] for piece in each]
         return seconds
+
+    def has_time(self, share: float) -> bool:
+        """Whether less than a part of its time has passed."""
+        return self.stages.finding(lambda: time.monotonic() - self.began < share * self.planner.time_limit_s)
 
     def priced(self, name: str, built: StagedStep) -> Priced:
         """A pipeline with its price: its schedule, simulated with the programs that run, and what runs once."""
@@ -399,7 +449,7 @@ class _PipelineSearch:
         once = [0.0] * count
         for program in updates:
             once[program.stage] += self.stages.seconds(program, places)
-        transfer = transfers(built.programs, count, self.planner.machine)
+        transfer = transfers(built.programs, places, self.planner.machine)
         step = run(built.schedule, costs_of(count, **times, transfer=transfer)).makespan + max(once)
         seconds = [microbatches * math.fsum(times[role][s] for role in times) + once[s] for s in range(count)]
         stages = tuple(

@@ -292,15 +292,18 @@ def stage_times(programs: Programs, places: Places, hardware: Hardware) -> dict[
         results = dict.fromkeys((*program.outputs, *program.sums))
         seconds = equation_seconds([node.eqn for node in program.nodes], list(results), hardware)
         times[PASSES[role]][s] = math.fsum(seconds) / places.mesh(s).size
-    return {**times, "transfer": transfers(programs, count, hardware)}
+    return {**times, "transfer": transfers(programs, places, hardware)}
 
 
-def transfers(programs: Programs, stages: int, hardware: Hardware) -> list[float]:
-    """Seconds that a microbatch takes across the boundary behind each stage but the last, in one direction."""
+def transfers(programs: Programs, places: Places, hardware: Hardware) -> list[float]:
+    """Seconds that a microbatch takes across the boundary behind each stage but the last, in one direction, on the links there."""
     moved = sent(programs)
-    crossing = [sum(n for (a, b), n in moved.items() if min(a, b) <= s < max(a, b)) for s in range(stages - 1)]
-    # What crosses a boundary goes half forwards, half back.
-    return [n / 2 / hardware.fabric.bandwidth + hardware.fabric.latency for n in crossing]
+    seconds = list[float]()
+    for s in range(places.stages - 1):
+        crossing = sum(n for (a, b), n in moved.items() if min(a, b) <= s < max(a, b))
+        links = hardware.network if places.apart(s, s + 1, hardware.fabric.reach) else hardware.fabric
+        seconds.append(crossing / 2 / links.bandwidth + links.latency)  # half of it goes forwards, half back
+    return seconds
 
 
 def sent(programs: Programs) -> dict[tuple[int, int], int]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from jax.extend.core import Var
-from jax.sharding import Mesh
 
+from shardy_py.api.peers import listed
 from shardy_py.cost.hardware import Hardware
 from shardy_py.dialect.format import aligned
 from shardy_py.pipelines.building import StagedStep
 from shardy_py.pipelines.compiling import defer_sums, exchange
 from shardy_py.pipelines.errors import PipelineError
 from shardy_py.pipelines.jaxprs import dtype_of, shape_of, struct_of
+from shardy_py.pipelines.placing import processes_of_mesh
 from shardy_py.pipelines.programs import PASSES, sent, stage_times, stages_reading
 from shardy_py.pipelines.simulation import Simulation, peak_held, simulate
 from shardy_py.pipelines.transfers import Relocation
@@ -131,13 +132,20 @@ class PipelineReport:
     Attributes:
         simulation: The schedule with these times, in seconds.
         hardware: The hardware that was modelled.
-        crossing_bytes: Bytes of activations and cotangents that a microbatch sends from one process to another.
+        crossing: Two stages -> bytes of activations and cotangents that a microbatch sends from processes of one to others of the other.
+        processes: Of every stage; empty where there is one process.
     """
 
     rows: tuple[StageRow, ...]
     simulation: Simulation
     hardware: str
-    crossing_bytes: int = 0
+    crossing: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    processes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def crossing_bytes(self) -> int:
+        """Bytes of activations and cotangents that a microbatch sends from one process to another."""
+        return sum(self.crossing.values())
 
     @property
     def bubble(self) -> float:
@@ -147,10 +155,13 @@ class PipelineReport:
     def __str__(self) -> str:
         head = tuple("stage mesh forward backward in out exchanged parameters state gradients activations held memory".split())
         lines = aligned([head, *((row.name, *row.cells()) for row in self.rows)], right=range(1, len(head)))
-        schedule = self.simulation.schedule
+        schedule, names = self.simulation.schedule, [row.name for row in self.rows]
         step = f"{seconds_text(self.simulation.makespan)} per step on {self.hardware}"
         between = f", {format_bytes(self.crossing_bytes)} between processes per microbatch" if self.crossing_bytes else ""
-        return "\n".join([*lines, f"{schedule.name}, {schedule.microbatches} microbatches: {step}, bubble {self.bubble:.1%}{between}"])
+        lines.append(f"{schedule.name}, {schedule.microbatches} microbatches: {step}, bubble {self.bubble:.1%}{between}")
+        where = (f"{name} in {listed(each)}" for name, each in zip(names, self.processes))
+        sent = (f"{names[s]} -> {names[t]} {format_bytes(n)}" for (s, t), n in self.crossing.items())
+        return "\n".join([*lines, *(", ".join(each) for each in (where, sent) if self.processes)])
 
 
 def report(built: StagedStep, hardware: Hardware) -> PipelineReport:
@@ -175,13 +186,18 @@ def report(built: StagedStep, hardware: Hardware) -> PipelineReport:
         )
         for s, memory in enumerate(stage_memory(built))
     )
-    return PipelineReport(rows, simulation, hardware.name, _crossing_bytes(built))
+    processes = tuple(tuple(sorted(processes_of_mesh(built.places.mesh(s)))) for s in range(built.places.stages))
+    if len(set().union(*processes)) < 2:
+        return PipelineReport(rows, simulation, hardware.name)
+    return PipelineReport(rows, simulation, hardware.name, _crossing(built), processes)
 
 
-def _crossing_bytes(built: StagedStep) -> int:
+def _crossing(built: StagedStep) -> dict[tuple[int, int], int]:
     places, readers = built.places, stages_reading(built.programs.values())
-    if not all(isinstance(mesh, Mesh) for mesh in places.meshes):
-        return 0
-    moves = [(v, s, t) for (_, s), program in built.programs.items() for v in program.outputs for t in readers.get(v, ()) if t != s]
-    ends = [(struct_of(v), places.sharding(v, s), places.sharding(v, t)) for v, s, t in moves if places.mesh(s) != places.mesh(t)]
-    return sum(Relocation([struct], [source], [target]).crossing_bytes for struct, source, target in ends)
+    crossing: dict[tuple[int, int], int] = {}
+    moves = [(v, s, t) for (_, s), program in built.programs.items() for v in program.outputs for t in readers.get(v, ())]
+    for v, s, t in moves:
+        if places.mesh(t) != places.mesh(s):
+            size = Relocation([struct_of(v)], [places.sharding(v, s)], [places.sharding(v, t)]).crossing_bytes
+            crossing[s, t] = crossing.get((s, t), 0) + size
+    return {link: size for link, size in crossing.items() if size}

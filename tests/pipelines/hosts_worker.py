@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -27,6 +28,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from shardy_py.pipelines import runner as runners
+from shardy_py.pipelines.planned import StagePlanner
 
 ADAM = optax.adam(1e-2, eps=1e-3)  # so that it does not magnify rounding of small gradients
 
@@ -239,6 +241,22 @@ def resumed() -> dict[str, Any]:
     return found
 
 
+def planned() -> dict[str, Any]:
+    """Stages by a planner, which the first process asks for all."""
+    mesh = len(start())
+    planner = sp.Planner(hardware="h100", time_limit_s=20)
+    options = {"num_stages": 2, "mesh": mesh, "planner": planner}
+    run = sp.pipeline(mlp_step, num_microbatches=4, **options)
+    with contextlib.nullcontext() if PROCESS == 0 else mock.patch.object(StagePlanner, "_chosen", side_effect=AssertionError):
+        run.build(MLP, ROWS)
+    worst = gap(run(MLP, ROWS), jax.jit(mlp_step)(MLP, ROWS))
+    tight = sp.pipeline(mlp_step, num_microbatches=4, **{**options, "planner": dataclasses.replace(planner, memory_bytes=100)})
+    report, tight_error = run.report(), error_of(lambda: tight(MLP, ROWS))
+    return {
+        "worst": worst, "search": str(run.search), "report": str(report), "seconds": report.simulation.makespan, "tight": tight_error,
+    }  # fmt: skip
+
+
 def error_of(call: Any) -> list[str]:
     try:
         call()
@@ -284,7 +302,7 @@ def failing() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    modes = {f.__name__: f for f in (numbers, refused, failing, resumed)}
+    modes = {f.__name__: f for f in (numbers, refused, failing, resumed, planned)}
     print(json.dumps(modes[MODE]()), flush=True)
     if MODE == "failing" or "KILLED" in os.environ:
         time.sleep(20)  # until it is ended: leaving would end the others too

@@ -74,6 +74,17 @@ def test_a_checkpoint_is_read_by_any_number_of_processes(start: Callable[..., Wo
             assert sum(each["held"] for each in results) == 10, "each parameter is in one process"
 
 
+def test_the_first_process_plans_for_all(start: Callable[..., Workers]) -> None:
+    results = one, other = start("planned", 2).results()
+    assert all(each["worst"] < 1e-6 for each in results)
+    assert one["search"] == other["search"]
+    assert one["report"] == other["report"]
+    assert "stage0 in process 0, stage1 in process 1\nstage0 -> stage1 512 B, stage1 -> stage0 512 B" in one["report"]
+    assert one["seconds"] > 40e-6, "10 us of the network for each of four transfers in a row"
+    assert one["tight"] == other["tight"]
+    assert "no pipeline fits 100 B" in one["tight"][1]
+
+
 def test_what_cannot_run_is_refused_in_every_process(start: Callable[..., Workers]) -> None:
     for own, found in enumerate(start("refused", 2).results()):
         kind, message = found["port"]

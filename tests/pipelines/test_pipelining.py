@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import shardy_py as sp
+from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.pipelines import PipelineError
 from tests.pipelines.steps import WIDTH, data, largest_gap, loop_loss, loss, net, norm_loss, params, per_microbatch
 
@@ -181,6 +183,17 @@ def test_a_report_needs_no_devices(mesh: Any) -> None:
     assert len(run.report(params(), *data()).rows) == 2
     with pytest.raises(PipelineError, match="the mesh needs 16 devices and there are 8"):
         run(params(), *data())
+
+
+@pytest.mark.parametrize(("reach", "latency"), [(8, 1e-5), (16, 1e-6), (12, 1e-5)])
+def test_stages_beyond_the_reach_of_fast_links_take_the_network(reach: int, latency: float) -> None:
+    hardware = hardware_named("h100")
+    fabric, network = (dataclasses.replace(links, bandwidth=1e18) for links in (hardware.fabric, hardware.network))
+    hardware = dataclasses.replace(hardware, fabric=dataclasses.replace(fabric, reach=reach, latency=1e-6), network=network)
+    run = sp.pipeline(loss, num_stages=2, num_microbatches=2, mesh={"stage": 2, "data": 8}, schedule="gpipe", hardware=hardware)
+    spans = run.report(params(), *data()).simulation.spans
+    here, there = (next(span for span in spans if span.task == sp.pipelines.Task("F", stage, 0)) for stage in range(2))
+    assert there.start - here.end == pytest.approx(latency, rel=1e-3)
 
 
 @pytest.mark.parametrize("mesh", [{"stage": 2}, {"stage": 2, "data": 4}, "devices"])
