@@ -9,6 +9,7 @@ import gc
 import os
 import platform
 from collections import Counter
+from collections.abc import Generator
 from importlib import metadata
 
 import hypothesis
@@ -45,6 +46,14 @@ def usual_fusions(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     flags = os.environ["XLA_FLAGS"].replace("xla_cpu_use_fusion_emitters=false", "xla_cpu_use_fusion_emitters=true")
     monkeypatch.setenv("XLA_FLAGS", flags)
+
+
+@pytest.fixture
+def only_new_garbage() -> Generator[None]:
+    """`gc.collect` looks at what a test makes; looking at what thousands of tests before it left takes a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -43,8 +43,23 @@ def numbers(args: tuple[Any, ...]) -> Any:
     return jax.tree.map(one, args)
 
 
+@functools.cache
+def unsharded(name: str) -> tuple[tuple[Any, ...], list[Any]]:
+    """Arguments of a program, and the leaves of what it gives for them."""
+    args = numbers(example(name).args)
+    return args, jax.tree.leaves(jax.jit(example(name).fun)(*args))
+
+
 def moved(compiled: Any) -> int:
     return sum(c.received_bytes * (c.trips or 1) for c in collectives_in(compiled.as_text()))
+
+
+@functools.cache
+def propagated(name: str) -> tuple[Any, int]:
+    """The plan of a program without a planner, and the bytes that it moves."""
+    this = example(name)
+    planned = decorated(this)
+    return planned.plan(*this.args), moved(planned.lower(*this.args).compile())
 
 
 def pasted(code: Any, this: Example) -> tuple[Any, dict[str, Any]]:
@@ -56,24 +71,22 @@ def pasted(code: Any, this: Example) -> tuple[Any, dict[str, Any]]:
     return getattr(module, this.fun.__name__), names
 
 
-def runs_as_planned(name: str, plan: Any, planned: Any, style: Any = "constraints", most: float = 1.0) -> None:
-    """The pasted program gives the numbers of the function, shards its results as planned, and moves no more."""
+def runs_as_planned(name: str, plan: Any, least: int, style: Any = "constraints", most: float = 1.0) -> None:
+    """The pasted program gives the numbers of the function, shards its results as planned, and moves no more than the plan."""
     this = example(name)
     code = plan.as_code(style)
     fun, names = pasted(code, this)
-    args = numbers(this.args)
+    args, wanted = unsharded(name)
     by_name = nn.logical_axis_rules(names["rules"]) if style == "logical" else contextlib.nullcontext()
     with jax.set_mesh(names["mesh"]), by_name:
         specs = {} if style == "explicit" else {"in_shardings": names["in_shardings"]}
         placed = jax.device_put(args, names["in_shardings"]) if style == "explicit" else args
-        jitted = jax.jit(fun, out_shardings=names["out_shardings"], **specs)
-        compiled = jitted.lower(*placed).compile()
-        result = jitted(*placed)
-    for one, other in zip(jax.tree.leaves(result), jax.tree.leaves(jax.jit(this.fun)(*args)), strict=True):
+        compiled = jax.jit(fun, out_shardings=names["out_shardings"], **specs).lower(*placed).compile()
+        result = compiled(*placed)
+    for one, other in zip(jax.tree.leaves(result), wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-5)
     for one, value in zip(jax.tree.leaves(result), jax.tree.leaves(plan.output_shardings), strict=True):
         assert one.sharding.is_equivalent_to(jax.NamedSharding(one.sharding.mesh, value.spec), one.ndim)
-    least = moved(planned.lower(*this.args).compile())
     assert moved(compiled) <= most * (1.5 if name in APART else 1.0) * least
     assert any("XLA alone partitions reduce_window_sum" in remark for remark in code.remarks) == (name in APART)
 
@@ -84,18 +97,15 @@ APART = ("moe", "spectrum")
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_constraints_of_a_propagated_plan(name: str) -> None:
-    this = example(name)
-    planned = decorated(this)
-    plan = planned.plan(*this.args)
-    runs_as_planned(name, plan, planned)
+    plan, least = propagated(name)
+    runs_as_planned(name, plan, least)
     assert not plan.as_code().edits
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "named"])
 def test_explicit_types_of_a_propagated_plan(name: str) -> None:
     """All but the model of Flax, whose layers have parameters of their own in the ops that JAX has no rules for."""
-    planned = decorated(example(name))
-    runs_as_planned(name, planned.plan(*example(name).args), planned, "explicit")
+    runs_as_planned(name, *propagated(name), "explicit")
 
 
 SLOW = sp.Hardware("slow", {"float32": 1e9}, 1e8, 16 << 30, 1e9, sp.Fabric("ring", 1e8, 1e-7), sp.Fabric("switch", 1e7, 1e-7))
@@ -114,7 +124,7 @@ def test_constraints_of_a_plan_that_was_chosen(name: str) -> None:
     this = example(name)
     planned = sp.auto_shard(this.fun, mesh=MESH, planner=sp.Planner(hardware=SLOW, time_limit_s=60), lowering="jit")
     plan = planned.plan(*this.args)
-    runs_as_planned(name, plan, planned, most=SETTLED_OTHERWISE.get(name, 1.0))
+    runs_as_planned(name, plan, moved(planned.lower(*this.args).compile()), most=SETTLED_OTHERWISE.get(name, 1.0))
     lines = {value.location for value in plan.values}
     assert len(plan.as_code().edits) <= len(lines) / 2, "propagation shards the values of most lines"
 
@@ -124,7 +134,7 @@ def test_rules_for_names() -> None:
     for more in ({}, {"planner": sp.Planner(hardware=SLOW, time_limit_s=60), "in_shardings": None, "logical_axis_rules": None}):
         planned = sp.auto_shard(this.fun, mesh=MESH, lowering="jit", **{"in_shardings": this.specs, **this.more, **more})
         plan = planned.plan(*this.args)
-        runs_as_planned("named", plan, planned, "logical")
+        runs_as_planned("named", plan, moved(planned.lower(*this.args).compile()), "logical")
         assert "rules = [('embed', None), ('mlp', " in plan.as_code("logical").setup
 
 

@@ -229,21 +229,18 @@ def arguments(specs: tuple[Any, ...], on: jax.sharding.Mesh) -> list[Any]:
     return [jax.device_put(draw, NamedSharding(on, P(*spec))) for draw, spec in zip(draws, specs)]
 
 
-def compare(function: Callable[..., Any], args: list[Any], lowering: str) -> None:
-    expected = jax.tree.leaves(jax.jit(function)(*args))
-    results = jax.tree.leaves(sp.auto_shard(function, lowering=lowering)(*args))
-    for result, each in zip(results, expected, strict=True):
-        np.testing.assert_allclose(np.asarray(result), np.asarray(each), rtol=1e-5, atol=1e-5)
-        assert jax.typeof(result) == jax.typeof(each)
-        assert result.sharding.is_equivalent_to(each.sharding, each.ndim)
-
-
-@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs(name: str, lowering: str) -> None:
+def test_programs(name: str) -> None:
     function, specs = PROGRAMS[name]
     with jax.set_mesh(mesh()):
-        compare(function, arguments(specs, mesh()), lowering)
+        args = arguments(specs, mesh())
+        expected = jax.tree.leaves(jax.jit(function)(*args))
+        for lowering in ("jit", "shard_map"):
+            results = jax.tree.leaves(sp.auto_shard(function, lowering=lowering)(*args))
+            for result, each in zip(results, expected, strict=True):
+                np.testing.assert_allclose(np.asarray(result), np.asarray(each), rtol=1e-5, atol=1e-5, err_msg=lowering)
+                assert jax.typeof(result) == jax.typeof(each), lowering
+                assert result.sharding.is_equivalent_to(each.sharding, each.ndim), lowering
 
 
 def stated_and_constrained(a: Any, w: Any) -> Any:

@@ -266,6 +266,7 @@ def corpus(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["ir-roundtrip", "sdy-populate-op-sharding-rules", "sdy-propagation-pipeline", "sdy-reshard-to-collectives"]
 )

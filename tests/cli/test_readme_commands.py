@@ -27,6 +27,7 @@ def printed(commands: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", with_blocks("bash"), ids=lambda document: document.name)
 def test_the_commands_print_what_the_document_shows(document: pathlib.Path) -> None:
     for example in blocks(document, "bash"):

@@ -114,8 +114,20 @@ def test_scatter_of_windows(rows: int) -> None:
         check(lambda x, i, u, s=scatter, m=mode: s(x, i, u, numbers, mode=m), x, starts, updates, name=name, cuts=5)
 
 
-@pytest.mark.parametrize(("dtype", "mode"), [("int32", "clip"), ("bool", "drop"), ("bfloat16", "promise_in_bounds")])
-@pytest.mark.parametrize("where", [np.s_[3:9], np.s_[-7:-1], np.s_[:, 1:3], np.s_[2:9, 1:5], np.s_[4, 2:5]], ids=str)
+@pytest.mark.parametrize(
+    ("where", "dtype", "mode"),
+    [
+        (np.s_[3:9], "int32", "clip"),
+        (np.s_[3:9], "bool", "drop"),
+        (np.s_[-7:-1], "bfloat16", "promise_in_bounds"),
+        (np.s_[:, 1:3], "int32", "drop"),
+        (np.s_[2:9, 1:5], "bfloat16", "clip"),
+        (np.s_[2:9, 1:5], "bool", "promise_in_bounds"),
+        (np.s_[4, 2:5], "int32", "promise_in_bounds"),
+        (np.s_[4, 2:5], "bfloat16", "drop"),
+    ],
+    ids=str,
+)
 def test_scatter_of_one_window(where: Any, dtype: str, mode: str) -> None:
     x = table(dtype)
     updates = table(dtype, x[where].shape) if x[where].ndim > 1 else table(dtype, (2, *x[where].shape))[0]

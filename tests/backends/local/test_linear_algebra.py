@@ -55,7 +55,7 @@ def test_right_hand_sides_pass_through(left: bool) -> None:
     assert local_rule.linear == ((1,),)
 
 
-@pytest.mark.parametrize("groups", [[1, 4, 2], [0, 8, 0], [3, 0, 5], [0, 0, 0], [1, 2, 0, 1, 3]], ids=str)
+@pytest.mark.parametrize("groups", [[1, 4, 2], [0, 8, 0], [0, 0, 0], [1, 2, 0, 1, 3]], ids=str)
 def test_ragged_dot(groups: list[int]) -> None:
     """Groups of rows times a matrix each: what is summed over and the groups leave partial sums, rows and columns pass through."""
     x, y = jnp.asarray(RNG.normal(size=(8, 5)), jnp.float32), jnp.asarray(RNG.normal(size=(len(groups), 5, 7)), jnp.float32)
