@@ -30,6 +30,7 @@ from shardy_py.partition.mispartitioned import as_sharded, is_mispartitioned
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.code import Change, Code, SourceSpan, Style, edits_of, filled, setup_of, spec_code, stated, without_jax
 from shardy_py.plan.costing import analyse as cost_of
+from shardy_py.plan.executed import explicit_of
 from shardy_py.plan.paths import is_backward
 from shardy_py.plan.record import PlanRecord
 from shardy_py.plan.values import location_of
@@ -177,6 +178,8 @@ def _writable(seeds: Seeds, closed: ClosedJaxpr) -> list[_Written]:
 
 CONSTRAINTS = frozenset({"sharding_constraint", "sdy_sharding_constraint"})
 
+SUMS = frozenset({"sdy.all_reduce", "sdy.reduce_scatter"})
+
 STATED = "sharding_constraint"
 """The origin of user constraints; others come from types."""
 
@@ -305,7 +308,8 @@ class Writer:
         self.mesh = request.view.auto_mesh
         self.named = NamedShardings(self.mesh)
         self.writable = _writable(seeds, closed)
-        self.planned = _cost(dataclasses.replace(plan, partitioner=None))
+        self.alone = dataclasses.replace(plan, partitioner=None)
+        self.planned = _cost(self.alone)
         self.places = [Place(i, each.sharding, (each.kind,), True) for i, each in enumerate(self.writable)]
 
     def code(self, style: Style) -> Code:
@@ -352,10 +356,20 @@ class Writer:
         def pins(chosen: Iterable[int]) -> Mapping[int, TensorSharding]:
             return {n: self.writable[i].sharding for i in sorted(chosen) for n in self.writable[i].expression.all_numbers}
 
-        chosen = fewest_pins(self.places, lambda numbers: propagated(frozenset(numbers)), 1.0)
+        sums = frozenset[int]() if self.plan.search is None else self._sums()
+        chosen = sorted(sums.union(fewest_pins(self.places, lambda numbers: propagated(sums.union(numbers)), 1.0)))
         function = "jax.lax.with_sharding_constraint"
         changes = {self.writable[i].expression.span: self.writable[i].wrapped(function) for i in chosen}
         return self._more(pins(chosen)), with_constraints(changes, self._constrained("sdy_sharding_constraint"), function)
+
+    def _sums(self) -> frozenset[int]:
+        """The expressions whose partial sums are added up between devices: what reads them decides how they lie.
+
+        XLA propagates a simplified program, in which another reader may decide.
+        """
+        ops = {cause for op, cause in explicit_of(self.alone).causes.items() if op.name in SUMS}
+        numbers = {n for n, variable in enumerate(self.seeds.variables()) if variable is not None and variable.op in ops}
+        return frozenset(i for i, each in enumerate(self.writable) if not numbers.isdisjoint(each.expression.numbers))
 
     def _constrained(self, *primitives: str) -> list[_Written]:
         """The expressions that are user constraints."""

@@ -111,15 +111,12 @@ def test_explicit_types_of_a_propagated_plan(name: str) -> None:
 SLOW = sp.Hardware("slow", {"float32": 1e9}, 1e8, 16 << 30, 1e9, sp.Fabric("ring", 1e8, 1e-7), sp.Fabric("switch", 1e7, 1e-7))
 """So slow that small arrays are worth sharding."""
 
-CHOSEN = ("mlp", "moe", "convolution", "gru", "named", "recommender", "fully sharded")
-"""Programs that a planner plans."""
-
-SETTLED_OTHERWISE = {"convolution": 2.5, "recommender": 5.0}
-"""Programs in which XLA settles conflicts between values that lie as planned otherwise -> how much more it moves at most."""
+SETTLED_OTHERWISE = {"decode": 1.4, "spectrum": 1.2, "train state": 1.2}
+"""Programs in which XLA settles conflicts otherwise, on lines with several shardings or in ops of JAX -> how much more it moves."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_constraints_of_a_plan_that_was_chosen(name: str) -> None:
     this = example(name)
     planned = sp.auto_shard(this.fun, mesh=MESH, planner=sp.Planner(hardware=SLOW, time_limit_s=60), lowering="jit")
