@@ -10,20 +10,34 @@ from typing import Any, ClassVar, Self, SupportsIndex, TypeVar
 
 from shardy_py.dialect._scan import Scanner
 
+_Made = TypeVar("_Made")
 _PREFIX = re.compile(r"#sdy([.<])([a-z_]+)")
 
 
-class Interned:
+class _Interning(type):
+    """Looks the arguments up before anything is made of them."""
+
+    def __call__(cls: type[_Made], *args: Any, **kwargs: Any) -> _Made:
+        if not kwargs:
+            try:
+                return cls._table[args]  # type: ignore[attr-defined]
+            except (KeyError, TypeError):
+                pass
+        return type.__call__(cls, *args, **kwargs)
+
+
+class Interned(metaclass=_Interning):
     """Base of the dialect's values: immutable, one object per value, picklable, copied as itself.
 
-    A subclass annotates its attributes; those that its `__new__` takes are its fields, the others are derived of them. `__new__` looks
-    the arguments up in its `_table` and, on a miss, brings them into their one proper form and calls `_interned`. The table keeps values
+    A subclass annotates its attributes; those that its `__new__` takes are its fields, the others are derived of them. Arguments that
+    are not in its `_table` come to `__new__`, which brings them into their one proper form and calls `_interned`. The table keeps values
     alive for the life of the process.
     """
 
     __slots__ = ()
 
     _fields: ClassVar[tuple[str, ...]] = ()
+    _defaults: ClassVar[tuple[object, ...]] = ()
     _table: ClassVar[dict[Any, Any]]
     mnemonic: ClassVar[str]
     """Its name in SDY text, `sharding` in `#sdy.sharding`."""
@@ -31,7 +45,9 @@ class Interned:
 
     def __init_subclass__(cls) -> None:
         cls._table = {}
-        cls._fields = cls.__match_args__ = tuple(inspect.signature(cls.__new__).parameters)[1:]
+        parameters = [*inspect.signature(cls.__new__).parameters.values()][1:]
+        cls._fields = cls.__match_args__ = tuple(parameter.name for parameter in parameters)
+        cls._defaults = tuple(parameter.default for parameter in parameters)
 
     @classmethod
     def _interned(cls, *key: object, **derived: object) -> Self:
@@ -42,7 +58,11 @@ class Interned:
         new = object.__new__(cls)
         for name, value in (*zip(cls._fields, key, strict=True), *derived.items()):
             object.__setattr__(new, name, value)
-        return cls._table.setdefault(key, new)
+        new = cls._table.setdefault(key, new)
+        while key and key[-1] is cls._defaults[len(key) - 1]:
+            key = key[:-1]
+            cls._table[key] = new
+        return new
 
     @classmethod
     def parse(cls, text: str) -> Self:

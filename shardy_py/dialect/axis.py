@@ -9,7 +9,6 @@ Source: `AxisRefAttr` in Shardy's dialect.cc; specification 1.2 of the project f
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
@@ -55,9 +54,6 @@ class AxisRef(Interned):
     __slots__ = tuple(__annotations__)
 
     def __new__(cls, name: str, pre_size: int | None = None, size: int | None = None) -> AxisRef:  # noqa: D102
-        interned = cls._table.get((name, pre_size, size))
-        if interned is not None:
-            return interned
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"an axis name must be a string, got {name!r}")
         name = str(name)
@@ -248,16 +244,6 @@ def normalized(axis: AxisRef, mesh: Mesh) -> AxisRef:
     return axis
 
 
-def first_overlapping(axis: AxisRef, ordered: Sequence[AxisRef]) -> AxisRef | None:
-    """The first of a sorted list of references, which do not overlap each other, that overlaps `axis`."""
-    at = bisect_left(ordered, axis)
-    if at > 0 and overlaps(ordered[at - 1], axis):
-        return ordered[at - 1]
-    if at < len(ordered) and overlaps(ordered[at], axis):
-        return ordered[at]
-    return None
-
-
 def add_axis_or_merge(axes: list[AxisRef], axis: AxisRef, mesh: Mesh) -> None:
     """Appends `axis` to `axes` in place, or merges it with the last one where they are neighbouring parts."""
     if axes and can_merge(axes[-1], axis):
@@ -284,7 +270,7 @@ def set_difference(axes: Iterable[AxisRef], removed: Iterable[AxisRef], mesh: Me
     for axis in axes:
         rest: AxisRef | None = axis
         while rest is not None:
-            taken = first_overlapping(rest, ordered)
+            taken = next((other for other in ordered if overlaps(other, rest)), None)
             if taken is None:
                 remainder.append(rest)
                 break

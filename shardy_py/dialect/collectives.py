@@ -38,11 +38,8 @@ class AxisRefList(_Attribute):
     __slots__ = tuple(__annotations__)
 
     def __new__(cls, axes: Iterable[AxisRef | str] = ()) -> AxisRefList:  # noqa: D102
-        try:
-            return cls._table[axes,]
-        except (KeyError, TypeError):
-            axes = axis_refs(axes)
-            return cls._interned(axes)
+        axes = axis_refs(axes)
+        return cls._interned(axes)
 
     @property
     def _body(self) -> str:
@@ -64,11 +61,8 @@ class ListOfAxisRefLists(_Attribute):
     __slots__ = tuple(__annotations__)
 
     def __new__(cls, lists: Iterable[AxisRefList | Iterable[AxisRef | str]] = ()) -> ListOfAxisRefLists:  # noqa: D102
-        try:
-            return cls._table[lists,]
-        except (KeyError, TypeError):
-            items = tuple(item if type(item) is AxisRefList else AxisRefList(tuple(item)) for item in lists)
-            return cls._interned(items)
+        items = tuple(item if type(item) is AxisRefList else AxisRefList(tuple(item)) for item in lists)
+        return cls._interned(items)
 
     @property
     def _body(self) -> str:
@@ -92,11 +86,8 @@ class AllToAllParam(_Attribute):
     __slots__ = tuple(__annotations__)
 
     def __new__(cls, axes: Iterable[AxisRef | str], source: int, target: int) -> AllToAllParam:  # noqa: D102
-        try:
-            return cls._table[axes, source, target]
-        except (KeyError, TypeError):
-            axes, source, target = axis_refs(axes), integer(source), integer(target)
-            return cls._interned(axes, source, target)
+        axes, source, target = axis_refs(axes), integer(source), integer(target)
+        return cls._interned(axes, source, target)
 
     @property
     def _body(self) -> str:
@@ -122,11 +113,8 @@ class AllToAllParamList(_Attribute):
     __slots__ = tuple(__annotations__)
 
     def __new__(cls, params: Iterable[AllToAllParam | tuple[Iterable[AxisRef | str], int, int]]) -> AllToAllParamList:  # noqa: D102
-        try:
-            return cls._table[params,]
-        except (KeyError, TypeError):
-            items = tuple(param if type(param) is AllToAllParam else AllToAllParam(*param) for param in params)
-            return cls._interned(items)
+        items = tuple(param if type(param) is AllToAllParam else AllToAllParam(*param) for param in params)
+        return cls._interned(items)
 
     @property
     def _body(self) -> str:
@@ -150,11 +138,8 @@ class ManualAxes(_Attribute):
     def __new__(cls, axes: Iterable[str] = ()) -> ManualAxes:  # noqa: D102
         if isinstance(axes, str):
             raise TypeError(f"manual axes must be a sequence of names, got the string {axes!r}; write ({axes!r},)")
-        try:
-            return cls._table[axes,]
-        except (KeyError, TypeError):
-            axes = tuple(map(str, axes))
-            return cls._interned(axes)
+        axes = tuple(map(str, axes))
+        return cls._interned(axes)
 
     @property
     def _body(self) -> str:

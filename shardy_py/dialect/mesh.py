@@ -33,9 +33,6 @@ class MeshAxis(Interned):
     __slots__ = tuple(__annotations__)
 
     def __new__(cls, name: str, size: int) -> MeshAxis:  # noqa: D102
-        interned = cls._table.get((name, size))
-        if interned is not None:
-            return interned
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"the name of a mesh axis must be a string, got {name!r}")
         name, size = str(name), integer(size)
@@ -90,10 +87,6 @@ class Mesh(Interned):
     def __new__(  # noqa: D102
         cls, axes: Iterable[MeshAxis | tuple[str, int]] | Mapping[str, int] = (), device_ids: Iterable[int] = ()
     ) -> Mesh:
-        try:
-            return cls._table[axes, device_ids]
-        except (KeyError, TypeError):
-            pass
         pairs = cast("Iterable[MeshAxis | tuple[str, int]]", axes.items() if isinstance(axes, Mapping) else axes)
         axes = tuple(axis if type(axis) is MeshAxis else MeshAxis(*axis) for axis in pairs)
         device_ids = tuple(integer(i) for i in device_ids)

@@ -108,19 +108,6 @@ class OpShardingRule(Interned):
         blocked_propagation: Iterable[int] = (),
         is_custom: bool = False,
     ) -> OpShardingRule:
-        try:
-            return cls._table[
-                factor_sizes,
-                operand_mappings,
-                result_mappings,
-                reduction,
-                need_replication,
-                permutation,
-                blocked_propagation,
-                is_custom,
-            ]
-        except (KeyError, TypeError):
-            pass
         key = (
             _ints(factor_sizes),
             tuple(tuple(map(_ints, mapping)) for mapping in operand_mappings),
@@ -131,10 +118,7 @@ class OpShardingRule(Interned):
             _ints(blocked_propagation),
             bool(is_custom),
         )
-        interned = cls._table.get(key)
-        if interned is not None:
-            return interned
-        return cls._interned(*key, **_derived(*key[:6]))
+        return cls._table.get(key) or cls._interned(*key, **_derived(*key[:6]))
 
     def is_in_all_non_scalar_tensors(self, factor: int) -> bool:
         """Whether every tensor that has dimensions has the factor."""

@@ -40,10 +40,6 @@ class DimensionSharding(Interned):
     __slots__ = tuple(__annotations__)
 
     def __new__(cls, axes: Iterable[AxisRef | str] = (), is_closed: bool = True, priority: int | None = None) -> DimensionSharding:  # noqa: D102
-        try:
-            return cls._table[axes, is_closed, priority]
-        except (KeyError, TypeError):
-            pass
         axes, is_closed = axis_refs(axes), bool(is_closed)
         priority = None if priority is None else integer(priority)
         parts = [*map(str, axes), *([] if is_closed else ["?"])]
@@ -147,10 +143,6 @@ class TensorSharding(Interned):
         replicated: Iterable[AxisRef | str] = (),
         unreduced: Iterable[AxisRef | str] = (),
     ) -> TensorSharding:
-        try:
-            return cls._table[mesh, dims, replicated, unreduced]
-        except (KeyError, TypeError):
-            pass
         if type(mesh) is not Mesh:
             if not isinstance(mesh, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"the mesh of a sharding must be a name or a Mesh, got {mesh!r}")
@@ -333,10 +325,6 @@ class TensorShardingPerValue(Interned):
     __slots__ = tuple(__annotations__)
 
     def __new__(cls, shardings: Iterable[TensorSharding] = ()) -> TensorShardingPerValue:  # noqa: D102
-        try:
-            return cls._table[shardings,]
-        except (KeyError, TypeError):
-            pass
         shardings = tuple(shardings)
         for sharding in shardings:
             if type(sharding) is not TensorSharding:

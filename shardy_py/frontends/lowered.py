@@ -84,18 +84,8 @@ def _body(program: Program) -> Program:
 Expansion = tuple[list[Op], list[Value]]
 """Ops and the values that stand for the results of the op they are made from."""
 
-STRAIGHT = frozenset(("chlo.is_inf", "chlo.is_neg_inf", "chlo.is_pos_inf", "chlo.mulhi"))
-"""Legalised to a chain in which every value has one use."""
-
-STEPS: Mapping[str, str] = {
-    "chlo.next_after": "a=x b=y c=x,x d=y,y e=c,d f=a g=b h=x,y i=f j=g k=b l=f,g m=a,l n=j,b,k o=i,n,m p=h,b,o q=e,p",
-    "chlo.polygamma": "a=x b=x c=b,b d=b e=y,d f=y g=f,d h=e,g j=y,h k=x l=y,y m=k,j n=m,l o=a,c p=o,n q=x r=x,q s=r,p",
-    "chlo.zeta": (
-        "a=x b=y,a c=y d=c,a e=b,d f=c g=f,a h=e,g i=g,f j=x k=i,j l=f,f m=l n=x o=x p=n,o q=m,p r=x,f s=r,q t=g,s u=h,k v=u,t"
-        " w=g z=h A=z,w B=A,h,v C=x D=C,B E=y F=x G=x,F H=E,G I=H,D J=y K=y,J L=E,K M=x N=x,M O=x P=N,O Q=L,P,I R=x S=R,Q"
-    ),
-}
-"""`e=c,d` is an op on the results of steps c and d; x and y are the operands."""
+STRAIGHT = frozenset(("chlo.is_inf", "chlo.is_neg_inf", "chlo.is_pos_inf", "chlo.mulhi", "chlo.ragged_dot"))
+"""Legalised to a chain in which every value has one use, or to no ops at all."""
 
 
 def legalize_chlo(program: Program) -> None:
@@ -113,11 +103,9 @@ def expand(
     """The stand-in for one CHLO op, not yet in a block; None for an op that stands as it is."""
     if name == "chlo.top_k":
         return _top_k(operands[0], result_types, attributes["k"], location)
-    if name in STEPS:
-        return _steps(name, STEPS[name], operands, result_types[0], location)
     if name == "chlo.tan":
         return _one("stablehlo.tan", operands, result_types, location)
-    if not name.startswith("chlo.") or len(operands) != 1 or name in STRAIGHT:
+    if not name.startswith("chlo.") or name in STRAIGHT:
         return None
     is_complex = operands[0].type.dtype.startswith("complex")
     if name == "chlo.conj" and not is_complex:
@@ -132,17 +120,6 @@ def expand(
 def _one(name: str, operands: Sequence[Value], result_types: Sequence[Type], location: object) -> Expansion:
     op = Op(name, operands, result_types, location=location)
     return [op], op.results
-
-
-def _steps(name: str, steps: str, operands: Sequence[Value], result_type: Type, location: object) -> Expansion:
-    values = dict(zip("xy", operands, strict=True))
-    ops = []
-    for step in steps.split():
-        target, sources = step.split("=")
-        op = Op(name, [values[source] for source in sources.split(",")], [result_type], location=location)
-        values[target] = op.result
-        ops.append(op)
-    return ops, ops[-1].results
 
 
 def _top_k(operand: Value, result_types: Sequence[Type], k: int, location: object) -> Expansion:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardy_py.dialect import AllToAllParam, AllToAllParamList, AxisRef, ListOfAxisRefLists, Mesh, TensorSharding
@@ -55,9 +55,6 @@ def drop_empty(op: Op, program: Program) -> bool:
         return False
     erase(op)
     return True
-
-
-MANUAL_PATTERNS: dict[str, tuple[Pattern, ...]] = {"sdy.manual_computation": (drop_unused_inputs, drop_empty)}
 
 
 def _per_dim(op: Op) -> list[tuple[AxisRef, ...]]:
@@ -208,16 +205,6 @@ def _collective(name: str, operand: Value, attributes: dict[str, object], shardi
     return Op(name, (operand,), (like.result.type,), attributes, location=like.location, sharding=sharding)
 
 
-COLLECTIVE_PATTERNS: dict[str, tuple[Pattern, ...]] = {
-    "sdy.all_gather": (drop_without_axes,),
-    "sdy.all_reduce": (drop_without_axes, drop_reduce_of_replicated, gather_instead_of_reduce, fuse_reduce_and_slice),
-    "sdy.all_slice": (drop_without_axes, drop_slice_of_gather, fuse_reduce_and_slice),
-    "sdy.all_to_all": (fuse_all_to_alls,),
-    "sdy.collective_permute": (drop_permute_to_same,),
-    "sdy.reduce_scatter": (drop_without_axes,),
-}
-
-
 _RESHARD = "sdy.reshard"
 _RESHAPE = "stablehlo.reshape"
 _TRANSPOSE = "stablehlo.transpose"
@@ -352,7 +339,19 @@ def _before_transpose(pieces: list[_Piece], shape: Sequence[int], permutation: S
 RESHARDS = "sdy-reshard"
 COLLECTIVES = "sdy-collective"
 
-_Patterns = dict[str, tuple[Pattern, ...]]
+PATTERNS: Mapping[str, Mapping[str, tuple[Pattern, ...]]] = {
+    RESHARDS: {_RESHARD: (skip_reshard,)},
+    COLLECTIVES: {
+        "sdy.all_gather": (drop_without_axes,),
+        "sdy.all_reduce": (drop_without_axes, drop_reduce_of_replicated, gather_instead_of_reduce, fuse_reduce_and_slice),
+        "sdy.all_slice": (drop_without_axes, drop_slice_of_gather, fuse_reduce_and_slice),
+        "sdy.all_to_all": (fuse_all_to_alls,),
+        "sdy.collective_permute": (drop_permute_to_same,),
+        "sdy.reduce_scatter": (drop_without_axes,),
+    },
+    "": {_RESHARD: (reuse_reshard,), "sdy.manual_computation": (drop_unused_inputs, drop_empty)},
+}
+"""Label ("" without one) -> op name -> patterns in the order in which they are tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,76 +380,42 @@ class Canonicalize(Pass):
 
         Source: MLIR's Canonicalizer.cpp, and Shardy's patterns in ir/canonicalization.
         """
-        tables = LABELLED.values() if not self.enable_patterns else [LABELLED[label] for label in LABELLED if label in self.enable_patterns]
-        patterns = _joined(tables if self.enable_patterns else (*tables, *UNLABELLED))
+        patterns: dict[str, tuple[Pattern, ...]] = {}
+        for label, table in PATTERNS.items():
+            if not self.enable_patterns or label in self.enable_patterns:
+                patterns |= {name: (*patterns.get(name, ()), *tried) for name, tried in table.items()}
         for function in program.functions:
-            driver = _Driver(program, patterns)
-            while driver.sweep(function.body):
+            while _sweep(function.body, patterns, program):
                 pass
 
 
-class _Driver:
-    def __init__(self, program: Program, patterns: _Patterns) -> None:
-        self.program = program
-        self.patterns = patterns
-
-    def sweep(self, body: Block) -> bool:
-        """Visits every op once, and again while it changes; returns whether anything has changed."""
-        changed = False
+def _sweep(body: Block, patterns: Mapping[str, Sequence[Pattern]], program: Program) -> bool:
+    """Visits every op once, and again while it changes; returns whether anything has changed."""
+    changed = False
+    for block in blocks_in(body):
+        for op in list(block.ops):
+            while op.block is block:
+                operands = _definitions(op)
+                if not _drop_dead([op]) and not any(pattern(op, program) for pattern in patterns.get(op.name, ())):
+                    break
+                _drop_dead(operands)
+                changed = True
+    if changed:
         for block in blocks_in(body):
-            for op in list(block.ops):
-                if op.results and op.results[0].uses and op.name not in self.patterns:
-                    continue
-                while op.block is block and self.visit(op):
-                    changed = True
-        if changed:
-            for block in blocks_in(body):
-                block.ops = [op for op in block.ops if op.block is not None]
-        return changed
-
-    def visit(self, op: Op) -> bool:
-        """Erases an op if it is dead, with operands that die with it; else applies the first pattern that matches."""
-        if _is_dead(op):
-            self.erase(op)
-            return True
-        operands = list(op.operands)
-        if not any(pattern(op, self.program) for pattern in self.patterns.get(op.name, ())):
-            return False
-        for operand in operands:
-            if operand.defining_op is not None and operand.defining_op.block is not None and _is_dead(operand.defining_op):
-                self.erase(operand.defining_op)
-        return True
-
-    def erase(self, op: Op) -> None:
-        """Erases a dead op, and what only it has used."""
-        dead = [op]
-        seen = {op}
-        for current in dead:
-            operands = [operand for inner in current.walk() for operand in inner.operands]
-            erase(current)
-            for operand in operands:
-                definition = operand.defining_op
-                if definition is not None and definition.block is not None and definition not in seen and _is_dead(definition):
-                    seen.add(definition)
-                    dead.append(definition)
+            block.ops = [op for op in block.ops if op.block is not None]
+    return changed
 
 
-def _is_dead(op: Op) -> bool:
-    return not any(result.uses for result in op.results) and is_pure(op)
+def _definitions(op: Op) -> list[Op]:
+    return [operand.defining_op for inner in op.walk() for operand in inner.operands if operand.defining_op is not None]
 
 
-def _joined(tables: Iterable[_Patterns]) -> _Patterns:
-    joined: _Patterns = {}
-    for table in tables:
-        for name, patterns in table.items():
-            joined[name] = (*joined.get(name, ()), *patterns)
-    return joined
-
-
-LABELLED: Mapping[str, _Patterns] = {
-    RESHARDS: {_RESHARD: (skip_reshard,)},
-    COLLECTIVES: COLLECTIVE_PATTERNS,
-}
-"""Label -> op name -> patterns in the order in which they are tried."""
-
-UNLABELLED: Sequence[_Patterns] = ({_RESHARD: (reuse_reshard,)}, MANUAL_PATTERNS)
+def _drop_dead(ops: list[Op]) -> bool:
+    """Erases the dead ones of the ops, and what only they have used; returns whether there are any."""
+    dropped = False
+    for op in ops:
+        if op.block is not None and not any(result.uses for result in op.results) and is_pure(op):
+            ops += _definitions(op)
+            erase(op)
+            dropped = True
+    return dropped

@@ -9,10 +9,9 @@ from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.dialect.axis import Axes, num_shards, sort_and_merge
 from shardy_py.dialect.collectives import AXES_OF, moved_axes
 from shardy_py.dialect.format import format_axis
-from shardy_py.ir import Block, Op, Program, Value
+from shardy_py.ir import Op, Program, Value
 from shardy_py.ir.types import local_bytes, local_shape
-from shardy_py.opt.canonicalize import COLLECTIVES, Canonicalize, skip_reshard
-from shardy_py.opt.edits import erase
+from shardy_py.opt.canonicalize import COLLECTIVES, RESHARDS, Canonicalize
 from shardy_py.opt.insert_explicit_reshards import InsertExplicitReshards
 from shardy_py.opt.reshard_to_collectives import RESHARD, ReshardToCollectives
 from shardy_py.passes.clone import clone_program
@@ -94,7 +93,7 @@ def explicit_program(program: Program, names: Mapping[Value, str], results: tupl
         origins.append((op, _Origin(name_of(value, copied_names, inserted_ops), reason, location, primitive_of(cause), cause)))
     for op, origin in origins:
         op.location = origin
-    _merge([op for op, _ in origins], copy)
+    Canonicalize(enable_patterns=(RESHARDS,)).run(copy)
     ReshardToCollectives().run(copy)
     Canonicalize(enable_patterns=(COLLECTIVES,)).run(copy)
     moves: dict[_Origin, _Movement] = {}
@@ -111,20 +110,6 @@ def explicit_program(program: Program, names: Mapping[Value, str], results: tupl
     pairs = zip((c for reshard in reshards for c in reshard.collectives), ops, strict=True)
     collectives = tuple((c, op) for c, op in pairs if c.kind in KINDS and c.operand_bytes)
     return Explicit(copy, {new: old for old, new in mapping.items()}, causes, reshards, collectives)
-
-
-def _merge(ops: list[Op], program: Program) -> None:
-    """Merges two reshards in a row into one."""
-    blocks: dict[Block, None] = {}
-    for op in ops:
-        first = op.operands[0].defining_op
-        while op.name == RESHARD and first is not None and skip_reshard(op, program):
-            assert first.block is not None
-            blocks[first.block] = None
-            erase(first)
-            first = op.operands[0].defining_op
-    for block in blocks:
-        block.ops = [op for op in block.ops if op.block is block]
 
 
 def _entry(origin: _Origin, group: _Movement, program: Program) -> Reshard:

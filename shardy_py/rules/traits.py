@@ -46,8 +46,8 @@ ELEMENTWISE = frozenset(
 )
 """Ops with MLIR's `Elementwise` or StableHLO's `BroadcastingElementwise` trait; `bitcast_convert` is one where no shape changes.
 
-A CHLO op is many StableHLO ops once it is legalised. It stands as one that takes an operand twice where these use it more than once, or as
-a few steps of the same name; see `frontends/lowered.py`."""
+A CHLO op is many StableHLO ops once it is legalised. It stands as one that takes an operand twice where these use it more than once;
+see `frontends/lowered.py`."""
 
 PASS_THROUGH = frozenset(("sdy.data_flow_edge", "sdy.func_data_flow_edge", "stablehlo.reshape", "stablehlo.transpose"))
 """Ops besides the elementwise ones that propagate both ways in the first two rounds of op-priority propagation."""

@@ -17,7 +17,6 @@ from shardy_py.dialect.axis import (
     can_merge,
     common_prefix_of_lists,
     contains,
-    first_overlapping,
     greatest_common_prefix,
     is_prefix_of,
     merge,
@@ -97,13 +96,6 @@ def test_parts_against_digits(a: AxisRef, b: AxisRef) -> None:
     if can_merge(a, b):
         assert digits(merge(a, b, MESH)) == da | db
         assert merge(a, b, MESH).is_full == (len(da | db) == BITS)
-
-
-@given(binary_axes, disjoint_axes())
-def test_first_overlapping_finds_the_first(a: AxisRef, axes: list[AxisRef]) -> None:
-    ordered = sorted(axes)
-    expected = next((b for b in ordered if overlaps(a, b)), None)
-    assert first_overlapping(a, ordered) is expected
 
 
 @given(disjoint_axes(), disjoint_axes())

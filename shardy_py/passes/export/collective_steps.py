@@ -34,15 +34,6 @@ class CollectiveStep:
     moves: tuple[AllToAllParam, ...]
     result: TensorSharding
 
-    def __str__(self) -> str:
-        if self.kind == "collective_permute":
-            return f"collective_permute -> {self.result.text(short=True)}"
-        if self.moves:
-            what = ", ".join(map(str, self.moves))
-        else:
-            what = ", ".join(f"{{{', '.join(map(str, axes))}}}" for axes in self.axes)
-        return f"{self.kind} [{what}] -> {self.result.text(short=True)}"
-
 
 def collectives_for(
     source: TensorSharding | None, target: TensorSharding, shape: Sequence[int], meshes: Mapping[str, Mesh], *, complete: bool = True
@@ -62,8 +53,8 @@ def collectives_for(
     Example:
         >>> mesh = Mesh([("x", 2), ("y", 2)])
         >>> steps = collectives_for(TensorSharding("m", [["x"], []]), TensorSharding("m", [[], ["x"]]), (8, 8), {"m": mesh})
-        >>> [str(step) for step in steps]
-        ['all_to_all [{"x"}: 0->1] -> <@m, [{}, {"x"}]>']
+        >>> [(step.kind, step.moves, step.result) for step in steps]
+        [('all_to_all', ({"x"}: 0->1,), #sdy.sharding<@m, [{}, {"x"}]>)]
     """
     to_mesh = target.mesh_in(meshes)
     if source is None:
@@ -140,9 +131,9 @@ def is_permute_useful(search: CollectiveSearch) -> bool:
     """Whether axes stand where only a permute can help, or where it saves a gather."""
     if any(s and t and _divides(s[0], t[0]) for s, t in zip(search.source, search.target, strict=True)):
         return True
-    added = _last(part for order in search.target for part in order if part not in search.present)
-    removed = _last(part for parts in search.source for part in parts if part not in search.wanted)
-    if added is not None and removed is not None and _divides(added, removed):
+    added = [part for order in search.target for part in order if part not in search.present]
+    removed = [part for parts in search.source for part in parts if part not in search.wanted]
+    if added and removed and _divides(added[-1], removed[-1]):
         return True
     return any(_is_out_of_order(search, dim) for dim in range(len(search.source)))
 
@@ -250,13 +241,6 @@ def _is_out_of_order(search: CollectiveSearch, dim: int) -> bool:
 
 def _divides(a: Part, b: Part) -> bool:
     return a[2] % b[2] == 0 or b[2] % a[2] == 0
-
-
-def _last(parts: Iterable[Part]) -> Part | None:
-    last = None
-    for part in parts:
-        last = part
-    return last
 
 
 Emit = Callable[["CollectiveSearch", str, Sequence[Sequence[Part]], tuple[int, int] | None], None]

@@ -272,8 +272,8 @@ class Propagation:
             self._stage(strategies[-1], stages[: _MOVES_NOTHING + 1][-1])
 
     def _stage(self, factors: FactorStrategy, stage: int) -> None:
-        table = step_table(self.program.meshes, factors, self.conservative)
-        edge_table = step_table(self.program.meshes, factors, False)
+        meshes = tuple(self.program.meshes.items())
+        table, edge_table = step_table(meshes, factors, self.conservative), step_table(meshes, factors, False)
         self._function_results(edge_table, stage)
         self._worklist(table, edge_table, stage)
         self._function_results(edge_table, stage)
@@ -286,7 +286,6 @@ class Propagation:
         stack = [node for node in reversed(self.graph.nodes) if not node.erased]
         for node in stack:
             node.queued = True
-        steps = table.steps
         while stack:
             node = stack.pop()
             node.queued = False
@@ -310,10 +309,7 @@ class Propagation:
                 continue
             if not node.is_edge:
                 shardings = tuple(map(_sharding, node.tensors))
-                key = (node.rule, directions, node.elementwise, shardings)
-                update = steps.get(key)
-                if update is None:
-                    update = table.compute(key, node.rule, directions, node.elementwise, shardings)  # pyright: ignore[reportArgumentType]
+                update = table[node.rule, directions, node.elementwise, shardings]  # pyright: ignore[reportArgumentType]
                 if update:
                     self._apply(node, update, shardings, stage, stack)
                 else:
@@ -331,12 +327,7 @@ class Propagation:
         shardings = stored
         if node.transform is not None and stored[-1] is not None:
             shardings = (*stored[:-1], node.transform[0](stored[-1]))
-        key = (node.rule, directions, node.elementwise, shardings)
-        update = table.steps.get(key)
-        if update is None:
-            update = table.compute(key, node.rule, directions, node.elementwise, shardings)  # pyright: ignore[reportArgumentType]
-        if not update:
-            return
+        update = table[node.rule, directions, node.elementwise, shardings]  # pyright: ignore[reportArgumentType]
         self._apply(node, update, stored, stage, stack)
 
     def _apply(self, node: Node, update: Update, before: Shardings, stage: int, stack: list[Node] | None) -> None:

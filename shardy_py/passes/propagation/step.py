@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -181,48 +182,35 @@ def _update(
 _FACTOR_STRATEGIES = {"basic": _propagate_basic, "aggressive": _propagate_aggressive}
 
 
-class StepTable:
+Key = tuple[OpShardingRule, Sequence[int], bool, tuple[TensorSharding | None, ...]]
+"""Rule, directions, whether the op is elementwise, and shardings."""
+
+
+class StepTable(dict[Key, Update]):
     """Remembers `propagate_step` for one set of meshes, strategy and conservativeness.
 
     Rules, directions and shardings are interned, so that the key hashes by identity and the step of the fortieth
     identical layer is one look-up.
     """
 
-    __slots__ = ("conservative", "meshes", "steps", "strategy")
-
     def __init__(self, meshes: Mapping[str, Mesh], strategy: FactorStrategy, conservative: bool) -> None:
-        self.meshes = dict(meshes)
+        super().__init__()
+        self.meshes = meshes
         self.strategy: FactorStrategy = strategy
         self.conservative = conservative
-        self.steps: dict[tuple[object, ...], Update] = {}
 
-    def compute(
-        self,
-        key: tuple[object, ...],
-        rule: OpShardingRule,
-        directions: Sequence[int],
-        elementwise: bool,
-        shardings: Sequence[TensorSharding | None],
-    ) -> Update:
-        """Computes a step and remembers it under `key`."""
-        if len(self.steps) >= _TABLE_LIMIT:
-            self.steps.clear()
+    def __missing__(self, key: Key) -> Update:
+        if len(self) >= _TABLE_LIMIT:
+            self.clear()
+        rule, directions, elementwise, shardings = key
         step = propagate_step(
             rule, directions, shardings, self.meshes, strategy=self.strategy, conservative=self.conservative, elementwise=elementwise
         )
-        self.steps[key] = step
+        self[key] = step
         return step
 
 
-_TABLES: dict[tuple[object, ...], StepTable] = {}
-
-
-def step_table(meshes: Mapping[str, Mesh], strategy: FactorStrategy, conservative: bool) -> StepTable:
+@functools.lru_cache(64)
+def step_table(meshes: tuple[tuple[str, Mesh], ...], strategy: FactorStrategy, conservative: bool) -> StepTable:
     """The table shared by all programs with the same meshes under the same names."""
-    key = (tuple(meshes.items()), strategy, conservative)
-    table = _TABLES.get(key)
-    if table is None:
-        if len(_TABLES) >= 64:
-            _TABLES.clear()
-        table = _TABLES[key] = StepTable(meshes, strategy, conservative)
-    return table
+    return StepTable(dict(meshes), strategy, conservative)

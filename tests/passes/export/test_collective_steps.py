@@ -31,7 +31,8 @@ MESHES = {
 def steps_of(source: str | None, target: str, shape: tuple[int, ...] = (24, 24)) -> list[str]:
     """The steps as text; shardings are without `#sdy.sharding<` and `>`."""
     before = None if source is None else TensorSharding.parse(f"<{source}>")
-    return [str(step) for step in collectives_for(before, TensorSharding.parse(f"<{target}>"), shape, MESHES)]
+    steps = collectives_for(before, TensorSharding.parse(f"<{target}>"), shape, MESHES)
+    return [text.replace("out_sharding=", "-> ") for text in texts(steps)]
 
 
 def check_arithmetic(reshard: Reshard) -> None:

@@ -159,7 +159,7 @@ def test_no_step_without_a_common_mesh_or_on_one_device() -> None:
 
 
 def test_tables_are_shared_by_equal_meshes_and_remember_steps() -> None:
-    table = step_table({"mesh": MESH}, "aggressive", False)
-    assert step_table({"mesh": Mesh(MESH.axes)}, "aggressive", False) is table
-    assert step_table({"mesh": MESH}, "basic", False) is not table
-    assert step_table({"mesh": MESH}, "aggressive", True) is not table
+    table = step_table((("mesh", MESH),), "aggressive", False)
+    assert step_table((("mesh", Mesh(MESH.axes)),), "aggressive", False) is table
+    assert step_table((("mesh", MESH),), "basic", False) is not table
+    assert step_table((("mesh", MESH),), "aggressive", True) is not table
