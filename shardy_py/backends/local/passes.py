@@ -35,7 +35,7 @@ def optimize_region(
     Scans gather one trip ahead, and products run along rings, where `overlap` says so.
 
     On CPU, updates are out of place where XLA would run them wrongly in place. On TPU, sums are scattered over one axis after the other,
-    and short vectors exchanged in place of gathered.
+    but for large arrays, and short vectors exchanged in place of gathered.
     """
     jaxpr = simplify(jaxpr)
     optimized = scale_sums(defer_sums(hoist_collectives(jaxpr, sizes), sizes), frozenset(sizes), specs)
@@ -60,6 +60,9 @@ def merged_as_by_xla(jaxpr: Jaxpr, platform: str) -> Jaxpr:
 
 SUBLANES, LANES = 8, 128
 """Elements of the last two dimensions that a vector register of a TPU holds."""
+
+LARGE = 1 << 20
+"""Bytes from which on a sum is scattered over several axes at once."""
 
 
 def tpu_collectives(jaxpr: Jaxpr, sizes: Mapping[str, int], spelling: Mapping[str, str]) -> Jaxpr:
@@ -96,6 +99,8 @@ def _runs(axes: Sequence[str], spelling: Mapping[str, str]) -> list[tuple[str, .
 
 def _scattered(x: Any, runs: Sequence[tuple[str, ...]], dim: int, sizes: Mapping[str, int]) -> Any:
     total = math.prod(sizes[name] for names in runs for name in names)
+    if _stays_whole(x, dim, total):
+        return lax.psum_scatter(x, tuple(itertools.chain(*runs)), scatter_dimension=dim, tiled=True)
     is_split = dim < x.ndim - 2 or (dim == x.ndim - 2 and x.shape[dim] // total % SUBLANES != 0)
     if dim and is_split and x.shape[-1] % LANES == 0:
         return lax.transpose(_in_front(x, runs, dim, sizes), (*range(1, dim + 1), 0, *range(dim + 1, x.ndim)))
@@ -108,6 +113,16 @@ def _scattered(x: Any, runs: Sequence[tuple[str, ...]], dim: int, sizes: Mapping
         pieces = lax.reshape(x, (*x.shape[:dim], k, part, *x.shape[dim + 1 :]))
         x = lax.reshape(lax.psum_scatter(pieces, names, scatter_dimension=dim, tiled=True), (*x.shape[:dim], part, *x.shape[dim + 1 :]))
     return x
+
+
+def _stays_whole(x: Any, dim: int, parts: int) -> bool:
+    """Whether TPU's compiler keeps one scatter over several axes; of arrays other than large ones in whole tiles it may sum all."""
+    size, last = x.dtype.itemsize, x.ndim - 1
+    if dim not in (0, last - 1, last) or last < 1 or x.size * size < LARGE or size > 4:
+        return False
+    lengths = [x.shape[d] // parts if d == dim else x.shape[d] for d in (last - 1, last)]
+    tile = [n * 4 // size if d == dim else n for d, n in ((last - 1, SUBLANES), (last, LANES))]
+    return all(length % n == 0 for length, n in zip(lengths, tile))
 
 
 def _in_front(x: Any, runs: Sequence[tuple[str, ...]], dim: int, sizes: Mapping[str, int]) -> Any:

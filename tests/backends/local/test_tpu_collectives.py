@@ -1,4 +1,7 @@
-"""Collectives in the forms that the compiler for TPUs keeps: sums scattered over one axis after the other, short vectors exchanged."""
+"""Collectives in the forms that the compiler for TPUs keeps.
+
+Sums are scattered over one axis after the other, those of large arrays over all at once; short vectors are exchanged.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +50,20 @@ def test_one_axis_at_a_time(dim: int, over: Any, looped: bool) -> None:
     axes = [c.axes for c in read_collectives(bodies[0], SIZES) if c.kind == "reduce_scatter"]
     assert axes == [(name,) for name in ((over,) if isinstance(over, str) else over)]
     np.testing.assert_allclose(before[0], after[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "count"),
+    [((128, 2048), 0, 1), ((128, 2048), 1, 1), ((64, 2048), 0, 2), ((130, 2048), 1, 2), ((1, 100, 4096), 2, 2), ((128, 16, 128), 0, 1)],
+    ids=str,
+)
+def test_large_arrays_in_whole_tiles_at_once(shape: tuple[int, ...], dim: int, count: int) -> None:
+    def local(x: Any) -> Any:
+        return [lax.all_gather(lax.psum_scatter(x, ("x", "y"), scatter_dimension=dim, tiled=True), ("x", "y"), axis=dim, tiled=True)]
+
+    listed, before, after = changed(local, lambda body: optimize_region(body, SIZES, "tpu"), (numbered(shape),), (P(),))
+    assert sum(line.startswith("reduce_scatter") for line in listed) == count
+    np.testing.assert_array_equal(before[0], after[0])
 
 
 @pytest.mark.parametrize(("platform", "count"), [("tpu", 2), ("cuda", 1)])
