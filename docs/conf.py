@@ -31,6 +31,7 @@ exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
 templates_path = ["_templates"]
 html_theme = "furo"
 html_title = f"shardy_py {release}"
+html_search_scorer = str(DOCS / "scorer.js")
 html_show_search_summary = False  # summaries are fetched, which browsers refuse where the site is opened from files
 pygments_style = "friendly"
 
@@ -43,6 +44,7 @@ suppress_warnings = [
 ]
 
 autosummary_generate = True
+add_module_names = False  # a page says where to import its name from
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "inherited-members": True, "show-inheritance": False}

@@ -120,11 +120,32 @@ class PeerMissingError(UserError, RuntimeError):
 
 
 class DeletedBufferError(UserError, RuntimeError):
-    """An argument's buffer was donated earlier; a RuntimeError in JAX, a crash on several devices."""
+    """An argument's buffer was donated earlier; a RuntimeError in JAX, a crash on several devices.
+
+    Example:
+        >>> import jax.numpy as jnp, shardy_py as sp
+        >>> step, x = sp.auto_shard(jnp.sin, mesh={"x": 2}, donate_argnums=0), jnp.ones(4)
+        >>> _ = step(x)
+        >>> try:
+        ...     step(x)
+        ... except RuntimeError as error:
+        ...     print(type(error).__name__, error.what, sep=": ")
+        DeletedBufferError: the buffer of x has been deleted
+    """
 
 
 class DonationError(UserError):
-    """One buffer is donated twice, or donated and passed again."""
+    """One buffer is donated twice, or donated and passed again.
+
+    Example:
+        >>> import jax.numpy as jnp, shardy_py as sp
+        >>> step, x = sp.auto_shard(jnp.add, mesh={"x": 2}, donate_argnums=0), jnp.ones(4)
+        >>> try:
+        ...     step(x, x)
+        ... except sp.ShardyError as error:
+        ...     print(type(error).__name__, error.what, sep=": ")
+        DonationError: args[0] and args[1] are one array, and it is donated
+    """
 
 
 class PlanWarning(UserWarning):

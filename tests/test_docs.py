@@ -12,7 +12,7 @@ import shardy_py as sp
 from tests.documents import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
-LISTED = re.compile(r"^   (shardy_py\.[\w.]+)$", re.MULTILINE)
+LISTED = re.compile(r"^   ~?(shardy_py\.[\w.]+)$", re.MULTILINE)
 
 
 def listed() -> list[str]:

@@ -40,11 +40,10 @@ def test_examples(name: str) -> None:
     assert result.attempted > 0
 
 
-def test_the_public_functions_and_classes_have_examples() -> None:
-    for name in shardy_py.__all__:
-        public = getattr(shardy_py, name)
-        if callable(public):
-            assert ">>> " in (public.__doc__ or ""), name
+@pytest.mark.parametrize("name", listed())
+def test_a_name_of_the_reference_has_an_example(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    assert ">>> " in (getattr(importlib.import_module(module), attribute).__doc__ or "")
 
 
 def entries(doc: str) -> Iterator[tuple[str, str, str]]:

@@ -37,7 +37,12 @@ __all__ = ["UnknownOpWarning", "diagnostics", "main", "run_passes"]
 
 
 class UnknownOpWarning(UserWarning):
-    """An op unknown to all passes: it stays, and nothing propagates through it."""
+    """An op unknown to all passes: it stays, and nothing propagates through it.
+
+    Example:
+        >>> issubclass(UnknownOpWarning, UserWarning)
+        True
+    """
 
 
 def run_passes(
@@ -106,6 +111,10 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "python -m sh
     Args:
         arguments: The words after the name of the program; None reads them from `sys.argv`.
         program: That name, for the help.
+
+    Example:
+        >>> main(["missing.mlir"])  # "error: cannot read 'missing.mlir': ..." on standard error
+        1
     """
     options = _parser(program).parse_args(arguments)
     try:

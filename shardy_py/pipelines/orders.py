@@ -21,6 +21,10 @@ class Task(NamedTuple):
         kind: "F", "B" or "W".
         stage: Stage, from 0; with `virtual` stages per mesh there are meshes * virtual of them.
         microbatch: Microbatch, from 0.
+
+    Example:
+        >>> Task("F", 1, 0) == ("F", 1, 0)
+        True
     """
 
     kind: str
@@ -41,6 +45,12 @@ class Schedule:
         microbatches: Number of microbatches.
         virtual: Stages per mesh.
         orders: Tasks of every mesh, in the order in which it runs them.
+
+    Example:
+        >>> from shardy_py.pipelines import schedule
+        >>> order = schedule("gpipe", 2, 2)
+        >>> order.meshes, [str(task) for task in order.orders[1]]
+        (2, ['F1.0', 'F1.1', 'B1.0', 'B1.1'])
     """
 
     name: str

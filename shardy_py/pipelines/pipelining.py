@@ -237,6 +237,12 @@ class Pipelined(Generic[P]):
 
     Args:
         options: The arguments of `pipeline`.
+
+    Example:
+        >>> import jax.numpy as jnp, shardy_py as sp
+        >>> run = sp.pipeline(lambda w, x: jnp.mean(jnp.tanh(x @ w[0]) @ w[1]), num_stages=2, num_microbatches=4)
+        >>> bool(run.verify([jnp.ones((8, 8)) / 8] * 2, jnp.ones((16, 8))) < 1e-5)
+        True
     """
 
     def __init__(self, options: PipelineOptions) -> None:

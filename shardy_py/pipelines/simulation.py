@@ -35,6 +35,12 @@ class Simulation:
         in_flight: For every mesh, the most activations (one stage, one microbatch) that it holds between F and B.
         stashed: The same until W, where there is one; equal to `in_flight` for schedules without W.
         memory: For every mesh, the most bytes that these activations are, with the `activation_bytes` given; None without.
+
+    Example:
+        >>> from shardy_py.pipelines import schedule, simulate
+        >>> simulation = simulate(schedule("gpipe", 2, 2), forward=1, backward=2)
+        >>> simulation.makespan, simulation.in_flight
+        (12.0, (2, 2))
     """
 
     schedule: Schedule

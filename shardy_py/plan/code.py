@@ -67,6 +67,11 @@ class Edit:
         first: The first line that is replaced, from 1.
         last: The last.
         text: What stands there instead.
+
+    Example:
+        >>> print(Edit("train.py", 7, 7, "x = f(x)"))
+        # train.py:7
+        x = f(x)
     """
 
     file: str
@@ -88,6 +93,12 @@ class Code:
         setup: Statements that make the mesh and name the shardings of arguments and results.
         edits: Lines of the source to replace, each under a comment with its place.
         remarks: What the code leaves to be done.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.dot, mesh={"x": 4}, in_shardings=(jax.P(None, "x"), jax.P("x"))).plan(jnp.eye(8), jnp.eye(8))
+        >>> print(plan.as_code().setup.splitlines()[2])
+        in_shardings = (jax.P(None, 'x'), jax.P('x'))
     """
 
     style: Style

@@ -136,6 +136,10 @@ class Total:
         count: Number of them in the program.
         bytes: Bytes that a device receives in one call; loops with an unknown trip count count once.
         exact: Whether all trip counts are known.
+
+    Example:
+        >>> print(Total("all_gather", 2, 4096, True))
+        2 all_gather  4 KiB
     """
 
     kind: str
@@ -215,6 +219,12 @@ class ModuleCollectives:
         module: Its path; empty for the whole function.
         forward: Count and bytes per kind of those outside of backward passes; of the whole function, those of its update too.
         backward: The same of backward passes, with what is computed again for these.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.dot, mesh={"x": 4}, in_shardings=(jax.P(None, "x"), jax.P("x"))).plan(jnp.eye(8), jnp.eye(8))
+        >>> plan.collectives_by_module()[""].forward
+        (Total(kind='all_reduce', count=1, bytes=384, exact=True),)
     """
 
     module: str
@@ -226,6 +236,13 @@ class CollectivesByModule(dict[str, ModuleCollectives]):
     """Path of a module that has collectives -> these, the whole function first, modules behind the one that they stand in.
 
     `str` gives a table.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.dot, mesh={"x": 4}, in_shardings=(jax.P(None, "x"), jax.P("x"))).plan(jnp.eye(8), jnp.eye(8))
+        >>> print(plan.collectives_by_module())
+        module  forward              backward
+        (all)   1 all_reduce  384 B  none
     """
 
     def __str__(self) -> str:

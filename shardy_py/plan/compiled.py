@@ -38,6 +38,13 @@ class CompiledCollective:
         op_name: The JAX primitive that asks for it, with the names around it.
         location: `file:line` of the user's code; empty where unknown.
         is_hidden: Whether other ops compute between its start and its end. Devices wait for the others.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> step = sp.auto_shard(jnp.dot, mesh={"x": 4}, in_shardings=(jax.P(None, "x"), jax.P("x")), out_shardings=jax.P())
+        >>> compiled = step.plan(jnp.ones((8, 8)), jnp.ones((8, 8))).compile_for()
+        >>> [(each.kind, each.group_size, each.trips) for each in compiled.collectives]
+        [('all_reduce', 4, 1)]
     """
 
     kind: str

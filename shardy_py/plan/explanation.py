@@ -142,6 +142,12 @@ class Explanation(Report):
         primitive: The JAX primitive that makes the value; empty for inputs and outputs.
         location: `file:line` of that.
         choice: The decision of a planner on a value that lies whole; empty of others.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.dot, mesh={"x": 4}, in_shardings=(jax.P(None, "x"), None)).plan(jnp.eye(8), jnp.eye(8))
+        >>> [(reason.value, reason.dim, reason.cause) for reason in plan.explain("b").chains[0]]
+        [('b', 0, 'propagated'), ('a', 1, 'annotation')]
     """
 
     target: str

@@ -39,6 +39,10 @@ class Progress:
         fraction: The part of the phase that is done, from 0 to 1; None where it cannot be told.
         objective_seconds: Of the best plan that the planner has found so far; None before there is one.
         lower_bound_seconds: No plan takes less, by the planner's proof so far.
+
+    Example:
+        >>> print(Progress("step", "propagating shardings", 1.5, 0.25))
+        planning step: propagating shardings 25% (2 s)
     """
 
     name: str

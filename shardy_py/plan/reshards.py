@@ -34,6 +34,12 @@ class Reshard:
         reason: Its cause: `operand of dot_general`, `sharding constraint`, `function result result[0]`, ...; of a sum in
             a region `reduction over model`.
         depth: Number of bodies (scan, while, cond, computations) around it.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.dot, mesh={"x": 4}, in_shardings=(jax.P(None, "x"), jax.P("x"))).plan(jnp.eye(8), jnp.eye(8))
+        >>> print(*plan.reshards)
+        %0 float32[8,8]: all_reduce(x)  384 B  reduction over x
     """
 
     type: Type
@@ -54,7 +60,7 @@ class Reshard:
 
     @property
     def location(self) -> str:
-        """The place in the user's code, as `file:line`; empty where unknown."""
+        """File and line of the user's code; empty where unknown."""
         return self.collectives[0].location
 
     @property

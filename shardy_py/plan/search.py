@@ -43,6 +43,10 @@ class Price:
         bytes: More than the plan's peak; None where it was not computed.
         lower_bound_seconds: At least so many seconds more, whatever else is chosen; negative where the bound of the search is loose.
         gap: Of a pinned value, the part of its step by which a better plan with it could be cheaper.
+
+    Example:
+        >>> print(Price("w", "P()", 2e-3, 1 << 20, 1e-3))
+        w as P(): 2 ms more, at least 1 ms
     """
 
     path: str
@@ -69,6 +73,12 @@ class Constraint:
         primitive: The JAX primitive that makes the value; the reader's primitive where it is constrained in front of one.
         is_in_front: Whether it is constrained in front of a loop, or of a gather, that reads it.
         number: Of the variable, among all that may be constrained.
+
+    Example:
+        >>> import jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.dot, mesh={"x": 4}, planner=sp.Planner(hardware="h100")).plan(jnp.eye(8), jnp.eye(8))
+        >>> plan.search.constraints
+        ()
     """
 
     value: str
@@ -102,6 +112,12 @@ class Alternative:
         peak_of: Its peak.
         constrained: Finds its constraints, as `Search.constraints`; None of a stored one.
         stored_peak_bytes: The peak of a stored one.
+
+    Example:
+        >>> import jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.dot, mesh={"x": 4}, planner=sp.Planner(hardware="h100")).plan(jnp.eye(8), jnp.eye(8))
+        >>> plan.search.alternatives[1].name
+        'tensor parallel over x'
     """
 
     name: str
@@ -200,6 +216,12 @@ class Search:
         constraint_prices: Where the user's constraints inside cost more than a tenth of the step: the price of all together, and of the
             lines that cost most, each as if no other held.
         annotations: As of `Planner`.
+
+    Example:
+        >>> import jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.dot, mesh={"x": 4}, planner=sp.Planner(hardware="h100")).plan(jnp.eye(8), jnp.eye(8))
+        >>> print(plan.search.headline)
+        step 0.115 ns on h100, at least 0.115 ns in the space searched (0.0% gap, optimal), peak 384 B of 74.5 GiB
     """
 
     hardware: str

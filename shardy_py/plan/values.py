@@ -31,6 +31,13 @@ class PlannedValue:
         given_by: The source of the annotation: `in_shardings`, `rules[0] ('embed')`, `the sharding of the argument`, `out_shardings`;
             empty where there is none.
         memory_kind: `pinned_host` or `unpinned_host` of an input or output in the host's memory; empty of all others.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.dot, mesh={"x": 4}, in_shardings=(jax.P(None, "x"), jax.P("x"))).plan(jnp.eye(8), jnp.eye(8))
+        >>> value = plan.inputs[1]
+        >>> print(value, value.given_by, sep="; ")
+        b: float32[8@x,8]; in_shardings
     """
 
     path: str

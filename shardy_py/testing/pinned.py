@@ -44,6 +44,13 @@ def assert_plan_matches(plan: Plan, file: str | os.PathLike[str], *, update: boo
     Raises:
         AssertionError: The plan differs, as the message lists; or there is no such file.
         StoreError: The file is something else.
+
+    Example:
+        >>> import tempfile, jax, jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.sin, mesh={"x": 2}, in_shardings=jax.P("x")).plan(jnp.ones(4))
+        >>> file = tempfile.mkdtemp() + "/plan.json"
+        >>> assert_plan_matches(plan, file, update=True)
+        >>> assert_plan_matches(plan, file)
     """
     __tracebackhide__ = True
     path = Path(file)

@@ -227,6 +227,13 @@ class Package:
         arch: Name of the architecture.
         files: Names of its files, in the order in which they were written.
         num_stages: Number of stages.
+
+    Example:
+        >>> import tempfile, jax, jax.numpy as jnp, shardy_py as sp
+        >>> traced = jax.make_jaxpr(lambda w, x: jnp.tanh(x @ w) * 2)(jnp.ones((3, 3)), jnp.ones((2, 3)))
+        >>> package = sp.pipedream.convert_jaxpr(traced, [0, 0, 1], tempfile.mkdtemp(), arch="small")
+        >>> package.num_stages, package.files[:3]
+        (2, ('stage0.py', 'stage1.py', 'small.py'))
     """
 
     directory: pathlib.Path

@@ -19,7 +19,16 @@ _CHILD = re.compile(r"(\()?\s*\(([A-Za-z_]\w*|\d+)\):\s*")
 
 
 class ConversionError(ShardyError):
-    """A graph, or a name, of which no module can be written."""
+    """A graph, or a name, of which no module can be written.
+
+    Example:
+        >>> from shardy_py.pipedream import ProfileGraph, ProfileNode, convert
+        >>> try:
+        ...     convert(ProfileGraph((ProfileNode("a", "Unknown(2)", stage=0),), ()), "small", arch="small", model_name="Small")
+        ... except ConversionError as error:
+        ...     print(error.what)
+        no layer is called 'Unknown'
+    """
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,14 @@ def whole_model(graph: ProfileGraph) -> nn.Module:
 
     Raises:
         ConversionError: If a node cannot be run.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from shardy_py.pipedream import ProfileGraph, ProfileNode
+        >>> nodes = ProfileNode("x", "Input"), ProfileNode("a", "Linear(2, 3)"), ProfileNode("b", "ReLU")
+        >>> model = whole_model(ProfileGraph(nodes, (("x", "a"), ("a", "b"))))
+        >>> model.init_with_output(jax.random.key(0), jnp.ones((4, 2)))[0].shape
+        (4, 3)
     """
     if not isinstance(graph, ProfileGraph):
         raise TypeError(f"whole_model takes a ProfileGraph, not {type(graph).__name__}; `read_graph(text)` makes one")

@@ -107,6 +107,12 @@ class Relief:
     Attributes:
         residual_bytes: Of residuals that scans keep for their backward passes, which `jax.checkpoint` recomputes.
         donation_bytes: Of results that could lie in arguments that are not donated.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+        >>> sp.auto_shard(lambda x: x + 1, mesh={"x": 4}, in_shardings=jax.P("x")).plan(x).memory_analysis().relief
+        Relief(residual_bytes=0, donation_bytes=4096)
     """
 
     residual_bytes: int
@@ -141,6 +147,13 @@ class MemoryAnalysis(Report):
         hardware: The hardware it should fit; None without.
         hardware_bytes: Its memory.
         plan: The plan, from which findings and buffers are computed; no part of the figures.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.dot, mesh={"x": 4}, in_shardings=(jax.P(None, "x"), jax.P("x"))).plan(jnp.eye(8), jnp.eye(8))
+        >>> memory = plan.memory_analysis("h100")
+        >>> memory.argument_size_in_bytes, memory.peak_memory_in_bytes, memory.fits
+        (128, 640, True)
     """
 
     name: str

@@ -35,7 +35,7 @@ function summary(plans) {
     card("communication", each((p) => { const [sum, exact] = p.communication; return `${exact ? "" : "at least "}${bytesText(sum)}`; })),
   ];
   if (plans.some((p) => p.data.search)) {
-    cards.push(card("planned step", each((p) => (p.data.search ? `${secondsText(p.data.search.seconds)}, ${p.data.search.gap}` : "not planned"))));
+    cards.push(card("planned step", each((p) => (p.data.search ? [secondsText(p.data.search.seconds), p.data.search.gap].filter(Boolean).join(", ") : "not planned"))));
   }
   if (plans.some((p) => p.data.memory)) cards.push(card("peak memory", each((p) => (p.data.memory ? bytesText(p.data.memory.peak) : "not known"))));
   for (const [what, texts] of extras(plans)) cards.push(card(what, texts));

@@ -123,7 +123,7 @@ class _Reader:
     def _collective(self, c: Collective) -> list[Any]:
         text = self.tables.strings
         head = [self._moving(c.value), c.value, c.kind, list(c.axes), c.group_size, c.operand]
-        return [*head, c.received_bytes, c.trips, text(c.primitive), self._at(c.location)]
+        return [*head, c.received_bytes, c.trips, text(c.primitive + ", overlapped" * c.overlapped), self._at(c.location)]
 
     def _finding(self, f: Finding, number: int) -> list[list[Any]]:
         """A row for each value that a finding is about, with the number of the finding."""
@@ -195,7 +195,7 @@ def search_data(plan: PlanRecord, numbers: Mapping[str, int]) -> dict[str, Any]:
             "hardware": search.hardware,
             "seconds": search.objective_seconds,
             "bound": search.lower_bound_seconds if search.has_bound else None,
-            "gap": f"{search.gap:.1%} gap" if search.has_bound else search.bound_text,
+            "gap": f"{search.gap:.1%} gap" if search.has_bound else "",
             "peak": f"{format_bytes(search.peak_bytes)}{budget}",
             "text": search.bound_text,
             "space": [[name, str(text)] for name, text in search.space.items()],
@@ -331,15 +331,16 @@ LARGEST = 12
 """Entries of the lists of buffers at the peak, and of modules and lines that take time."""
 
 
-FIGURES = ("operations", "fed", "step", "fits", "does not fit")
-"""Rows of the cost and the memory that stand at the top of a page."""
+FIGURES = {row: row for row in ("operations", "to and from host", "fed", "step", "fits", "does not fit")}
+FIGURES |= {"  of it exposed": "exposed communication", "in the host's memory": "host memory"}
+"""Rows of the cost and the memory that stand at the top of a page, and their titles there."""
 
 
 def costs(plan: PlanRecord, hardware: str | Hardware | None, numbers: Mapping[str, int]) -> dict[str, Any]:
     """Entries of a page's data: `figures`, `memory`, and with hardware `time`."""
     analysis = costing.analyse(plan, hardware)
     memory = memory_analysis.analyse(plan, hardware)
-    figures = [[what, much] for what, much in (*summary_rows(analysis), *memory_rows(memory)) if what in FIGURES]
+    figures = [[FIGURES[what], much] for what, much in (*summary_rows(analysis), *memory_rows(memory)) if what in FIGURES]
     figures += [["links", layout_text(analysis)]] if analysis.links else []
     figures += [[f"compiled for {target}", answer.headline] for target, answer in compiled_of(plan).items()]
     charts: dict[str, Any] = {"figures": figures, "memory": _memory(memory, numbers)}
