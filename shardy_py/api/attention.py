@@ -171,7 +171,7 @@ def _check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int
         )
     if query[1] % size or key[1] % size:
         raise ShardyError(
-            f"a length is no multiple of the {size} devices of axis {axis!r}",
+            f"a length is not a multiple of the {size} devices of axis {axis!r}",
             where=_SOURCE,
             why=f"{shapes}; every device has one block of each length",
             fix="pad the sequence",

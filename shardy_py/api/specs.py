@@ -81,7 +81,7 @@ def to_fitting_sharding(spec: object, leaf: Leaf, source: str, call: UserCall) -
     size = local_bytes(TensorType(leaf.shape, leaf.dtype), fitting, {MESH_NAME: view.dialect_mesh})
     cut = [(d, n, dim) for d, (n, dim) in enumerate(zip(leaf.shape, sharding.dims)) if n % dim.shards(view.dialect_mesh)]
     message = "; ".join(
-        f"dimension {d} of size {n} is no multiple of {dim.shards(view.dialect_mesh)} ({_sizes(dim, view)})" for d, n, dim in cut
+        f"dimension {d} of size {n} is not a multiple of {dim.shards(view.dialect_mesh)} ({_sizes(dim, view)})" for d, n, dim in cut
     )
     fix = ", ".join(f"make dimension {d} {nearest(n, dim.shards(view.dialect_mesh))}" for d, n, dim in cut)
     remark = f"{source} says {sharding_text(sharding)}, and it is cut by {sharding_text(fitting)}: {message}"

@@ -300,7 +300,7 @@ def _name(searcher: Searcher, best: Sequence[int], other: Sequence[int]) -> str:
     inside = [(searcher.copies[value], path) for value, path in searcher.base.names.items() if value in searcher.copies]
     changes = _changes(inputs, one, two) or _changes([pair for pair in inside if pair[0] in searcher.space.classes], one, two)
     more = f" and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
-    return ", ".join(changes[:NAMED]) + more if changes else "results otherwise"
+    return ", ".join(changes[:NAMED]) + more if changes else "other results"
 
 
 def _changes(values: Sequence[tuple[Value, str]], one: Shardings, two: Shardings) -> list[str]:

@@ -100,7 +100,7 @@ def _nothing_sharded(searcher: Searcher, best: Candidate, bound: float) -> str:
 
 def _resolution_notes(resolution: Resolution) -> dict[str, str]:
     """Layers and mesh axes that the space does not tell apart."""
-    reason = "or there would be more entries than time; the bound is of such plans"
+    reason = "to keep the model small; the bound covers such plans only"
     count = len({name for names in resolution.cuts for name in names})
     cuts = ", ".join("+".join(names) for names in resolution.cuts if names)
     return {
@@ -115,7 +115,7 @@ def _objective_of_model(searcher: Searcher, best: Candidate) -> str:
     if searcher.region is None:
         return ""
     seconds = seconds_text(searcher.predicted(best.assignment))
-    return f"{seconds}, of which the bound is; a region also shares copies, and fuses otherwise"
+    return f"{seconds}, to which the bound applies; the plan itself also shares copies, and fuses differently"
 
 
 def _not_donated(searcher: Searcher) -> str:

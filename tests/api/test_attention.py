@@ -128,7 +128,7 @@ def test_collectives_have_the_line_of_the_call() -> None:
     ("shapes", "axis", "message"),
     [
         ([(2, 16, 4, 8)] * 3, "sequence", "no mesh axis 'sequence'"),
-        ([(2, 18, 4, 8)] * 3, "context", "a length is no multiple of the 4 devices of axis 'context'"),
+        ([(2, 18, 4, 8)] * 3, "context", "a length is not a multiple of the 4 devices of axis 'context'"),
         ([(2, 16, 4, 8), *[(2, 16, 3, 8)] * 2], "context", "shapes do not fit each other"),
         ([(16, 4, 8)] * 3, "context", "shapes do not fit each other"),
     ],

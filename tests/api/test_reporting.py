@@ -115,7 +115,7 @@ def test_bytes_count_from_where_they_are_notable():
     small, large = (said(run, jnp.ones((n, n)), jnp.ones((8, n))) for n in (64, 2048))
     assert small == []
     (warning,) = large
-    assert "replicated-large: w: float32[2048,2048] is whole on each of the 8 devices" in str(warning.message)
+    assert "replicated-large: w: float32[2048,2048] is replicated on all 8 devices" in str(warning.message)
 
 
 def test_what_is_fine_says_nothing():

@@ -206,7 +206,7 @@ def test_axes_that_do_not_divide_are_an_error_or_dropped(where):
     dropped = [finding for finding in plan.findings if finding.kind == "indivisible"]
     assert {finding.path.rpartition("[")[2] for finding in dropped} == {"'w']"}
     assert {finding.severity for finding in dropped} == {"info"}
-    assert "P('data', 'model'), and it is cut by P('data'): dimension 1 of size 10 is no multiple of 4 (model=4)" in dropped[0].message
+    assert "P('data', 'model'), and it is cut by P('data'): dimension 1 of size 10 is not a multiple of 4 (model=4)" in dropped[0].message
     jax.tree.map(np.testing.assert_array_equal, run(tree), jax.tree.map(lambda x: x + 1, tree))
 
 

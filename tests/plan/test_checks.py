@@ -91,7 +91,7 @@ def test_a_replicated_output_and_a_replicated_intermediate() -> None:
     assert "result[2]: P('model', 'data') in out_shardings leaves 4 MiB of 32 MiB" in output.fix
     inner = [f for f in found if f.path.startswith("%")]
     assert len(inner) == 1
-    assert "float32[2048,2048] of mul is whole on each of the 8 devices, 16 MiB on each" in inner[0].message
+    assert "float32[2048,2048] of mul is replicated on all 8 devices, 16 MiB on each" in inner[0].message
     assert "test_checks.py:" in inner[0].location
     assert inner[0].fix == "x = sp.with_sharding_constraint(x, P('model', 'data')) on it leaves 2 MiB of 16 MiB"
 
@@ -189,7 +189,7 @@ def test_a_constraint_that_replicates_an_activation() -> None:
 
     ((kind, message),) = warnings_with(lambda x: jax.lax.with_sharding_constraint(x, P(None, None)))
     assert kind == "replicated-large"
-    assert message == "a constraint has float32[8192,4096] whole on each of the 8 devices, 128 MiB on each; 1 more of this line"
+    assert message == "a constraint replicates float32[8192,4096] on all 8 devices, 128 MiB on each; 1 more of this line"
     assert warnings_with(lambda x: sp.with_sharding_constraint(x, P(P.UNCONSTRAINED, P.UNCONSTRAINED))) == []
     assert warnings_with(lambda x: x) == []
 
@@ -207,7 +207,7 @@ def test_an_axis_that_cuts_nothing() -> None:
 
 def test_nothing_is_sharded() -> None:
     finding = only(planned(lambda x, w: x @ w, W, W))
-    assert finding.message == "nothing is sharded: all 8 devices do the same"
+    assert finding.message == "nothing is sharded: all 8 devices repeat the same work"
     assert "P(" in finding.fix
 
 
@@ -231,7 +231,7 @@ def test_an_output_that_was_asked_for() -> None:
 
     plan = planned(f, f32(50257, 1024), f32(1024, 1024), in_shardings=(None, P("data")))
     found = {f.path: f for f in plan.findings if f.kind == "indivisible"}
-    assert "dimension 1 of size 50257 is no multiple of 4 (model=4)" in found["result"].message
+    assert "dimension 1 of size 50257 is not a multiple of 4 (model=4)" in found["result"].message
     assert "float32[1024@data,50257@model]" in found["result"].message
     assert found["result"].fix == "make dimension 1 50256 or 50260"
     assert found["table"].bytes == 50257 * 1024 * 4

@@ -54,7 +54,7 @@ def unused_axis(context: CheckContext) -> Iterator[Finding]:
     ends = context.plan.inputs or context.plan.outputs
     largest = sorted(ends, key=lambda value: (value.path in follows, -context.bytes_of(value), value.path))
     if not used:
-        message = f"{NOTHING}: all {context.mesh.size} devices do the same"
+        message = f"{NOTHING}: all {context.mesh.size} devices repeat the same work"
         fix = "say where to begin, with in_shardings, rules or a constraint"
         if any(value.shape for value in largest):
             yield _proposed(context, Finding("unused-axis", message, fix=fix), largest, unused)
@@ -200,7 +200,7 @@ def sub_axis_removed(context: CheckContext) -> Iterator[Finding]:
         value, uncut = max(group, key=lambda entry: context.bytes_of(entry[0]))
         size = context.bytes_of(value)
         message = (
-            f"propagation gave it {typed(value.type, uncut)}; an input or output has whole axes only, unless they were asked for,"
+            f"propagation gave it {typed(value.type, uncut)}; inputs and outputs take whole axes only, unless annotated,"
             f" so it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device{more_text(len(group), 'like it')}"
         )
         paths = tuple(sorted((other.path for other, _ in group), key=value.path.__ne__)) if len(group) > 1 else ()

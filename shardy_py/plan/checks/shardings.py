@@ -82,7 +82,7 @@ def _argument(context: CheckContext, value: PlannedValue, alike: int) -> Iterato
     text = typed(value.type, value.sharding)
     if whole:
         together = f"; the {count} alike take {format_bytes(size * count)}" if count > 1 else ""
-        everywhere = f"is whole on each of the {context.mesh.size} devices, {format_bytes(size)} on each"
+        everywhere = f"is replicated on all {context.mesh.size} devices, {format_bytes(size)} on each"
         message = f"{text} {everywhere}{together}" + (": no annotation shards it" if context.plan.search is None else "")
     elif extended(value.shape, value.sharding, context.mesh) is None:
         return
@@ -151,7 +151,7 @@ def _intermediate_findings(context: CheckContext, groups: _Groups, reported: set
             continue
         size = context.bytes_of(first)
         more = more_text(len(values), "of this line")
-        message = f"{text} of {primitive} is whole on each of the {context.mesh.size} devices, {format_bytes(size)} on each{more}"
+        message = f"{text} of {primitive} is replicated on all {context.mesh.size} devices, {format_bytes(size)} on each{more}"
         op = values[0].defining_op
         together = op is not None and any(not is_replicated(operand.sharding) for operand in op.operands)
         finding = Finding("replicated-large", message, first.path, location, "info" if together else graded(size), size)
@@ -189,12 +189,12 @@ def _constraint_findings(context: CheckContext, replicating: Iterable[Value]) ->
         groups.setdefault((described.location, typed(value.type, value.sharding)), []).append(described)
     for (location, text), values in groups.items():
         size = context.bytes_of(values[0])
-        everywhere = f"on each of the {context.mesh.size} devices, {format_bytes(size)} on each{more_text(len(values), 'of this line')}"
+        everywhere = f"on all {context.mesh.size} devices, {format_bytes(size)} on each{more_text(len(values), 'of this line')}"
         fix = (
             "name the axes of its dimensions, or P.UNCONSTRAINED for those that it should leave open; None is whole, and so is a name of a"
             " dimension where no rules are in force"
         )
-        yield Finding("replicated-large", f"a constraint has {text} whole {everywhere}", values[0].path, location, graded(size), size, fix)
+        yield Finding("replicated-large", f"a constraint replicates {text} {everywhere}", values[0].path, location, graded(size), size, fix)
 
 
 def _is_cheap(op: Op, cheap: set[Value]) -> bool:
@@ -248,7 +248,7 @@ def _cut(context: CheckContext, value: PlannedValue, uncut: TensorSharding) -> I
         if n % shards == 0:
             continue
         message = (
-            f"dimension {d} of size {n} is no multiple of {shards} ({_sizes(dim.axes, context)}), so it is not cut as"
+            f"dimension {d} of size {n} is not a multiple of {shards} ({_sizes(dim.axes, context)}), so it is not cut as"
             f" {typed(value.type, uncut)} says: it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device"
         )
         yield Finding("indivisible", message, value.path, "", severity, size, _fix(context, d, n, uncut))

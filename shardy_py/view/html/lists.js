@@ -72,7 +72,7 @@ function asked(plan, reason, place) {
 }
 
 function movesView(plan, go) {
-  const sent = table(["value", "operand, and what asks for it", "collective", "bytes each", "in all"], alike(plan.data.collectives), ({ rows, bytes }) => {
+  const sent = table(["value", "operand, and the op that needs it", "collective", "bytes each", "in all"], alike(plan.data.collectives), ({ rows, bytes }) => {
     const [, , kind, axes, group, operand, once, trips, primitive, place] = rows[0];
     return el("tr", {},
       el("td", {}, namesOf(plan, rows, go)),
@@ -84,7 +84,7 @@ function movesView(plan, go) {
   return [
     plan.data.remark && el("p", {}, plan.data.remark),
     el("h3", {}, "Collectives"), ...(plan.data.collectives.length ? sent : [el("p", { class: "empty" }, "No data moves between devices.")]),
-    el("p", { class: "soft" }, "Bytes are those that each device receives."),
+    el("p", { class: "soft" }, "Bytes received by each device."),
   ];
 }
 

@@ -20,7 +20,7 @@ function searchView(plan, go) {
     others.map(([i, path, spec]) => el("div", {}, el("button", { class: "link", on: { click: () => go(plan, i) } }, path), " ", el("code", {}, spec))),
     more ? el("div", { class: "soft" }, `and ${plural(more, "more input")}`) : null,
   ] : el("span", { class: "soft" }, "none; values inside differ"));
-  const listed = table(["alternative", "inputs that are sharded otherwise", "step", "of this plan’s"], search.alternatives, ([name, seconds, others, more]) => el("tr", {},
+  const listed = table(["alternative", "inputs sharded differently", "step", "relative to this plan"], search.alternatives, ([name, seconds, others, more]) => el("tr", {},
     el("td", {}, name), el("td", {}, otherwise(others, more)), el("td", { class: "right" }, secondsText(seconds)), el("td", { class: "right" }, times(seconds))));
   return [facts, el("figure", {}, el("figcaption", {}, "The bound, the plan, and alternatives"), bars("The bound, the plan, and alternatives", rows, OF_A_STEP)), ...listed];
 }
