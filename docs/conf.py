@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pygments.lexers.special import TextLexer
 
 if TYPE_CHECKING:
-    from sphinx.application import Sphinx
+    from sphinx.application import Sphinx  # pyright: ignore[reportMissingImports]  (an extra of its own)
 
 DOCS = pathlib.Path(__file__).resolve().parent
 ROOT = DOCS.parent
