@@ -186,6 +186,12 @@ class PlanRecord:
         dropped: Numbers of the inputs that no result needs, which JAX drops before it compiles; none with `keep_unused=True`.
         lattices: Mesh axis -> how it lies on the torus of the mesh's devices; empty where these have no coordinates.
         stated_feeding: What is fed, where a planner was told or a file says so; None where the rule of `plan/feeding.py` decides.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, shardy_py as sp
+        >>> plan = sp.auto_shard(jnp.sin, mesh={"x": 4}, in_shardings=jax.P("x")).plan(jnp.ones(8))
+        >>> plan.name, str(plan.inputs[0]), str(plan.outputs[0])
+        ('sin', 'x: float32[8@x]', 'result: float32[8@x]')
     """
 
     name: str
