@@ -3,6 +3,7 @@
 Start one command per process; on several machines --coordinator names the first of them, and --host this one.
 
     python examples/pipeline_hosts.py --process=0 & python examples/pipeline_hosts.py --process=1; wait
+    srun --ntasks=2 python examples/pipeline_hosts.py --cluster
 
 No process holds the whole model. At the end each trains it on one of its own devices, and the losses have to agree. With --checkpoints
 the state is saved every few steps; the same command, with as many processes or others, goes on from the last checkpoint.
@@ -28,6 +29,7 @@ import shardy_py as sp
 PROCESS = flags.DEFINE_integer("process", 0, "Number of this process, from 0.", lower_bound=0)
 PROCESSES = flags.DEFINE_integer("processes", 2, "Number of processes, and of stages.", lower_bound=1)
 COORDINATOR = flags.DEFINE_string("coordinator", "127.0.0.1:12356", "Address of process 0 and a free port there.")
+CLUSTER = flags.DEFINE_bool("cluster", False, "Let JAX find the processes: SLURM, Open MPI, Kubernetes and Cloud TPU say which there are.")
 HOST = flags.DEFINE_string("host", "127.0.0.1", "Address at which the other processes reach this one.")
 DEVICES = flags.DEFINE_integer("devices", 2, "CPU devices of each process; divides a microbatch.", lower_bound=1)
 STEPS = flags.DEFINE_integer("steps", 20, "Training steps.", lower_bound=1)
@@ -45,13 +47,16 @@ Batch = dict[str, np.ndarray]
 def start_process() -> None:
     """Before anything that starts JAX's devices. On GPU and TPU only the last line is needed."""
     jax.config.update("jax_num_cpu_devices", DEVICES.value)
-    if PROCESSES.value == 1:
+    if PROCESSES.value == 1 and not CLUSTER.value:
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     with socket.socket() as free:  # a port of its own for each process, not 0
         free.bind((HOST.value, 0))
         jax.config.update("jax_cross_host_transfer_socket_address", f"{HOST.value}:{free.getsockname()[1]}")
-    jax.distributed.initialize(COORDINATOR.value, PROCESSES.value, PROCESS.value, heartbeat_timeout_seconds=20)
+    stated = (
+        {} if CLUSTER.value else {"coordinator_address": COORDINATOR.value, "num_processes": PROCESSES.value, "process_id": PROCESS.value}
+    )
+    jax.distributed.initialize(**stated, heartbeat_timeout_seconds=20)
 
 
 def train_step(params: Params, batch: Batch) -> tuple[Params, jax.Array]:
@@ -72,10 +77,11 @@ def first_params(key: jax.Array) -> Params:
 def main(argv: list[str]) -> None:
     del argv
     start_process()
-    mesh = Mesh(np.array(jax.devices()).reshape(PROCESSES.value, DEVICES.value), ("stage", "data"))
+    process, processes = jax.process_index(), jax.process_count()
+    mesh = Mesh(np.array(jax.devices()).reshape(processes, DEVICES.value), ("stage", "data"))
     run = sp.pipeline(
         train_step,
-        num_stages=PROCESSES.value,
+        num_stages=processes,
         num_microbatches=MICROBATCHES.value,
         mesh=mesh,
         schedule=SCHEDULE.value,
@@ -86,7 +92,7 @@ def main(argv: list[str]) -> None:
     batch = {"x": x, "y": np.roll(x, 1, axis=1)}
     key = jax.random.key(0)
     run.build(jax.eval_shape(first_params, key), batch)
-    if PROCESS.value == 0:
+    if process == 0:
         print(run.report(), flush=True)
     folder = CHECKPOINTS.value
     first = max(run.saved_steps(folder), default=0) if folder else 0
@@ -97,7 +103,7 @@ def main(argv: list[str]) -> None:
         losses.append(float(loss))
         if folder and step % SAVE_EVERY.value == 0:
             run.save(folder, params, step=step)
-    where = f"process {PROCESS.value} of {PROCESSES.value}"
+    where = f"process {process} of {processes}"
     held = sum(len(layer.addressable_shards) > 0 for layer in params)
     print(f"{where}: holds {held} of {len(params)} layers, programs of its stages {run.programs_per_stage}", flush=True)
     print(f"{where}: loss {losses[0]:.4f} to {losses[-1]:.4f} in steps {first + 1} to {STEPS.value}", flush=True)

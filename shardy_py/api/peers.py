@@ -451,9 +451,10 @@ class Watch:
 
     def _look(self, seconds: float) -> None:
         said, ended = self._said(), self.peers.entries()[1]
-        over = [p for p in self.peers.processes if p in ended]
+        # One that has ended without an error may have done its last step, and still gives what others fetch from it.
+        over = [p for p in self.peers.processes if ended.get(p)]
         if over:
-            self._raise(self._first(f"process {over[0]} has ended" + (f": {ended[over[0]]}" if ended[over[0]] else "")))
+            self._raise(self._first(f"process {over[0]} has ended: {ended[over[0]]}"))
         if said:
             self._raise(self._verdict(f"process {self.peers.own} waits", is_late=True))
         if self.timeout is not None and seconds > self.timeout:

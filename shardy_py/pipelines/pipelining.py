@@ -433,7 +433,7 @@ class Pipelined(Generic[P]):
         return jax.tree.unflatten(tree, leaves)
 
     def _shardings_of(self, tree: Any, method: str) -> list[Any]:
-        """The shardings of a state, whose tree has to be that of the step's first argument."""
+        """The shardings of a state, whose tree has to equal the tree of the step's first argument."""
         shardings, expected = jax.tree.flatten(self.shardings()[0])
         if tree != expected:
             raise PipelineError(

@@ -13,7 +13,7 @@ import pytest
 
 from shardy_py.api import peers
 from shardy_py.api.errors import PeerFailedError, ValueMismatchError
-from shardy_py.api.peers import Peers, listed
+from shardy_py.api.peers import Peers, Watch, listed
 from shardy_py.api.trees import Leaf
 from shardy_py.errors import PeerMissingError, PlanMismatchError
 
@@ -215,6 +215,19 @@ def test_an_end_is_heard_of(ending: int, reason: str, told: str) -> None:
     (error,) = together([asking(processes[1 - ending], "a")])
     assert isinstance(error, PeerFailedError)
     assert f"process {ending} {told}" in str(error)
+
+
+def test_a_step_goes_on_when_another_process_has_done_its_last_one() -> None:
+    """One that has ended in an error does not give what is waited for."""
+    first, _ = meeting(2)
+    watch = Watch(first, "step", None)
+    first.store.key_value_set("shardy_py/ended/1", "")
+    assert watch.result(lambda: time.sleep(0.3) or "done") == "done"
+    with pytest.raises(KeyError, match="own"):
+        watch.result(lambda: {}["own"])
+    first.store.key_value_set("shardy_py/ended/1", "OSError: no part-3", allow_overwrite=True)
+    with pytest.raises(PeerFailedError, match="process 1 has ended: OSError: no part-3"):
+        watch.result(lambda: time.sleep(1))
 
 
 @pytest.mark.parametrize("late", [0, 1])

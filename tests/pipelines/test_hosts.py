@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
+import random
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -102,14 +105,21 @@ def test_what_cannot_run_is_refused_in_every_process(start: Callable[..., Worker
 
 
 def test_the_example(tmp_path: pathlib.Path) -> None:
-    """Trained by 2 processes, which save every two steps, and then by one."""
+    """Trained by 2 processes, which save every two steps and which SLURM's variables number, and then by one."""
     flags = ["--layers=4", "--width=16", "--schedule=gpipe", f"--checkpoints={tmp_path / 'saved'}", "--save_every=2"]
+    ports = range(61440, 65536)  # JAX takes the one with the number of the job, modulo their count
+    with contextlib.closing(socket.socket()) as free:
+        job = next(number for number in random.sample(range(len(ports)), 100) if free.connect_ex(("127.0.0.1", ports[number])))
     for processes, steps, lines in ((2, 3, "steps 1 to 3"), (1, 5, "steps 3 to 5")):
-        shared = [f"--processes={processes}", f"--coordinator=127.0.0.1:{free_port()}", f"--steps={steps}", *flags]
-        workers = Workers(tmp_path, [["examples/pipeline_hosts.py", f"--process={i}", *shared] for i in range(processes)])
         for number in range(processes):
-            assert workers.wait(number) == 0, workers.told(number)
-            printed = workers.outputs[number].read_text()
+            (tmp_path / f"{processes} {number}").mkdir()
+        command = ["examples/pipeline_hosts.py", f"--steps={steps}", *flags, "--cluster" if processes > 1 else "--processes=1"]
+        slurm = {"SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": str(processes)}
+        own = [{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i), **slurm} for i in range(processes)]
+        workers = [Workers(tmp_path / f"{processes} {i}", [command], **each) for i, each in enumerate(own)]
+        for number, worker in enumerate(workers):
+            assert worker.wait(0) == 0, worker.told(0)
+            printed = worker.outputs[0].read_text()
             assert f"process {number} of {processes}: holds {4 // processes} of 4 layers" in printed
             assert lines in printed
             assert "unsharded" in printed
