@@ -7,7 +7,7 @@ import pytest
 from tests.random_numbers import TYPES, difference, text_of_seed
 from tests.sweep.running import PROGRAM, check, sweep
 
-QUICK = 30
+QUICK = 15
 MANY = 70
 
 
@@ -28,6 +28,6 @@ def test_many_random_numbers() -> None:
 
 
 def test_types_of_arguments_vary() -> None:
-    texts = [text_of_seed(seed) for seed in range(QUICK)]
+    texts = [text_of_seed(seed) for seed in range(30)]
     for dtype in TYPES.values():
         assert sum(f", {dtype!r})" in text for text in texts) > 1

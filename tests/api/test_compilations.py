@@ -52,8 +52,9 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    ("mesh", "state"), [*(("mapping", state) for state in STATES), ("auto", "host"), ("explicit", "numbers"), ("single", "one device")]
+)
 @pytest.mark.parametrize(
     "options", [{}, {"donate_argnums": 0}, {"donate_argnums": 0, "lowering": "shard_map"}], ids=["plain", "donated", "local"]
 )

@@ -156,8 +156,15 @@ def initial(key, optimizer):
     return {"params": params, "opt": optimizer.init(params)}
 
 
-@pytest.mark.parametrize("returned", [lambda state: state, lambda state: (state["params"], state["opt"]), lambda state: state["params"]])
-@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "lbfgs"])
+@pytest.mark.parametrize(
+    ("optimizer", "returned"),
+    [
+        ("adam", lambda state: (state["params"], state["opt"])),
+        ("adafactor", lambda state: state["params"]),
+        ("adafactor", lambda state: state),
+        ("lbfgs", lambda state: state),
+    ],
+)
 def test_rules_reach_what_an_init_function_returns(optimizer, returned):
     """Parameters and optimizer state are sharded from the first, as the step that takes them plans them, and are as without sharding."""
     optax = pytest.importorskip("optax")

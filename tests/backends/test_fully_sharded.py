@@ -81,7 +81,7 @@ def test_gradients_leave_as_reduce_scatters(scanned: bool) -> None:
     assert set(kinds) <= {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"}
 
 
-@pytest.mark.parametrize("scanned", [False, True], ids=["unrolled", "scanned"])
+@pytest.mark.parametrize("scanned", [pytest.param(False, marks=pytest.mark.slow), True], ids=["unrolled", "scanned"])
 def test_state_stays_sharded_and_numbers_are_right(scanned: bool) -> None:
     args = arguments(scanned)
     wanted = jax.jit(step)(*args)

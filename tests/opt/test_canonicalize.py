@@ -151,7 +151,7 @@ def test_against_jaxlib(name: str, label: str) -> None:
 
 
 @pytest.mark.parametrize("label", ["", canonicalize.COLLECTIVES])
-@pytest.mark.parametrize("seeds", [range(i, i + 40) for i in range(0, 160, 40)], ids=str)
+@pytest.mark.parametrize("seeds", [range(i, i + 40) for i in range(0, 80, 40)], ids=str)
 def test_random_collectives_against_jaxlib(seeds: range, label: str) -> None:
     """Replicated and unreduced axes, open dimensions, parts of axes; what jaxlib cannot verify afterwards we refuse."""
     passes = f"canonicalize{{enable-patterns={label}}}" if label else "canonicalize"

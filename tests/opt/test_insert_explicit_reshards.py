@@ -287,6 +287,7 @@ def test_what_shardy_dies_of_is_an_error() -> None:
         negate('[{}], unreduced={"x"}', '@small, [{"x"}]', shape="8")
 
 
+@pytest.mark.slow
 def test_golden_cases() -> None:
     """Uses lie in the order that they have in jaxlib; tests/opt/test_opt.py compares the text with the stored one."""
     cases = list(corpus(InsertExplicitReshards.name))

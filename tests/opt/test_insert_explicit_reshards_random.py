@@ -28,7 +28,7 @@ INVALID = (11, 18, 24, 25)
 """Computations of which jaxlib makes shardings that it refuses itself, with an axis in a dimension and replicated."""
 
 # jaxlib 0.10 crashes on a few reshapes with overflow; none of these seeds has one.
-SEEDS = 240
+SEEDS = 120
 
 
 def check(text: str, *, full: bool, prepare: str = "") -> None:
@@ -53,7 +53,7 @@ def test_random_ops(seeds: range, full: bool) -> None:
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "partial"])
 def test_dots_whose_result_has_the_axes_that_are_summed_over(full: bool) -> None:
-    for seed in range(120):
+    for seed in range(60):
         check(dot(seed), full=full)
 
 

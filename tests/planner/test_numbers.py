@@ -22,7 +22,7 @@ SOME = ("moe_onehot", "gnn_segment", "decode_kv", "control_flow", "shmap_and_con
 """Programs that compile in seconds."""
 
 
-@pytest.mark.parametrize("seed", [0, 3, 6, 9, 13])
+@pytest.mark.parametrize("seed", [0, 6, 13])
 def test_random_programs(seed: int) -> None:
     text = text_of_seed(seed)
     wrong = difference_of_program(text, planner=planner_of_seed(seed))

@@ -96,7 +96,9 @@ def seconds(plan: sp.Plan) -> float:
     return step.high
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("tied table", "indexing") else ()) for name in PROGRAMS]
+)
 def test_the_constraints_of_a_stored_plan_give_it_back(name: str, planned: Callable[[str], Planned]) -> None:
     this = planned(name)
     search = this.plan.search

@@ -14,7 +14,7 @@ from tests.sweep.configurations import GENERATORS, configuration_of, name_of
 from tests.sweep.running import INVALID, LOWERINGS, Outcome, check, sweep
 
 QUICK = 40
-MANY = 150
+MANY = 120
 
 NOT_SWEPT = {
     "is made by other primitives alone, or holds other parts of a region": """

@@ -153,7 +153,7 @@ def test_what_runs_on_pieces(name: str) -> None:
     assert any("ring" in kind for kind in both(*CASES[name]))
 
 
-@hypothesis.settings(max_examples=6, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate])
+@hypothesis.settings(max_examples=3, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate])
 @hypothesis.example(rows=(2, 1), ff=1, width=1, over=("y", "x"), dim=0, dtype=np.float32)
 @hypothesis.given(
     rows=st.tuples(st.integers(1, 3), st.integers(1, 9)),
