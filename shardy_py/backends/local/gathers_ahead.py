@@ -1,4 +1,4 @@
-"""Gathers one trip ahead: a scan gathers the parameters of its next layer while it computes with those of this one.
+"""Gathers one trip ahead: a scan gathers the parameters of its next layer while it computes this one.
 
 The gathers of a scan's body whose operands are slices of stacked arrays wait for nothing that a trip computes. What they bring becomes a
 carry: the first trip's are in front of the loop, each trip gathers for the next, and the last trip, which has no next, stands behind the
