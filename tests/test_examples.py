@@ -50,6 +50,14 @@ def test_dispatch_benchmark_runs() -> None:
 
 
 @pytest.mark.slow
+def test_accelerators_benchmark_runs() -> None:
+    """It compiles for TPUs where their compiler is installed, else it says that it does not."""
+    printed = run(ROOT / "benchmarks" / "accelerators.py", "--only=decode", "--nojit")
+    answers = ("skipped: the compiler for TPUs is not installed", "Bytes are within 5 % in 1 of 1, peaks within 15 % in 1")
+    assert any(answer in printed for answer in answers)
+
+
+@pytest.mark.slow
 def test_many_parameters_benchmark_runs() -> None:
     printed = run(ROOT / "benchmarks" / "many_parameters.py", "--parameters=100", "--rounds=1")
     ratios = {line.split()[0]: float(line.split()[-1]) for line in printed.splitlines()[-2:]}

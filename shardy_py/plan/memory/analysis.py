@@ -308,7 +308,7 @@ def lifetimes(plan: PlanRecord, which: str | Hardware | int | None = None) -> Li
 
 
 def compiler_of(plan: PlanRecord, which: str | Hardware | int | None) -> Literal["cpu", "tpu", "accelerator"]:
-    """Whose compiler places arrays: that of the hardware, else of the plan's platform."""
+    """The platform whose compiler places arrays: the hardware's, else the plan's."""
     is_named = not isinstance(which, int | None)
     platform = hardware(which).platform if is_named else plan.platform
     return "tpu" if platform == "tpu" else "cpu" if platform == "cpu" and not is_named else "accelerator"
