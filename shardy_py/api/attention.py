@@ -41,7 +41,7 @@ def ring_attention(
         (batch, length, heads, features), of the type of `query`.
 
     Raises:
-        MeshError: There is no mesh (of `auto_shard` or `jax.set_mesh`) with this axis.
+        MeshError: No mesh (of `auto_shard` or `jax.set_mesh`) has this axis.
         ShardyError: Shapes do not fit each other or the axis.
 
     Example:

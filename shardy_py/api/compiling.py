@@ -110,7 +110,7 @@ def topology(name: str) -> tuple[Chip, ...]:
         name: A kind of chip and the shape of a slice, as for `Plan.compile_for`.
 
     Returns:
-        The devices, for `jax.make_mesh(..., devices=...)`, which orders them as those of such a slice.
+        The devices, for `jax.make_mesh(..., devices=...)`, which orders them as it orders the devices of such a slice.
 
     Raises:
         CompileError: There is no such kind of chip.
