@@ -27,6 +27,9 @@ MESSAGE_ROUNDS = 5
 NARROWER = 0.7
 """A problem with at most this part of its entries is a new one, whose messages are shorter; any other goes to branch and bound."""
 
+RISING = 0.05
+"""The part of the way that is left to the bound that is enough by which rounds of messages raise it to be worth more of them."""
+
 NODES = 200_000
 """Of one branch and bound."""
 
@@ -113,11 +116,14 @@ class _Solver:
             if not self.small.tables:
                 self.offer(self.completed(self.current))
                 return True
-            ascent = Ascent(relaxation.program(self.small), 2 * self.scale)
-            ascent.run(rounds=MESSAGE_ROUNDS, enough=self.target, end=self.end)
-            bound, slacks = ascent.slacks()
-            self.prove(bound)
-            keep = bound + slacks <= self.most
+            ascent, keep, is_rising = Ascent(relaxation.program(self.small), 2 * self.scale), np.ones(1), True
+            while is_rising and keep.mean() > NARROWER and not (self.close or self.late):
+                before = ascent.bound
+                ascent.run(rounds=MESSAGE_ROUNDS, enough=self.target, end=self.end)
+                bound, slacks = ascent.slacks()
+                self.prove(bound)
+                keep = bound + slacks <= self.most
+                is_rising = bound - before > RISING * (self.target - before)
             if self.close or self.late:
                 return False
             stage = reduced(relaxation.narrowed(self.small, ascent.of, keep))
