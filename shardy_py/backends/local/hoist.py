@@ -156,6 +156,33 @@ def _hoist_while(eqn: JaxprEqn, sizes: Mapping[str, int]) -> Rewritten | None:
     return ([*before, eqn.replace(invars=[*operands, *state], params=params)], list(eqn.outvars)) if before else None
 
 
+def sink_broadcasts(jaxpr: Jaxpr) -> Jaxpr:
+    """Repeats broadcasts that are constants of a scan in its body, where they are part of what reads them.
+
+    JAX moves masks and the like in front of a loop, where each would lie in memory as large as what it masks.
+    """
+    return rewrite_bodies(jaxpr, _with_broadcasts_sunk)
+
+
+def _with_broadcasts_sunk(jaxpr: Jaxpr) -> Jaxpr:
+    makers = {v: eqn for eqn in jaxpr.eqns if eqn.primitive.name == "broadcast_in_dim" for v in eqn.outvars}
+
+    def sink(eqn: JaxprEqn) -> Rewritten | None:
+        if eqn.primitive.name != "scan":
+            return None
+        operands, body = list[Any](eqn.invars), open_jaxpr(eqn.params["jaxpr"])
+        arguments, repeated = list[Any](body.invars), list[JaxprEqn]()
+        for i, v in enumerate(operands[: scan_counts(eqn)[0]]):
+            if not isinstance(v, Literal) and (maker := makers.get(v)) is not None and len(maker.invars) == 1:
+                operands[i], arguments[i] = maker.invars[0], Var(maker.invars[0].aval)
+                repeated.append(maker.replace(invars=[arguments[i]], outvars=[body.invars[i]]))
+        inner = _with_broadcasts_sunk(sub_jaxpr(body, [*repeated, *body.eqns], arguments, body.outvars))
+        params = {**eqn.params, "jaxpr": with_jaxpr(inner, eqn.params["jaxpr"])}
+        return ([eqn.replace(invars=operands, params=params)], list(eqn.outvars)) if repeated else None
+
+    return rewrite(jaxpr, sink)
+
+
 _HOIST: dict[str, Replacement] = {"scan": _hoist_scan, "while": _hoist_while}
 
 

@@ -13,7 +13,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jax.sharding import PartitionSpec
 
 from shardy_py.backends.local.gathers_ahead import gather_ahead
-from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
+from shardy_py.backends.local.hoist import defer_sums, hoist_collectives, sink_broadcasts
 from shardy_py.backends.local.in_place import update_out_of_place
 from shardy_py.backends.local.jaxpr_rewriting import Rewritten, axes_of, retraced, rewrite_by_name
 from shardy_py.backends.local.local_rule import block_index, is_key
@@ -37,7 +37,7 @@ def optimize_region(
     On CPU, updates are out of place where XLA would run them wrongly in place. On TPU, sums are scattered over one axis after the other,
     but for large arrays, and short vectors exchanged in place of gathered.
     """
-    jaxpr = simplify(jaxpr)
+    jaxpr = simplify(sink_broadcasts(jaxpr))
     optimized = scale_sums(defer_sums(hoist_collectives(jaxpr, sizes), sizes), frozenset(sizes), specs)
     if overlap is not None:
         optimized = overlapped(gather_ahead(optimized, sizes, overlap), sizes, overlap)

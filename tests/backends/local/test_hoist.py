@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import shardy_py as sp
-from shardy_py.backends.local.hoist import defer_sums, hoist_collectives
+from shardy_py.backends.local.hoist import defer_sums, hoist_collectives, sink_broadcasts
 from shardy_py.backends.local.passes import optimize_region
 from shardy_py.backends.local.read_collectives import read_collectives
 from shardy_py.backends.local.simplify import simplify
@@ -232,3 +232,28 @@ def test_gradients_that_a_loop_adds_up_are_summed_behind_it_not_gathered_in_it(r
     step = sp.auto_shard(jax.grad(loss), mesh={"x": 4}, in_shardings=(None, P("x")), lowering="shard_map")
     assert [(c.kind, c.trips) for c in step.plan(w, x).collectives] == [("all_reduce", 1)]
     np.testing.assert_allclose(step(w, x), jax.grad(loss)(w, x), rtol=1e-4)
+
+
+def test_a_mask_in_front_of_nested_loops_is_broadcast_where_it_is_read() -> None:
+    def local(xs: jax.Array) -> jax.Array:
+        mask = lax.broadcast_in_dim(jnp.arange(16) >= 3, (4, 16), (1,))
+
+        def inner(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.where(mask, carry + x, 0.5 * carry), None
+
+        def outer(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            return lax.scan(inner, carry + x, xs)[0], None
+
+        return lax.scan(outer, jnp.zeros((4, 16)), xs)[0]
+
+    bodies: list[Jaxpr] = []
+
+    def sunk(body: Jaxpr) -> Jaxpr:
+        bodies.append(simplify(sink_broadcasts(body)))
+        return bodies[0]
+
+    check(local, sunk, (XS,), (P(),))
+    (outer,) = [eqn for eqn in bodies[0].eqns if eqn.primitive.name == "scan"]
+    (inner,) = [eqn for eqn in outer.params["jaxpr"].jaxpr.eqns if eqn.primitive.name == "scan"]
+    for loop in (outer, inner):
+        assert [v.aval.shape for v in loop.invars if v.aval.dtype == bool] == [(16,)]
