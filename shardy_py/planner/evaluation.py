@@ -116,7 +116,6 @@ class State:
 
     def __init__(self, evaluation: Evaluation, assignment: Sequence[int], price: float = 0.0) -> None:
         self.evaluation = evaluation
-        self.changes = 0
         self.assignment = np.array(assignment, np.int64)
         self.price = price
         problem = evaluation.problem
@@ -206,7 +205,6 @@ class State:
     def assign(self, group: Sequence[int], strategies: Sequence[int]) -> None:
         """Gives a group of classes other strategies."""
         evaluation = self.evaluation
-        self.changes += 1
         changes = np.asarray(strategies) - self.assignment[list(group)]
         touched = evaluation.touched(tuple(group))
         self._use(touched, -1)
@@ -255,20 +253,9 @@ def _descend(state: State, rounds: int) -> None:
     evaluation = state.evaluation
     scale = max(abs(state.cost), 1e-300)
     tables = [table for table in evaluation.problem.tables if len(table.classes) > 1 and len(table.costs) <= LARGE_TABLE]
-    numbers: dict[object, int] = {}
-    groups = [numbers.setdefault((table.classes, table.strategies.tobytes()), len(numbers)) for table in tables]
-    changes_at_failure: dict[int, int] = {}  # joint strategies of which none saves anything are left alone until the assignment changes
     for _ in range(rounds):
         _single_classes(state, scale)
-        changed = False
-        for number, table in zip(groups, tables):
-            if changes_at_failure.get(number) == state.changes:
-                continue
-            if improve(state, table.classes, table.strategies, scale):
-                changed = True
-            else:
-                changes_at_failure[number] = state.changes
-        if not changed:
+        if not any([improve(state, table.classes, table.strategies, scale) for table in tables]):
             break
 
 

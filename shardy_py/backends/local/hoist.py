@@ -172,10 +172,10 @@ def _with_broadcasts_sunk(jaxpr: Jaxpr) -> Jaxpr:
             return None
         operands, body = list[Any](eqn.invars), open_jaxpr(eqn.params["jaxpr"])
         arguments, repeated = list[Any](body.invars), list[JaxprEqn]()
-        for i, v in enumerate(operands[: scan_counts(eqn)[0]]):
-            if not isinstance(v, Literal) and (maker := makers.get(v)) is not None and len(maker.invars) == 1:
-                operands[i], arguments[i] = maker.invars[0], Var(maker.invars[0].aval)
-                repeated.append(maker.replace(invars=[arguments[i]], outvars=[body.invars[i]]))
+        for i in range(scan_counts(eqn)[0]):
+            while not isinstance(operands[i], Literal) and (maker := makers.get(operands[i])) is not None and len(maker.invars) == 1:
+                operands[i], result, arguments[i] = maker.invars[0], arguments[i], Var(maker.invars[0].aval)
+                repeated.insert(0, maker.replace(invars=[arguments[i]], outvars=[result]))
         inner = _with_broadcasts_sunk(sub_jaxpr(body, [*repeated, *body.eqns], arguments, body.outvars))
         params = {**eqn.params, "jaxpr": with_jaxpr(inner, eqn.params["jaxpr"])}
         return ([eqn.replace(invars=operands, params=params)], list(eqn.outvars)) if repeated else None

@@ -236,7 +236,7 @@ def test_gradients_that_a_loop_adds_up_are_summed_behind_it_not_gathered_in_it(r
 
 def test_a_mask_in_front_of_nested_loops_is_broadcast_where_it_is_read() -> None:
     def local(xs: jax.Array) -> jax.Array:
-        mask = lax.broadcast_in_dim(jnp.arange(16) >= 3, (4, 16), (1,))
+        mask = lax.broadcast_in_dim(lax.broadcast_in_dim(jnp.arange(16) >= 3, (1, 16), (1,)), (4, 16), (0, 1))
 
         def inner(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
             return jnp.where(mask, carry + x, 0.5 * carry), None
