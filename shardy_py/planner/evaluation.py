@@ -255,7 +255,7 @@ def _descend(state: State, rounds: int) -> None:
     tables = [table for table in evaluation.problem.tables if len(table.classes) > 1 and len(table.costs) <= LARGE_TABLE]
     for _ in range(rounds):
         _single_classes(state, scale)
-        if not any([improve(state, table.classes, table.strategies, scale) for table in tables]):
+        if sum(improve(state, table.classes, table.strategies, scale) for table in tables) == 0:
             break
 
 

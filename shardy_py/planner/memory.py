@@ -19,7 +19,7 @@ from shardy_py.partition.layouts import Layout, local_shape
 from shardy_py.partition.price import piece_bytes
 from shardy_py.plan.memory.lifetimes import LiveBuffer, Peak
 from shardy_py.planner.model import Model
-from shardy_py.planner.problem import Limit, Problem, limited
+from shardy_py.planner.problem import Limit
 
 Array = Any
 
@@ -73,9 +73,3 @@ def _row(model: Model, buffer: LiveBuffer, copies: Mapping[Value, Value]) -> tup
 def bytes_of(type_: Type, layout: Layout, mesh: Mesh) -> int:
     """The bytes of the piece of a value that a device has."""
     return piece_bytes(type_, math.prod(local_shape(type_.shape, layout, mesh)))
-
-
-def binding(problem: Problem, limits: Sequence[Limit]) -> Problem:
-    """The problem without the limits that no assignment can break: fewer limits are solved faster."""
-    tight = tuple(limit for limit in limits if sum(float(weights.max()) for weights in limit.weights) > limit.limit)
-    return limited(problem, tight)

@@ -268,9 +268,6 @@ def search(of: LinearProgram, scale: float, *, gap: float, nodes: int, seconds: 
     return Searched(result.x, bound, True, result.status == 0)
 
 
-SLOW = 0.01
-"""Of the way that is left, in a round: when messages end."""
-
 PASSES = 5
 """Between two looks at the moves, which cost as much as several passes."""
 
@@ -350,16 +347,14 @@ class Ascent:
         return self.bound, self.columns[: self.of.choices] - np.repeat(self._least(), np.diff(self.of.starts))
 
     def run(self, *, rounds: int, enough: float, end: float) -> None:
-        """Raises the bound until it hardly rises, is `enough`, or `end` (`time.monotonic()`) has passed."""
-        bound = self.bound
+        """Raises the bound in some rounds, until it is `enough` or `end` (`time.monotonic()`) has passed."""
         for _ in range(rounds):
             for _ in range(PASSES):
                 self._sweep(self.shared, forward=True)
                 self._sweep(self.shared[::-1], forward=False)
             for uses in self.uses:
                 self._share(uses)
-            before, bound = bound, self.bound
-            if time.monotonic() >= end or bound >= enough or bound - before <= SLOW * min(enough - before, abs(bound)):
+            if time.monotonic() >= end or self.bound >= enough:
                 break
 
     def _marginals(self, link: Containment) -> Array:
