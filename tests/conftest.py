@@ -48,13 +48,12 @@ def usual_fusions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", flags)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _only_new_objects() -> Generator[None]:
-    """What is alive at the end of a file is looked at no more: caches of thousands of tests would take a second for each look."""
+@pytest.fixture
+def only_new_garbage() -> Generator[None]:
+    """`gc.collect` looks at what a test makes; looking at what thousands of tests before it left takes a second."""
     gc.freeze()
     yield
-    gc.collect()
-    gc.freeze()
+    gc.unfreeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -30,7 +30,7 @@ from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import device_platform
 from shardy_py.plan.compiled import CompiledCollective, CompiledProgram
-from shardy_py.plan.memory.analysis import MemoryAnalysis, capacity_of, compiler_of
+from shardy_py.plan.memory.analysis import MemoryAnalysis, capacity_of, platform_of
 
 
 class CompileError(ShardyError, RuntimeError):
@@ -252,7 +252,7 @@ def _program(plan: Plan, target: str, room: tuple[str, int | None], answer: dict
     name, size = room
     memory = MemoryAnalysis(
         plan.name,
-        compiler_of(plan, None),
+        platform_of(plan, None),
         **sizes,
         peak_memory_in_bytes=argument + output - alias + temporary,
         peak_step=0,

@@ -36,7 +36,7 @@ def in_use() -> dict[str, int]:
 
 @pytest.mark.parametrize("run", ["plan", "lower", "call"])
 @pytest.mark.parametrize("lowering", ["jit", "shard_map"])
-def test_a_dropped_function_is_forgotten(lowering: str, run: str) -> None:
+def test_a_dropped_function_is_forgotten(lowering: str, run: str, only_new_garbage: None) -> None:
     step = decorated(lowering, scale=3.0)
     plan = step.plan(X, W)
     assert plan.collectives is not None

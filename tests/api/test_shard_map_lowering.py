@@ -162,7 +162,7 @@ def test_nothing_of_a_trace_is_kept(mesh: Mesh) -> None:
 
 
 @pytest.mark.slow
-def test_large_constants_are_not_kept(mesh: Mesh) -> None:
+def test_large_constants_are_not_kept(mesh: Mesh, only_new_garbage: None) -> None:
     def run() -> weakref.ref[Any]:
         big = jnp.ones((256, 256))
         step = sp.auto_shard(lambda x: (x @ big).sum(), mesh=mesh, in_shardings=P("data"), lowering="shard_map")

@@ -46,15 +46,14 @@ class Cycle:
 
 def test_a_loop_of_calls_sees_full_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "_GROWTH", 300_000)
-    gc.unfreeze()  # tests/conftest.py freezes what is old
 
     def call() -> weakref.ref[Cycle]:
         with no_collection():
             return weakref.ref(Cycle())
 
-    made = [call() for _ in range(20)]
+    made = [call() for _ in range(40)]
     assert made[0]() is None
-    assert sum(ref() is not None for ref in made) < 10
+    assert sum(ref() is not None for ref in made) < 20
 
 
 def test_a_program_does_not_keep_the_context_of_its_module() -> None:

@@ -228,7 +228,7 @@ def test_arrays_fill_tiles_on_tpus() -> None:
     plan = sp.auto_shard(lambda x, y: (x, y), mesh=MESH, in_shardings=P()).plan(x, y)
     tiled = 4 * 4 * 256 + 2 * 8 * 128
     assert plan.memory_analysis("v5e").argument_size_in_bytes == tiled
-    assert plan.memory_analysis("v5e").compiler == "tpu"
+    assert plan.memory_analysis("v5e").platform == "tpu"
     for elsewhere in (None, "h100", 1 << 30):
         assert plan.memory_analysis(elsewhere).argument_size_in_bytes == 200 * 4 * 4 + 5 * 128 * 2
     on_tpu = sp.auto_shard(lambda x, y: (x, y), mesh=MESH, in_shardings=P(), options=sp.Options(platform="tpu")).plan(x, y)

@@ -128,8 +128,7 @@ class MemoryAnalysis(Report):
 
     Attributes:
         name: The function's name.
-        compiler: `"cpu"` where four facts of XLA for CPUs hold (a plan for CPUs, with no hardware named), `"tpu"` where arrays fill tiles,
-            else `"accelerator"`.
+        platform: Whose compiler places arrays: `"cpu"` for a plan for CPUs with no hardware named, `"tpu"`, else `"gpu"`.
         argument_size_in_bytes: Of the arguments, with those that nothing uses: the caller holds them, though jaxlib leaves them out.
         output_size_in_bytes: Of the results.
         alias_size_in_bytes: Of results that lie in donated arguments.
@@ -157,7 +156,7 @@ class MemoryAnalysis(Report):
     """
 
     name: str
-    compiler: Literal["cpu", "tpu", "accelerator"]
+    platform: Literal["cpu", "tpu", "gpu"]
     argument_size_in_bytes: int
     output_size_in_bytes: int
     alias_size_in_bytes: int
@@ -174,6 +173,11 @@ class MemoryAnalysis(Report):
     host_temp_size_in_bytes: int = 0
     generated_code_size_in_bytes: int = 0
     plan: PlanRecord | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def compiler(self) -> Literal["cpu", "accelerator"]:
+        """The rules that were followed: four facts hold of XLA for CPUs only."""
+        return "cpu" if self.platform == "cpu" else "accelerator"
 
     @property
     def peak(self) -> Step | None:
@@ -274,7 +278,7 @@ def _row(part: Contributor) -> tuple[str, ...]:
 
 
 def _title(memory: MemoryAnalysis) -> str:
-    return f"memory of {memory.name} per device, on {'an' if memory.compiler == 'accelerator' else 'a'} {memory.compiler}"
+    return f"memory of {memory.name} per device, on {'a cpu' if memory.compiler == 'cpu' else 'an accelerator'}"
 
 
 ERROR = 0.2
@@ -287,7 +291,7 @@ ADDRESS = 8
 def analyse(plan: PlanRecord, which: str | Hardware | int | None = None) -> MemoryAnalysis:
     """The memory that a call of a plan takes; see `Plan.memory_analysis`. A plan remembers it."""
     name, room = capacity_of(which)
-    memory = _USAGE[compiler_of(plan, which)](plan)[0]
+    memory = _USAGE[platform_of(plan, which)](plan)[0]
     if not isinstance(which, int | None) and 2 * memory.temp_size_in_bytes <= hardware(which).vmem_bytes:
         memory = _in_vmem(memory)
     room_of = name or (None if room is None else "the given memory")
@@ -304,18 +308,18 @@ def _in_vmem(memory: MemoryAnalysis) -> MemoryAnalysis:
 
 def lifetimes(plan: PlanRecord, which: str | Hardware | int | None = None) -> Lifetimes:
     """The buffers behind `analyse`, with the steps at which they are alive and the values that they hold. A plan remembers them."""
-    return _USAGE[compiler_of(plan, which)](plan)[1]
+    return _USAGE[platform_of(plan, which)](plan)[1]
 
 
-def compiler_of(plan: PlanRecord, which: str | Hardware | int | None) -> Literal["cpu", "tpu", "accelerator"]:
+def platform_of(plan: PlanRecord, which: str | Hardware | int | None) -> Literal["cpu", "tpu", "gpu"]:
     """The platform whose compiler places arrays: the hardware's, else the plan's."""
     is_named = not isinstance(which, int | None)
     platform = hardware(which).platform if is_named else plan.platform
-    return "tpu" if platform == "tpu" else "cpu" if platform == "cpu" and not is_named else "accelerator"
+    return "tpu" if platform == "tpu" else "cpu" if platform == "cpu" and not is_named else "gpu"
 
 
 def _peak_buffers(plan: PlanRecord, memory: MemoryAnalysis) -> tuple[PeakBuffer, ...]:
-    usage = _USAGE[memory.compiler](plan)[1]
+    usage = _USAGE[memory.platform](plan)[1]
     buffers = (*usage.resident, *(usage.alive(memory.peak_step) if memory.temp_size_in_bytes else ()))
     return tuple(_described(plan, usage, b) for b in sorted(buffers, key=lambda b: -b.bytes))
 
@@ -330,10 +334,10 @@ def _described(plan: PlanRecord, usage: Lifetimes, buffer: LiveBuffer) -> PeakBu
 
 
 @no_collection()
-def _analysed(plan: PlanRecord, compiler: Literal["cpu", "tpu", "accelerator"]) -> tuple[MemoryAnalysis, Lifetimes]:
+def _analysed(plan: PlanRecord, platform: Literal["cpu", "tpu", "gpu"]) -> tuple[MemoryAnalysis, Lifetimes]:
     running = explicit_of(plan).program if plan.active_partitioner is None else plan.active_partitioner.local_program(plan)
     donated = {d.input: d.output for d in plan.donation if d.output is not None}
-    on_cpu, tile = compiler == "cpu", TILES.get(compiler)
+    on_cpu, tile = platform == "cpu", TILES.get(platform)
     on_device, in_host, resident = _resident(plan, donated, tile)
     host_arguments = [] if plan.platform == "cpu" else [i for i, value in enumerate(plan.inputs) if value.memory_kind]
     sizes = LocalSizes(running.meshes, tile)
@@ -345,7 +349,7 @@ def _analysed(plan: PlanRecord, compiler: Literal["cpu", "tpu", "accelerator"]) 
     temporary = max(usage.series, default=0)
     memory = MemoryAnalysis(
         name=plan.name,
-        compiler=compiler,
+        platform=platform,
         argument_size_in_bytes=on_device["argument"],
         output_size_in_bytes=outputs,
         alias_size_in_bytes=on_device["alias"],
@@ -362,8 +366,8 @@ def _analysed(plan: PlanRecord, compiler: Literal["cpu", "tpu", "accelerator"]) 
     return memory, Lifetimes(plan, running, usage, resident, fixed, sizes)
 
 
-_USAGE = {compiler: Analysis(functools.partial(_analysed, compiler=compiler)) for compiler in ("cpu", "tpu", "accelerator")}
-"""The analysis by whose compiler it is, and the buffers behind it."""
+_USAGE = {platform: Analysis(functools.partial(_analysed, platform=platform)) for platform in ("cpu", "tpu", "gpu")}
+"""The analysis by whose compiler places arrays, and the buffers behind it."""
 
 
 def capacity_of(which: str | Hardware | int | None) -> tuple[str, int | None]:
@@ -459,7 +463,7 @@ def _remedies(plan: PlanRecord, memory: MemoryAnalysis) -> tuple[Finding, ...]:
         return ()
     smaller: list[tuple[int, Finding]] = []
     for variant in plan.variants.variants(plan, peak):
-        after = _USAGE[memory.compiler](variant.plan)[0].peak_memory_in_bytes
+        after = _USAGE[memory.platform](variant.plan)[0].peak_memory_in_bytes
         if after > (1 - MIN_SAVING) * peak:
             continue
         room = memory.hardware_bytes

@@ -63,7 +63,7 @@ def reduced() -> tuple[Any, weakref.ref[Table]]:
     return f, weakref.ref(table)
 
 
-def test_what_equations_hold_is_not_kept() -> None:
+def test_what_equations_hold_is_not_kept(only_new_garbage: None) -> None:
     """A function among the parameters may hold arrays."""
     f, value = reduced()
     (known,) = known_of(f, jnp.ones(5))
