@@ -19,11 +19,10 @@ LOWERED = """
     regularized_incomplete_beta relayout rng_bit_generator rng_uniform round scaled_dot scatter scatter-add scatter-max scatter-min
     scatter-mul scatter-sub schur select_and_gather_add select_and_scatter select_and_scatter_add shape_assertion sign sinh sort stack svd
     symmetric_product tan threefry2x32 threefry4x32 tie tile todense top_k triangular_solve tridiagonal tridiagonal_solve unpin unstack
-    with_memory_space_constraint xla_metadata_value zeta empty empty2
+    with_memory_space_constraint xla_metadata_value zeta
 """
 
 COLLECTIVES = """
-    all_to_all pbroadcast ppermute
     all_gather_done all_gather_reduced_start all_gather_start all_to_all_done all_to_all_start pbroadcast_done
     pbroadcast_dynamic pbroadcast_start ppermute_done ppermute_start precv psend psum_done psum_invariant_start psum_start
     ragged_all_to_all reduce_scatter_done reduce_scatter_start unreduced_pmax unreduced_pmin unreduced_psum_start

@@ -265,6 +265,7 @@ class EquationImporter(Importer):
             eqn.outvars,
             [i for i, v in enumerate(eqn.invars) if type(v) is Literal],
             platform=self.platform,
+            axis_sizes=self.manual.mesh.shape if self.manual is not None else None,
         )
         try:
             template = build(builder)

@@ -249,5 +249,11 @@ def test_operands_of_two_types_are_multiplied_as_they_are_on_tpu() -> None:
     assert _names(_template("dot_general", params, inputs, [((4, 2), F)])) == ["stablehlo.convert"] * 2 + ["stablehlo.dot_general"]
 
 
+def test_an_all_to_all_in_groups_of_one_is_nothing() -> None:
+    params = {"axis_name": "x", "axis_index_groups": None, "split_axis": 0, "concat_axis": 0, "tiled": True}
+    assert _template("all_to_all", params, [((4,), F)], [((4,), F)], axis_sizes={"x": 1}).ops == ()
+    assert _names(_template("all_to_all", params, [((4,), F)], [((4,), F)], axis_sizes={"x": 2})) == ["stablehlo.all_to_all"]
+
+
 def test_op_templates_start_without_a_rule() -> None:
     assert OpTemplate("stablehlo.add", (0, 1), TensorType((4,), "float32"), {}).rule_decided is False

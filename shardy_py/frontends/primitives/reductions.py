@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 from shardy_py.frontends.primitives.template import Builder, OpsTemplate, TemplateBuilder, Unsupported, ints
 from shardy_py.ir import TensorType
@@ -63,12 +64,35 @@ def _reduce_scatter(b: Builder) -> OpsTemplate:
     return b.build((out,))
 
 
+def _group_size(b: Builder) -> int:
+    groups = b.params.get("axis_index_groups")
+    if groups is not None:
+        return len(groups[0])
+    names = b.params["axis_name"]
+    return math.prod(b.axis_sizes.get(name, 0) for name in (names if isinstance(names, tuple) else (names,)))
+
+
+def _all_to_all(b: Builder) -> OpsTemplate:
+    """An all-to-all; a no-op if each group is one device."""
+    if _group_size(b) == 1:
+        return b.build((0,))
+    attributes = {"split_dimension": int(b.params["split_axis"]), "concat_dimension": int(b.params["concat_axis"])}
+    return b.build((b.op("stablehlo.all_to_all", (0,), b.out_type, **attributes),))
+
+
+def _one(op: str, b: Builder) -> OpsTemplate:
+    return b.build((b.op(op, (0,), b.out_type),))
+
+
 TEMPLATES: dict[str, TemplateBuilder] = {
     **{name: functools.partial(_reduce, op, unit) for name, (op, unit) in _REDUCERS.items()},
     **dict.fromkeys(("all_gather", "all_gather_invariant", "all_gather_reduced"), _all_gather),
     **{name: functools.partial(_all_reduce, "stablehlo.add") for name in PSUMS},
     **dict.fromkeys(("reduce_scatter", "unreduced_reduce_scatter"), _reduce_scatter),
+    "all_to_all": _all_to_all,
+    "pbroadcast": functools.partial(_one, "stablehlo.collective_broadcast"),
     "pmax": functools.partial(_all_reduce, "stablehlo.maximum"),
     "pmin": functools.partial(_all_reduce, "stablehlo.minimum"),
     "pmul": functools.partial(_all_reduce, "stablehlo.multiply"),
+    "ppermute": functools.partial(_one, "stablehlo.collective_permute"),
 }

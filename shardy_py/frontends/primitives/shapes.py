@@ -98,6 +98,10 @@ def _bitcast(b: Builder) -> OpsTemplate:
     return b.build((b.op("stablehlo.bitcast_convert", (0,), b.out_type),))
 
 
+def _empty(b: Builder) -> OpsTemplate:
+    return b.build((b.constant(b.out_type.shape, b.out_type.dtype, 0),))
+
+
 def _zeros_for(b: Builder, like: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Start indices of the dimensions that a PRNG key adds: one constant used `count` times by JAX, each made anew here."""
     dtype = b.type(like[0]).dtype if like else "int32"
@@ -121,6 +125,8 @@ TEMPLATES: dict[str, TemplateBuilder] = {
     "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast_in_dim,
     "concatenate": _concatenate,
+    "empty": _empty,
+    "empty2": _empty,
     "iota": _iota,
     "pad": _pad,
     "reshape": _reshape,

@@ -6,7 +6,7 @@ template refer to numbered slots: the operands of the equation come first, then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +71,12 @@ class Builder:
         literals: Sequence[int] = (),
         *,
         platform: str = "cpu",
+        axis_sizes: Mapping[str, int] | None = None,
     ) -> None:
         self.name = name
         self.params = params
         self.platform = platform
+        self.axis_sizes = axis_sizes or {}
         self.avals = [v.aval for v in invars]
         self.out_avals = [v.aval for v in outvars]
         self.types: list[Type] = [type_of_aval(a) for a in self.avals]
