@@ -120,6 +120,16 @@ def cube() -> Plan:
 
 
 @functools.cache
+def offloaded() -> Plan:
+    """An argument and a result in the host's memory."""
+    mesh = jax.make_mesh((8,), ("x",))
+    device = jax.sharding.NamedSharding(mesh, P("x"))
+    host = device.with_memory_kind("pinned_host")
+    step = sp.auto_shard(lambda w, state: (w * 2, state), mesh=mesh, in_shardings=(device, host), out_shardings=(device, host))
+    return step.plan(shape(16, 4), shape(16, 8))
+
+
+@functools.cache
 def hostile() -> Plan:
     """Names that would be markup if they were written as they are."""
 

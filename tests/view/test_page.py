@@ -26,7 +26,14 @@ from shardy_py.view.html.payload import POINTS, payload, thinned, values_to_expl
 from tests.view import plans
 
 PAGE = pathlib.Path(shardy_py.__file__).parent / "view" / "html"
-ALL = {"training": plans.training, "scanned": plans.scanned, "ranks": plans.ranks, "cube": plans.cube, "hostile": plans.hostile}
+ALL = {
+    "training": plans.training,
+    "scanned": plans.scanned,
+    "ranks": plans.ranks,
+    "cube": plans.cube,
+    "offloaded": plans.offloaded,
+    "hostile": plans.hostile,
+}
 
 
 class Elements(html.parser.HTMLParser):
@@ -80,6 +87,8 @@ def test_every_value_is_there(name: str) -> None:
     assert names(data) == [value.path for value in plan.values]
     described = [f"{value.path}: {types[t]['text']}" for value, t in zip(plan.values, values["types"], strict=True)]
     assert described == list(map(str, plan.values))
+    in_host = [types[t]["host"] for t in (*values["types"][: values["inputs"]], *values["types"][-values["outputs"] :])]
+    assert in_host == [bool(value.memory_kind) for value in (*plan.inputs, *plan.outputs)]
     strings = data["tables"]["strings"]
     assert [strings[p] for p in values["primitives"]] == [value.primitive for value in plan.values]
     assert [strings[data["tables"]["places"][p][2]] for p in values["places"]] == [value.module for value in plan.values]

@@ -114,10 +114,16 @@ class Plan {
     return order;
   }
 
-  /** Bytes of all values from one number up to another, and whether something is there at all. */
+  /** Bytes of a value in the memory of a device, none in the host's. */
+  bytes(i) {
+    const type = this.type(i);
+    return type.host ? 0 : type.bytes;
+  }
+
+  /** The same of all values from one number up to another. */
   total(from, to) {
     let sum = 0;
-    for (let i = from; i < to; i++) sum += this.type(i).bytes;
+    for (let i = from; i < to; i++) sum += this.bytes(i);
     return sum;
   }
 

@@ -83,14 +83,14 @@ class _Reader:
         text = tables.strings
         for value in plan.values:
             self.by_path.setdefault(value.path, len(types))
-            types.append(tables.types((value.type, value.sharding)))
+            types.append(tables.types((value.type, value.sharding, value.memory_kind)))
             primitives.append(text(value.primitive))
             places.append(tables.places((value.location, value.module)))
             depths.append(value.depth)
             if value.kind != "intermediate":
                 paths.append([text(part) for part in path_parts(value.path)])
         names = [planned.path for _, planned in self.listed]
-        user_shardings = [-1 if v.given is None else tables.types((v.type, v.given)) for v in (*plan.inputs, *plan.outputs)]
+        user_shardings = [-1 if v.given is None else tables.types((v.type, v.given, v.memory_kind)) for v in (*plan.inputs, *plan.outputs)]
         return {
             "inputs": len(plan.inputs),
             "outputs": len(plan.outputs),
@@ -260,8 +260,8 @@ class Tables:
         meshes: `{"axes": [[name, size], ...], "ids": [...]}`; the ids are left out where they are 0, 1, 2, ...
         shardings: `{"mesh": m, "dims": [[axis, ...], ...], "unreduced": [...], "replicated": [...]}`; an axis is its number in the mesh,
             or `[number, pre_size, size]` for a part of it.
-        types: `{"text", "dtype", "shape", "sharding", "local", "bytes", "all"}`: as the project writes it, the shape of a device's piece,
-            its bytes, and those of the whole; `sharding` is -1 for None.
+        types: `{"text", "host", "dtype", "shape", "sharding", "local", "bytes", "all"}`: as the project writes it, whether it lies in the
+            host's memory, the shape of a device's piece, its bytes, and those of the whole; `sharding` is -1 for None.
         places: `[file, line, module]`; file and module as numbers of strings.
     """
 
@@ -271,7 +271,7 @@ class Tables:
         self.meshes = Interner[Mesh](lambda each: _mesh(each, devices if each.same_axes(mesh) else ()))
         self.meshes(mesh)  # it is number 0
         self.shardings = Interner[TensorSharding](self._sharding)
-        self.types = Interner[tuple[Type, TensorSharding | None]](self._type)
+        self.types = Interner[tuple[Type, TensorSharding | None, str]](self._type)
         self.places = Interner[tuple[str, str]](self._place)
 
     def rows(self) -> dict[str, list[Any]]:
@@ -287,12 +287,13 @@ class Tables:
                 row[name] = [_axis(a, mesh) for a in axes]
         return row
 
-    def _type(self, key: tuple[Type, TensorSharding | None]) -> dict[str, Any]:
-        type_, sharding = key
+    def _type(self, key: tuple[Type, TensorSharding | None, str]) -> dict[str, Any]:
+        type_, sharding, memory_kind = key
         if sharding is not None and sharding.rank > type_.rank:
             sharding = sharding.with_dims(sharding.dims[: type_.rank])
         return {
-            "text": typed(type_, sharding),
+            "text": typed(type_, sharding) + (f" in {memory_kind}" if memory_kind else ""),
+            "host": bool(memory_kind),
             "dtype": type_.dtype,
             "shape": list(type_.shape),
             "sharding": -1 if sharding is None or not isinstance(type_, TensorType) else self.shardings(sharding),

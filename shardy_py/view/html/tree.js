@@ -41,7 +41,7 @@ function groupsOf(items) {
     }
     group.items.push(item);
     home[item] = group;
-    const bytes = plan.type(i).bytes;
+    const bytes = plan.bytes(i);
     for (let up = group; up; up = up.parent) { up.size++; up.bytes += bytes; }
   }
   for (const root of Object.values(roots)) for (let i = 0; i < root.groups.length; i++) merge(root, i);
