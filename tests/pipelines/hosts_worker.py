@@ -39,7 +39,7 @@ def start() -> list[Any]:
         free.bind(("127.0.0.1", 0))
         jax.config.update("jax_cross_host_transfer_socket_address", f"127.0.0.1:{free.getsockname()[1]}")
     jax.distributed.initialize(
-        f"127.0.0.1:{PORT}", PROCESSES, PROCESS, initialization_timeout=60, heartbeat_timeout_seconds=15, shutdown_timeout_seconds=20
+        f"127.0.0.1:{PORT}", PROCESSES, PROCESS, initialization_timeout=60, heartbeat_timeout_seconds=60, shutdown_timeout_seconds=20
     )
     return jax.devices()
 

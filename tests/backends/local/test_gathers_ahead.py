@@ -102,7 +102,7 @@ def test_a_plan_says_and_prices_it() -> None:
     assert a.exposed_seconds is not None
     assert b.exposed_seconds is not None
     assert a.exposed_seconds.high == pytest.approx(b.exposed_seconds.high / 5, rel=0.05)
-    more = ahead.memory_analysis("v5e").peak_memory_in_bytes - behind.memory_analysis("v5e").peak_memory_in_bytes
+    more = ahead.memory_analysis("h100").peak_memory_in_bytes - behind.memory_analysis("h100").peak_memory_in_bytes
     assert more >= 2 * 1024 * 4096 * 2  # the next layer's parameters
 
 
