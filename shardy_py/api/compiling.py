@@ -113,7 +113,7 @@ def topology(name: str) -> tuple[Chip, ...]:
         The devices, for `jax.make_mesh(..., devices=...)`, which orders them as it orders the devices of such a slice.
 
     Raises:
-        CompileError: There is no such kind of chip.
+        CompileError: The kind of chip is unknown.
 
     Example:
         >>> import jax, jax.numpy as jnp, shardy_py as sp
@@ -214,8 +214,8 @@ def _compiled_for(module: bytes, topology: str, order: list[list[int]], options:
     from jaxlib import xla_client
     from jaxlib.mlir import ir
 
-    found = topologies.get_topology_desc(topology, platform="tpu").devices
-    places: dict[tuple[int, ...], Any] = {(*device.coords, device.core_on_chip): device for device in found}
+    chips = topologies.get_topology_desc(topology, platform="tpu").devices
+    places: dict[tuple[int, ...], Any] = {(*device.coords, device.core_on_chip): device for device in chips}
     devices = [places[tuple(place)] for place in order]
     chosen = xla_client.CompileOptions()
     chosen.env_option_overrides = list(options.items())

@@ -98,7 +98,7 @@ def has_static_leaves(structure: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def of_trees(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the user's pytrees, as a function of trees that `static_tree` returns."""
+    """Turns a function of pytrees into one of the trees that `static_tree` returns."""
 
     @functools.wraps(fun)
     def of_arrays(*args: Any, **kwargs: Any) -> Any:

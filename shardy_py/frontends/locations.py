@@ -72,7 +72,7 @@ def is_installed(file: str) -> bool:
 
 
 def calls(location: object) -> tuple[str, ...]:
-    """`file:line` of the user's calls in which an op was written, innermost first, beginning with the op's own."""
+    """`file:line` of an op and of the calls in user code around it, innermost first."""
     if location is None or isinstance(location, Location):
         return ()
     if isinstance(location, Within):

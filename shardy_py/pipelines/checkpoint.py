@@ -1,4 +1,4 @@
-"""Checkpoints of a pipeline's state by Orbax: one per step, of the user's tree, whichever process holds which leaf of it."""
+"""Checkpoints of a pipeline's state, one per step: Orbax writes the whole tree, each process its own leaves."""
 
 from __future__ import annotations
 

@@ -486,7 +486,7 @@ class Pipelined(Generic[P]):
             step: Which step; by default the last one that is complete.
 
         Raises:
-            PipelineError: There is no such checkpoint, or the step has not been built.
+            PipelineError: The folder has no checkpoint of this step, or the function has not been built.
         """
         checkpoint, shardings = _checkpoint(), self.shardings()[0]
         structs = jax.tree.unflatten(self._latest().signature.tree, self._latest().signature.structs)[0]

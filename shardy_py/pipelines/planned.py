@@ -305,8 +305,8 @@ class _PipelineSearch:
         """What is searched: equal in all processes that search the same."""
         options, whole = self.options, self.split.whole
         text = str(closed_jaxpr([node.eqn for node in whole.nodes], whole.invars, []))
-        asked = options.num_stages, options.num_microbatches, options.schedule, options.memory_bytes, self.devices, self.planner
-        return re.sub(r" at 0x[0-9a-f]+", "", f"{self.signature.paths} {asked} {text}")
+        settings = options.num_stages, options.num_microbatches, options.schedule, options.memory_bytes, self.devices, self.planner
+        return re.sub(r" at 0x[0-9a-f]+", "", f"{self.signature.paths} {settings} {text}")
 
     def _counts(self) -> list[int]:
         """Numbers of stages to try."""

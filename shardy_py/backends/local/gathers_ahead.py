@@ -100,13 +100,13 @@ def _split(body: Jaxpr, n_consts: int, n_fixed: int) -> tuple[Jaxpr, Jaxpr] | No
             moving.append(eqn.replace(invars=[behind[v] for v in eqn.invars]))
             behind.update((v, v) for v in eqn.outvars)
     gathered = {v for eqn in moving if eqn.primitive.name == "all_gather" for v in eqn.outvars}
-    kept = live_equations([eqn for eqn in body.eqns if gathered.isdisjoint(eqn.outvars)], body.outvars)
-    read = [v for v in (*(v for eqn in kept for v in eqn.invars), *body.outvars) if not isinstance(v, Literal)]
+    others = live_equations([eqn for eqn in body.eqns if gathered.isdisjoint(eqn.outvars)], body.outvars)
+    read = [v for v in (*(v for eqn in others for v in eqn.invars), *body.outvars) if not isinstance(v, Literal)]
     results: list[Any] = [v for v in dict.fromkeys(read) if v in gathered]
     if not results:
         return None
     gathers = sub_jaxpr(body, live_equations(moving, results), arguments, results)
-    return gathers, sub_jaxpr(body, kept, [*results, *body.invars], body.outvars)
+    return gathers, sub_jaxpr(body, others, [*results, *body.invars], body.outvars)
 
 
 def _pays(gathers: Jaxpr, rest: Jaxpr, overlap: Overlap, room: float) -> bool:

@@ -225,7 +225,7 @@ class Interpreter:
         """A context that gives traced equations the source location of an equation."""
         if self.region.dry:
             return NO_CONTEXT
-        # Bodies that a library traced have no line of the user's: theirs is that of the call.
+        # JAX traces some bodies without the user's frames; their equations take the line of the call.
         source = eqn.source_info if locate(eqn.source_info) is not None else current()
         return user_context(source.traceback, name_stack=current_name_stack() + eqn.source_info.name_stack)
 

@@ -37,8 +37,8 @@ def replicated_large(context: CheckContext) -> Iterator[Finding]:
     replicated, and none that XLA makes anew wherever it is used (iota, broadcasts, and what is computed of constants position by
     position). Optimizer state follows its parameter, and is found only where that is not. Arguments whose paths differ only in a
     number, such as layers, count together. Values that several devices compute together and then hold whole are a note, and so are, from
-    `PARTLY` on, inputs that some axes cut. A constraint that says so is found where what it replicates is computed from the data, and is
-    not of the shape of a parameter or of a layer of one: gradients are summed so, and weights gathered.
+    `PARTLY` on, inputs that some axes cut. A replicating constraint is reported where its value is computed from the data, but not where
+    it has the shape of a parameter or of a layer of one: such constraints sum gradients and gather weights.
     """
     if context.mesh.size == 1:
         return
