@@ -343,7 +343,8 @@ class Plan(PlanRecord):
         """The program with its final shardings, as an MLIR module of StableHLO and SDY ops in their generic form.
 
         It is made for reading and comparing: attributes that say nothing of shardings, such as the direction of a comparison, are not in a
-        plan. For a module that compiles, see `lower(...).as_text()` of the decorated function.
+        plan, so `shardy-py opt` reads the text of programs whose ops need none. For a module that compiles, see `lower(...).as_text()` of
+        the decorated function.
         """
         return print_program(self.program) + "\n"
 

@@ -3,8 +3,8 @@
 MLIR reads the text of a program that holds all that MLIR asks for, as one does that `opt` has read. Of others it differs in this:
 
 * An attribute that a `Program` does not keep is missing: `precision` of a dot, the direction of a comparison, layouts.
-* Attributes stand under their flattened names, such as `offset_dims = array<i64: 1>` of a gather.
-* Regions of `reduce`, `sort`, `scatter` and the like are not kept.
+* Attributes but those of products stand under their flattened names, such as `offset_dims = array<i64: 1>` of a gather.
+* Regions of `sort`, `scatter` and the like are not kept. A `reduce` of one value gets the region of the op that combines it.
 * A constant of more than 16 elements is `dense_resource<__elided__>`.
 * Sharding rules are written where a user gave them.
 """
@@ -181,6 +181,15 @@ class Printer:
             if region.arguments:
                 self.lines.append(f"{indent}^bb0({self.taken(region.arguments)}):")
             self.block(region, f"{indent}  ")
+        if op.name == "stablehlo.reduce" and count == 1 and not op.regions:
+            one = self.type(op.operands[1].type)
+            self.lines += [
+                f"{head} ({{",
+                f"{indent}^bb0(%lhs: {one}, %rhs: {one}):",
+                f'{indent}  %both = "{op.attributes["body"]}"(%lhs, %rhs) : ({one}, {one}) -> ({one})',
+                f'{indent}  "stablehlo.return"(%both) : ({one}) -> ()',
+            ]
+            head = f"{indent}}})"
         if op.regions:
             head = f"{indent}}})"
         entries = [*self.attributes(op), *self.shardings_of(op)]
@@ -213,8 +222,12 @@ class Printer:
         mlir_text = attributes.get(MLIR_TEXT_KEY)
         if mlir_text is not None:
             entries.append(mlir_text[1:-1])
+        elif op.name == "stablehlo.dot_general":
+            sides = (f"{name} = [{', '.join(map(str, axes))}]" for name, axes in attributes.items())
+            entries.append(f"dot_dimension_numbers = #stablehlo.dot<{', '.join(sides)}>")
         elif written is None:
-            entries += [f"{name} = {_typed(value)}" for name, value in attributes.items() if "." not in name and value is not None]
+            shown = {name: value for name, value in attributes.items() if "." not in name and value is not None and name != "body"}
+            entries += [f"{name} = {_typed(value)}" for name, value in shown.items()]
         for name, value in attributes.items():
             if "." in name and name not in _PLACED and value is not None:
                 entries.append(f"{name} = {attribute_text(value)}")

@@ -8,8 +8,13 @@ import pathlib
 from collections import defaultdict
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
+import shardy_py as sp
+from shardy_py.opt import run_passes
 from shardy_py.view.perfetto import timeline
 from tests.view import plans
 
@@ -66,6 +71,16 @@ def test_sdy_text() -> None:
     assert lines[1] == '  sdy.mesh @mesh = <["data"=2, "model"=4]>'
     assert '%arg1: tensor<256x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"model"}, {}]>}' in lines[2]
     assert sum("stablehlo.dot_general" in line for line in lines) == sum(v.primitive == "dot_general" for v in plan.values)
+
+
+def test_opt_reads_sdy_text() -> None:
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.tanh(x @ w))
+
+    step = sp.auto_shard(loss, mesh={"data": 8}, in_shardings=(P("data"), None))
+    text = run_passes(step.plan(jnp.ones((16, 8)), jnp.ones((8, 8))).as_sdy(), "sdy-propagation-pipeline")
+    assert "contracting_dims = [1] x [0]" in text
+    assert "applies stablehlo.add across dimensions = [0, 1]" in text
 
 
 def test_files(tmp_path: pathlib.Path) -> None:
