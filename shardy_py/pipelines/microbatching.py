@@ -30,6 +30,7 @@ from shardy_py.backends.local.jaxpr_analysis import NO_CONTEXT, JaxprAnalysis
 from shardy_py.backends.local.jaxpr_rewriting import retraced, rewrite_by_name
 from shardy_py.backends.local.local_rule import Equation, LocalRule
 from shardy_py.backends.local.loops import settled_layout
+from shardy_py.backends.local.ruled_call import KERNELS, ruled_call
 from shardy_py.backends.local.sharded_value import RegionContext, ShardedValue, Values
 from shardy_py.backends.local.table import HANDLERS, LOCAL_RULES, RUNS_WHOLE
 from shardy_py.dialect import AxisRef, Mesh
@@ -338,10 +339,10 @@ class _Partitioner(Interpreter):
 
     def run_whole(self, equation: Equation, operands: Sequence[ShardedValue]) -> Values:
         cut = [v for v, x in zip(equation.eqn.invars, operands) if is_cut(x)]
-        if cut and self.count > 1:
+        if cut:
             raise PipelineError(
                 f"{equation.name} takes the examples of {short(cut[0])} all at once", where=place(equation.eqn), why=UNSEEN,
-                fix='name the dimensions of a batch at the front with @sp.sharding_rule("b i j -> b i j"), or use num_microbatches=1',
+                fix='name the dimensions of a batch at the front with @sp.sharding_rule("b i j -> b i j")',
             )  # fmt: skip
         return super().run_whole(equation, operands)
 
@@ -428,6 +429,7 @@ _HANDLERS = {
     **dict.fromkeys(("io_callback", "pallas_call", "pure_callback"), _at_once),
     "cond": _cond,
     "scan": _scan,
+    "sdy_ruled_call": functools.partial(ruled_call, kernels=KERNELS | {"pure_callback"}),
     "while": _while,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -80,6 +81,26 @@ def captured_arrays(p: Any, x: Any, y: Any) -> Any:
 @pytest.mark.parametrize("fun", [shares, shares_of_steps, numbers_of_examples, captured_arrays])
 def test_numbers_that_are_those_of_the_whole_batch(fun: Any) -> None:
     run = sp.pipeline(jax.value_and_grad(fun), num_stages=2, num_microbatches=4)
+    assert run.verify(params(), *data()) < 1e-5
+
+
+def on_the_host(x: jax.Array) -> jax.Array:
+    return jax.pure_callback(lambda x: np.tanh(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="expand_dims")
+
+
+def host_loss(activation: Callable[[jax.Array], jax.Array]) -> Callable[..., jax.Array]:
+    """A loss with an activation that the host computes, and a derivative written by hand."""
+    act = jax.custom_vjp(activation)
+    act.defvjp(lambda x: (act(x), act(x)), lambda y, g: (g * (1 - y * y),))
+    return lambda p, x, y: jnp.mean((act(act(x @ p["a"]) @ p["b"]) - y) ** 2)
+
+
+def test_a_callback_takes_the_examples_of_a_microbatch_by_its_rule() -> None:
+    with pytest.raises(PipelineError, match=r"pure_callback takes the examples of .* all at once") as caught:
+        build(jax.value_and_grad(host_loss(on_the_host)))
+    assert "sp.sharding_rule" in str(caught.value)
+    ruled = sp.sharding_rule("b i -> b i")(on_the_host)
+    run = sp.pipeline(jax.value_and_grad(host_loss(ruled)), num_stages=2, num_microbatches=4)
     assert run.verify(params(), *data()) < 1e-5
 
 

@@ -34,12 +34,14 @@ KERNELS = frozenset({"ffi_call", "mosaic_gpu_p", "pallas_call", "tpu_custom_call
 """Primitives with code for arrays of the shapes that they are called with."""
 
 
-def ruled_call(interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None) -> Values:
-    """Runs a function with a user's rule: on parts of a batch, or what is in it, with results in planned layouts."""
+def ruled_call(
+    interpreter: Interpreter, eqn: JaxprEqn, index: int, operands: Values, scope: Scope | None, kernels: frozenset[str] = KERNELS
+) -> Values:
+    """Runs a function with a user's rule on parts of a batch, if it calls one of `kernels`, or what is in it, with planned results."""
     equation = interpreter.analysis.equation(eqn)
     if "on_parts" not in equation.cache:
         with interpreter.analysis.settings_of(eqn):
-            rule = batched_rule(eqn)
+            rule = batched_rule(eqn, kernels)
         equation.cache["on_parts"] = None if rule is None else LocalRule(rule, _on_parts)
     on_parts = equation.cache["on_parts"]
     if on_parts is not None:
@@ -59,30 +61,30 @@ def _on_parts(local: LocalContext, arrays: list[Array]) -> list[Array]:
     return [jnp.asarray(x) for x in local.params["fun"](*arrays)]
 
 
-def batched_rule(eqn: JaxprEqn) -> OpShardingRule | None:
+def batched_rule(eqn: JaxprEqn, names: frozenset[str] = KERNELS) -> OpShardingRule | None:
     """The rule by which a function runs on parts of its batch; None where there is no batch, or where it need not be run so."""
     fun, rule = eqn.params["fun"], eqn.params["rule"]
     jaxpr = eqn.params["call_jaxpr"].jaxpr
-    kernels = list(_kernels(jaxpr))
+    kernels = list(_kernels(jaxpr, names))
     if fun is None or rule is None or eqn.effects or not kernels:
         return None
-    batch = _batch(rule, [len(shape) for kernel in _kernels(jaxpr, in_loops=False) for shape in _shapes(kernel.outvars)])
+    batch = _batch(rule, [len(shape) for kernel in _kernels(jaxpr, names, in_loops=False) for shape in _shapes(kernel.outvars)])
     sizes = [n // _smallest_divisor(n) if f in batch else n for f, n in enumerate(rule.factor_sizes)]
-    if not batch or not _runs_on_parts(eqn, kernels, sizes, len(batch)):
+    if not batch or not _runs_on_parts(eqn, kernels, names, sizes, len(batch)):
         return None
     whole = [f for f in range(rule.num_factors) if f not in batch]
     return OpShardingRule(rule.factor_sizes, rule.operand_mappings, rule.result_mappings, (), whole)
 
 
-def _kernels(jaxpr: Jaxpr, *, in_loops: bool = True) -> Iterator[JaxprEqn]:
+def _kernels(jaxpr: Jaxpr, names: frozenset[str], *, in_loops: bool = True) -> Iterator[JaxprEqn]:
     """The kernels of a function; those in loops, such as the loop over a batch, and in branches as well or not."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in KERNELS:
+        if eqn.primitive.name in names:
             if not eqn.params.get("interpret"):
                 yield eqn
         elif in_loops or eqn.primitive.name in CALLS:
             for _, _, body in bodies(eqn):
-                yield from _kernels(open_jaxpr(body), in_loops=in_loops)
+                yield from _kernels(open_jaxpr(body), names, in_loops=in_loops)
 
 
 def _batch(rule: OpShardingRule, ranks: Sequence[int]) -> list[int]:
@@ -101,7 +103,7 @@ def _batch(rule: OpShardingRule, ranks: Sequence[int]) -> list[int]:
     return batch[:1] if len(batch) == rank else batch
 
 
-def _runs_on_parts(eqn: JaxprEqn, kernels: Sequence[JaxprEqn], sizes: Sequence[int], count: int) -> bool:
+def _runs_on_parts(eqn: JaxprEqn, kernels: Sequence[JaxprEqn], names: frozenset[str], sizes: Sequence[int], count: int) -> bool:
     """Whether parts of operands give parts of results, with kernels that differ in their first dimensions only."""
     rule = eqn.params["rule"]
 
@@ -117,7 +119,7 @@ def _runs_on_parts(eqn: JaxprEqn, kernels: Sequence[JaxprEqn], sizes: Sequence[i
             traced: Any = jax.make_jaxpr(eqn.params["fun"])(*map(abstract_argument, operands))
     except Exception:  # whatever the user's function raises
         return False
-    inside = [[[s[count:] for s in _shapes([*k.invars, *k.outvars])] for k in each] for each in (kernels, _kernels(traced.jaxpr))]
+    inside = [[[s[count:] for s in _shapes([*k.invars, *k.outvars])] for k in each] for each in (kernels, _kernels(traced.jaxpr, names))]
     return inside[0] == inside[1] and [(a.shape, a.dtype) for a in traced.out_avals] == [(a.shape, a.dtype) for a in results]
 
 
