@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from pygments.lexers.special import TextLexer
 
 if TYPE_CHECKING:
+    from docutils.nodes import Element, TextElement  # pyright: ignore[reportMissingImports]
     from sphinx.application import Sphinx  # pyright: ignore[reportMissingImports]  (an extra of its own)
+    from sphinx.environment import BuildEnvironment  # pyright: ignore[reportMissingImports]
 
 DOCS = pathlib.Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -20,8 +22,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HOME = PROJECT["urls"]["Repository"] + "/blob/main"
 LINK = re.compile(r"(?<=\]\()(?P<path>\.\.?/[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)(\w?)")
+HOME_OF_A_CLASS = re.compile(r"~?\b(?:shardy_py|collections|typing)\.(?:\w+\.)*(?=[A-Z])")
 
 sys.path.insert(0, str(ROOT))
+
+import shardy_py  # noqa: E402
 
 project, release = PROJECT["name"], PROJECT["version"]
 author = "The shardy_py maintainers"
@@ -83,6 +88,24 @@ def write_code(app: Sphinx, what: str, name: str, subject: object, options: obje
     lines[:] = [CODE.sub(lambda match: f"``{match[1]}``" + ("\\ " if match[2] else "") + match[2], line) for line in lines]
 
 
+def shorten_types(app: Sphinx, what: str, name: str, subject: object, options: object, lines: list[str]) -> None:
+    """Leaves the module out of the types of attributes, which napoleon writes in full."""
+    lines[:] = [HOME_OF_A_CLASS.sub("", line) if line.startswith(":vartype ") else line for line in lines]
+
+
+def write_defaults(app: Sphinx, what: str, name: str, subject: object, options: object, signature: str | None, returns: str) -> object:
+    """Writes `...` for defaults that are not expressions, such as `<factory>`, with which Sphinx would leave a signature unread."""
+    return signature and re.sub(r"= <.*?>(?=[,)])", "= ...", signature), returns
+
+
+def link_public(app: Sphinx, env: BuildEnvironment, node: Element, child: TextElement) -> Element | None:
+    """Links a class in a signature to the page of the name that users import."""
+    name = node.get("reftarget", "").rpartition(".")[2]
+    if name not in shardy_py.__all__:
+        return None
+    return env.get_domain("py").resolve_xref(env, node["refdoc"], app.builder, "obj", f"shardy_py.{name}", node, child)
+
+
 def keep_sentence(app: Sphinx, what: str, name: str, subject: object, options: object, lines: list[str]) -> None:
     """Keeps napoleon from taking what stands before a colon in the first line of a property's docstring for its type."""
     if what in ("property", "attribute"):
@@ -96,3 +119,6 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", link_outside)
     app.connect("autodoc-process-docstring", keep_sentence, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", write_code)
+    app.connect("autodoc-process-docstring", shorten_types)
+    app.connect("autodoc-process-signature", write_defaults)
+    app.connect("missing-reference", link_public)

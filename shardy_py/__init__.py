@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from shardy_py.api import sharding_rule as sharding_rule
     from shardy_py.api import topology as topology
     from shardy_py.api import with_sharding_constraint as with_sharding_constraint
+    from shardy_py.api.errors import ArgumentTypeError as ArgumentTypeError
+    from shardy_py.api.errors import NotAvailableError as NotAvailableError
+    from shardy_py.api.errors import OrderedEffectError as OrderedEffectError
+    from shardy_py.api.errors import PeerFailedError as PeerFailedError
+    from shardy_py.api.errors import StaticArgumentError as StaticArgumentError
+    from shardy_py.api.errors import ValueMismatchError as ValueMismatchError
     from shardy_py.cost.hardware import Hardware as Hardware
     from shardy_py.cost.links import Fabric as Fabric
     from shardy_py.cost.links import Links as Links
@@ -42,6 +48,8 @@ if TYPE_CHECKING:
     from shardy_py.dialect import Mesh as Mesh
     from shardy_py.dialect import OpShardingRule as OpShardingRule
     from shardy_py.dialect import TensorSharding as TensorSharding
+    from shardy_py.errors import DeletedBufferError as DeletedBufferError
+    from shardy_py.errors import DonationError as DonationError
     from shardy_py.errors import MeshError as MeshError
     from shardy_py.errors import PeerMissingError as PeerMissingError
     from shardy_py.errors import PlanMismatchError as PlanMismatchError
@@ -51,10 +59,32 @@ if TYPE_CHECKING:
     from shardy_py.facade import Plan as Plan
     from shardy_py.pipelines.markers import stage as stage
     from shardy_py.pipelines.pipelining import pipeline as pipeline
-    from shardy_py.plan import Collective as Collective
-    from shardy_py.plan import Donated as Donated
-    from shardy_py.plan import Finding as Finding
-    from shardy_py.plan import PlanError as PlanError
+    from shardy_py.plan.code import Code as Code
+    from shardy_py.plan.code import Edit as Edit
+    from shardy_py.plan.collectives import Collective as Collective
+    from shardy_py.plan.collectives import CollectivesByModule as CollectivesByModule
+    from shardy_py.plan.collectives import ModuleCollectives as ModuleCollectives
+    from shardy_py.plan.collectives import Total as Total
+    from shardy_py.plan.compiled import CompiledCollective as CompiledCollective
+    from shardy_py.plan.compiled import CompiledProgram as CompiledProgram
+    from shardy_py.plan.cost_analysis import CostAnalysis as CostAnalysis
+    from shardy_py.plan.diff import PlanDiff as PlanDiff
+    from shardy_py.plan.donation import Donated as Donated
+    from shardy_py.plan.explanation import Explanation as Explanation
+    from shardy_py.plan.findings import Finding as Finding
+    from shardy_py.plan.memory.analysis import MemoryAnalysis as MemoryAnalysis
+    from shardy_py.plan.memory.analysis import PeakBuffer as PeakBuffer
+    from shardy_py.plan.memory.analysis import Relief as Relief
+    from shardy_py.plan.progress import Progress as Progress
+    from shardy_py.plan.progress import Timings as Timings
+    from shardy_py.plan.record import PlanError as PlanError
+    from shardy_py.plan.record import PlanRecord as PlanRecord
+    from shardy_py.plan.reshards import Reshard as Reshard
+    from shardy_py.plan.search import Alternative as Alternative
+    from shardy_py.plan.search import Constraint as Constraint
+    from shardy_py.plan.search import Price as Price
+    from shardy_py.plan.search import Search as Search
+    from shardy_py.plan.values import PlannedValue as PlannedValue
     from shardy_py.planner.errors import PlannerBudgetError as PlannerBudgetError
     from shardy_py.planner.errors import PlannerInfeasible as PlannerInfeasible
     from shardy_py.planner.options import Planner as Planner
@@ -69,7 +99,7 @@ _FORMER = frozenset({"stages"})
 
 _provide_threads()
 
-_names, __getattr__ = _names_of(__name__)
+_names, __getattr__, _ = _names_of(__name__)
 __all__ = ["__version__", *(name for name in _names if name not in _FORMER)]  # noqa: PLE0604
 
 

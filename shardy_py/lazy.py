@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 
-def names_of(package: str) -> tuple[list[str], Callable[[str], Any]]:
-    """The names that a package imports for type checkers, and its `__getattr__`, which imports each when it is first used.
+def names_of(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """The names that a package imports for type checkers, its `__getattr__`, which imports each when it is first used, and its `__dir__`.
 
     A function must not have the name of a module of its package: importing that module would hide it.
     """
@@ -28,4 +28,4 @@ def names_of(package: str) -> tuple[list[str], Callable[[str], Any]]:
         value = vars(sys.modules[package])[name] = getattr(home, name)
         return value
 
-    return list(homes), find
+    return list(homes), find, lambda: sorted(homes)

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py.plan.checks
 from shardy_py.facade import Plan
-from shardy_py.plan import Finding
+from shardy_py.plan.findings import Finding
 
 SPEC = re.compile(r"(?<!\w)P\((?:[^()]|\([^()]*\))*\)")
 

@@ -32,8 +32,4 @@ if TYPE_CHECKING:
     from shardy_py.pipedream.profiles.graph import write_graph as write_graph
     from shardy_py.pipedream.profiles.profile import profile as profile
 
-__all__, __getattr__ = names_of(__name__)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = names_of(__name__)

@@ -20,8 +20,4 @@ if TYPE_CHECKING:
     from shardy_py.pipelines.simulation import simulate as simulate
     from shardy_py.pipelines.simulation import verify as verify
 
-__all__, __getattr__ = names_of(__name__)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = names_of(__name__)

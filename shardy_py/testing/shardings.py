@@ -15,8 +15,7 @@ from shardy_py.dialect.format import format_axis, format_type
 from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
 from shardy_py.ir import TensorType
-from shardy_py.plan import PlannedValue
-from shardy_py.plan.values import typed
+from shardy_py.plan.values import PlannedValue, typed
 
 _ANY = object()
 _NEAR = 5

@@ -10,7 +10,7 @@ from jax.experimental import sparse
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.plan import PlanError
+from shardy_py.plan.record import PlanError
 
 X, LARGE = (jax.ShapeDtypeStruct((n, n), jnp.float32) for n in (16, 4096))
 MESH = {"x": 2, "y": 4}

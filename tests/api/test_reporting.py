@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.api.planning import make_plan
 from shardy_py.api.running import report, warning_text
-from shardy_py.plan import Finding, PlanError
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.record import PlanError
 
 MESH = {"data": 4, "model": 2}
 RULES = [("up", P(None, "model")), ("donw", P("model")), ("hed", P(None, "model")), ("x", P("data")), ("embd", P("model"))]

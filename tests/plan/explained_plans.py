@@ -13,8 +13,8 @@ from shardy_py.passes.export.sink_data_flow_edges import SinkDataFlowEdges
 from shardy_py.passes.import_.sharding_group_import import RemoveShardingGroups
 from shardy_py.passes.propagation.log import Log
 from shardy_py.passes.propagation.rounds import UserPriorityPropagate
-from shardy_py.plan import PlannedValue
 from shardy_py.plan.record import PropagationOptions
+from shardy_py.plan.values import PlannedValue
 
 
 def plan_of_module(text: str, **options: Any) -> Plan:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import shardy_py
 from shardy_py.facade import Plan
-from shardy_py.plan import PlannedValue
+from shardy_py.plan.values import PlannedValue
 from tests.random_programs import load
 
 End = tuple[str, str]

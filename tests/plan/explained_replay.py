@@ -10,9 +10,9 @@ from shardy_py.facade import Plan
 from shardy_py.passes.propagation.graph import Holder, everything, schedule
 from shardy_py.passes.propagation.log import LogStep
 from shardy_py.passes.propagation.step import FactorStrategy, propagate_step
-from shardy_py.plan import Reason
 from shardy_py.plan.derivation import RuleView, begins_with
 from shardy_py.plan.explainer import explainer_of
+from shardy_py.plan.explanation import Reason
 from shardy_py.rules import is_elementwise, pass_through_direction
 
 

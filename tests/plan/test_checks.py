@@ -18,9 +18,10 @@ import shardy_py as sp
 from shardy_py.dialect import Mesh, TensorSharding
 from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
-from shardy_py.plan import Finding, PlanError
 from shardy_py.plan.checks.specs import extended, nearest, spec_text
 from shardy_py.plan.checks.table import KINDS, accepted
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.record import PlanError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MESH = {"data": 2, "model": 4}

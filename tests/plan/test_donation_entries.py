@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.plan import PlanError
 from shardy_py.plan.donation import DonatedBuffer, arrangement, pairs
 from shardy_py.plan.paths import names_of
+from shardy_py.plan.record import PlanError
 
 MESH = {"x": 2, "y": 4}
 

@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
-from shardy_py.plan import PlanError, Reason
 from shardy_py.plan.explainer import explainer_of
+from shardy_py.plan.explanation import Reason
+from shardy_py.plan.record import PlanError
 from tests.plan.explained_replay import Replay, holds
 
 MESH = {"data": 2, "model": 4}

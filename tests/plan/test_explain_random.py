@@ -12,9 +12,10 @@ from shardy_py.dialect import TensorSharding
 from shardy_py.dialect.format import format_axis
 from shardy_py.facade import Plan
 from shardy_py.passes.propagation.graph import Holder
-from shardy_py.plan import Explanation, PlannedValue, Reason
 from shardy_py.plan.explain import find
 from shardy_py.plan.explainer import explainer_of
+from shardy_py.plan.explanation import Explanation, Reason
+from shardy_py.plan.values import PlannedValue
 from tests.passes.propagation.test_random_modules import USER_PRIORITY, imported, options
 from tests.plan.explained_plans import plan_of_module
 from tests.plan.explained_removal import Elsewhere, End, compared, has, planned

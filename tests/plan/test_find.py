@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.facade import Plan
-from shardy_py.plan import PlanError
+from shardy_py.plan.record import PlanError
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 import shardy_py as sp
 from shardy_py.errors import ShardyError, SpecError
 from shardy_py.facade import Plan
-from shardy_py.plan import Finding
 from shardy_py.plan.checks.table import accepted
+from shardy_py.plan.findings import Finding
 from shardy_py.plan.paths import LONGEST, matches, matches_text, names_path
 
 PATHS = ("params['layers'][0]['kernel']", "params.layers[0].kernel.value", "params/layers/0/kernel")

@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
 from shardy_py.facade import Plan
-from shardy_py.plan import Finding, PlanError
+from shardy_py.plan.findings import Finding
+from shardy_py.plan.record import PlanError
 
 MESH = {"data": 2, "model": 4}
 

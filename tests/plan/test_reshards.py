@@ -19,8 +19,8 @@ from shardy_py.opt import canonicalize
 from shardy_py.opt.canonicalize import Canonicalize
 from shardy_py.opt.from_mlir import from_mlir
 from shardy_py.opt.reshards import MOVING_OPS, collective_of
-from shardy_py.plan import Collective, Reshard
-from shardy_py.plan.collectives import format_bytes, received
+from shardy_py.plan.collectives import Collective, format_bytes, received
+from shardy_py.plan.reshards import Reshard
 from tests.reference import PROPAGATION, lower, run_pipeline
 
 MESH = {"data": 2, "model": 4}

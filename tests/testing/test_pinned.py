@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from shardy_py.facade import Plan
-from shardy_py.plan import StoreError
+from shardy_py.plan.store.codec import StoreError
 from shardy_py.testing import assert_plan_matches
 from shardy_py.testing.pinned import pinned, pinned_text
 from tests.plan.store.programs import training

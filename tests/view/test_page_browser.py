@@ -16,10 +16,10 @@ import pytest
 
 import shardy_py
 from shardy_py.facade import Plan
-from shardy_py.plan import Reason
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
 from shardy_py.plan.diff import partners
+from shardy_py.plan.explanation import Reason
 from shardy_py.view.html.page import assembled, page
 from shardy_py.view.html.payload import payload
 from tests.view import plans

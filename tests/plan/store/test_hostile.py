@@ -18,7 +18,7 @@ from hypothesis import given, settings
 import shardy_py as sp
 from shardy_py.errors import ShardyError
 from shardy_py.facade import Plan
-from shardy_py.plan import StoreError
+from shardy_py.plan.store.codec import StoreError
 from shardy_py.plan.store.document import sealed
 from tests.plan.store.programs import small
 
