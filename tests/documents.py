@@ -9,6 +9,7 @@ import linecache
 import pathlib
 import re
 from dataclasses import dataclass
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -50,13 +51,14 @@ def missing_packages(document: pathlib.Path) -> list[str]:
     return [name for name in imported if importlib.util.find_spec(name.partition(".")[0]) is None]
 
 
-def run_python(document: pathlib.Path) -> list[str]:
+def run_python(document: pathlib.Path, names: dict[str, Any] | None = None) -> list[str]:
     """Runs a document's Python blocks one after the other, and returns the text that each prints.
 
     The blocks share one namespace, as the cells of a notebook do. Each is compiled under the name of a file of its own, so that the lines
-    a plan names are lines of the block.
+    a plan names are lines of the block. `names` receives what they define.
     """
-    namespace: dict[str, object] = {"__name__": "__main__"}
+    namespace: dict[str, Any] = {} if names is None else names
+    namespace["__name__"] = "__main__"
     printed = []
     for number, example in enumerate(blocks(document, "python")):
         text, name = io.StringIO(), f"example_{number}.py"
