@@ -151,6 +151,14 @@ def test_offloaded_activations_lie_on_the_host(lowering: str) -> None:
     assert memories[0].peak_memory_in_bytes - memories[1].peak_memory_in_bytes >= 0.9 * activations
 
 
+def test_slices_on_their_way_to_the_device_take_no_memory_of_the_host() -> None:
+    mesh = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    stack = NamedSharding(mesh, P(None, None, "y"), memory_kind="pinned_host")
+    step = sp.auto_shard(streamed, mesh=mesh, in_shardings=(stack, P("x")), options=sp.Options(platform="tpu"))
+    memory = step.plan(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 1024, 1024), (1024, 1024)))).memory_analysis("v5e")
+    assert (memory.host_argument_size_in_bytes, memory.host_temp_size_in_bytes) == (4 << 20, 0)
+
+
 def test_donated_arrays_take_results_of_their_memory_only() -> None:
     step = sp.auto_shard(lambda m: jax.device_put(m, Space.Device) * 2, mesh=MESH, in_shardings=host("x"), donate_argnums=0)
     (donated,) = step.plan(jax.ShapeDtypeStruct((8, 16), jnp.float32)).donation

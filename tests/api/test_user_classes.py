@@ -105,6 +105,8 @@ def test_their_plans_can_be_read_stored_and_compiled(tmp_path):
     plan = step.plan({"c": OnlyArrays(x)}, x)
     fields, other = plan.input_shardings
     assert fields == {"c": {0: other}}  # such a class refuses shardings: a dict of its fields
+    (listed,) = sp.auto_shard(lambda cs: cs[1], mesh={"data": 8}, in_shardings=P("data")).plan([OnlyArrays(x), x]).input_shardings
+    assert listed == [{0: fields["c"][0]}, fields["c"][0]]
     assert plan.inputs[0].path == "c['c'][<flat index 0>]"
     plan.save(tmp_path / "plan.json")
     assert sp.Plan.load(tmp_path / "plan.json").inputs[0].path == plan.inputs[0].path

@@ -68,6 +68,19 @@ def decoded(params: Any, cache: Any, token: jax.Array) -> Any:
     return jax.nn.softmax(keys @ params["down"]), {"keys": keys}
 
 
+def renamed(state: Any, x: jax.Array) -> Any:
+    return {"next": updated(state["w"], jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(state["w"]))}
+
+
+def with_activations(params: Any, x: jax.Array) -> Any:
+    def loss(w: Any) -> Any:
+        hidden = jnp.tanh(x @ w)
+        return jnp.mean(hidden**2), hidden
+
+    grads, hidden = jax.grad(loss, has_aux=True)(params["w"])
+    return {"w": updated(params["w"], grads)}, {"hidden": hidden}
+
+
 MICROBATCHES = {name: f32(4, *value.shape) for name, value in BATCH.items()}
 LAYERS = {"layers": [f32(64, 64), f32(64, 64)]}
 
@@ -86,6 +99,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...], lis
     "microbatches": (microbatched, (PARAMS, MICROBATCHES), (0,), ["batch['x']", "batch['y']"]),
     "sums of gradients": (accumulated, (PARAMS, PARAMS, BATCH), (1,), ["batch['x']", "batch['y']"]),
     "no names": (bare, (f32(64, 64), f32(64, 64)), (), ["x"]),
+    "donated, under another name": (renamed, ({"w": f32(64, 64)}, f32(32, 64)), (0,), ["x"]),
+    "no name, and a named result of its type": (
+        with_activations,
+        ({"w": f32(64, 64)}, f32(32, 64)),
+        (),
+        ["x", "result[1]['hidden']"],
+    ),
     "batch of a parameter's shape": (layered, (LAYERS, f32(64, 64)), (), ["x"]),
     "tokens and a mask": (
         masked,

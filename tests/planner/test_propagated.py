@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.planner.propagated import Outcome, Trial
+from shardy_py.planner.propagated import Outcome, Trial, Trials
 from tests.planner.test_model import PROGRAMS, f32
 from tests.planner.test_search import SMALL, STEP, planner, step, values
 
@@ -64,6 +64,15 @@ def test_no_template_is_cheaper_and_the_bound_holds() -> None:
         assert alternative.constraints == ()
         step_seconds = alternative.plan().cost_analysis("h100").step_seconds
         assert step_seconds.high == pytest.approx(alternative.objective_seconds, rel=1e-9)
+
+
+def test_layouts_next_to_the_best_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each one argument, or all of one shape, lie otherwise; what comes from a template or a search has a name."""
+    tried, outcome = [], Trials.outcome
+    monkeypatch.setattr(Trials, "outcome", lambda self, trial: (tried.append(trial), outcome(self, trial))[1])
+    planned().plan(*STEP)
+    starts = {trial.assignment for trial in tried if trial.name}
+    assert len({trial.assignment for trial in tried} - starts) > 3
 
 
 def test_annotations_stay_and_have_prices() -> None:

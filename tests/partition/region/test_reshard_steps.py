@@ -76,6 +76,9 @@ def test_cost_counts_the_padding_that_is_sent() -> None:
     assert reshard_cost(at("ab", ""), replicated(2), (1, 8), 32, MESH) == 3 * 32
     (gather,) = reshard_steps(at("ab", ""), replicated(2), (1, 8), MESH)
     assert step_bytes(gather, (1, 8), 32, MESH) == 3 * 32
+    # Two of six rows go from each of four devices to each of the others, one of them padding, in pieces of two of five columns.
+    (exchange,) = reshard_steps(at("ab", ""), at("", "ab"), (8, 5), MESH)
+    assert step_bytes(exchange, (8, 5), 32, MESH) == 3 * (2 * 2) * 4
 
 
 def test_a_sum_scattered_costs_half_of_one_kept_whole() -> None:
