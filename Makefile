@@ -24,7 +24,7 @@ help:
 	@echo "make test    ruff, pyright and the tests"
 	@echo "make test-slow  the long sweeps: every primitive under random shardings, random programs, random reshards"
 	@echo "make test-packages  steps of public packages (equinox, diffrax, distrax, ...) in a virtual environment of their own"
-	@echo "make test-newest  the guides and two tests of each file on the newest Python of this machine, with the newest jax"
+	@echo "make test-newest  the guides and one test of each file on the newest Python of this machine, with the newest jax"
 	@echo "make test-wheel  the wheel, installed into an empty virtual environment"
 	@echo "make lint    ruff and pyright only"
 	@echo "make bench   planning speed beside jaxlib's C++ passes, cost of a call beside jax.jit"
@@ -69,10 +69,9 @@ $(PACKAGES_VENV)/.ready: pyproject.toml
 test-newest: $(py)
 	@if $(MAKE) --no-print-directory $(NEWEST_VENV)/.ready; then \
 	  set -ex; \
-	  $(NEWEST_VENV)/bin/python -m pytest tests/test_readme.py $(PYTEST_FLAGS); \
-	  $(NEWEST_VENV)/bin/python -m pytest --sample 2 --deselect tests/test_readme.py $(PYTEST_FLAGS); \
-	  $(MAKE) --no-print-directory demo VENV=$(NEWEST_VENV); \
-	  $(NEWEST_VENV)/bin/python .ci/tried.py BUILD.md 'the guides, two tests of each file, `make demo`'; \
+	  $(NEWEST_VENV)/bin/python -m pytest -m "" --sample 1 --whole tests/test_readme.py $(PYTEST_FLAGS); \
+	  $(MAKE) --no-print-directory demo VENV=$(NEWEST_VENV) DEMO_FLAGS='$(DEMO_FLAGS) --steps=10'; \
+	  $(NEWEST_VENV)/bin/python .ci/tried.py BUILD.md 'the guides, one test of each file, `make demo` of 10 steps'; \
 	else \
 	  echo "nothing was tested on a Python newer than that of $(VENV)"; \
 	fi

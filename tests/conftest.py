@@ -58,18 +58,21 @@ def only_new_garbage() -> Generator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", type=int, metavar="N", help="run only the first N tests of each file: all rooms, in a minute or so")
+    parser.addoption("--whole", metavar="FILE", help="with --sample: run all tests of this file, and of the others none that is slow")
 
 
 @pytest.hookimpl(trylast=True)  # what is left out by its marker does not count
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    most = config.getoption("--sample")
+    most, whole = config.getoption("--sample"), config.getoption("--whole")
     if most is None:
         return
     count: Counter[str] = Counter()
     kept, left_out = [], []
     for item in items:
-        count[item.location[0]] += 1
-        (kept if count[item.location[0]] <= most else left_out).append(item)
+        file = item.location[0]
+        is_slow = whole is not None and item.get_closest_marker("slow") is not None
+        count[file] += not is_slow
+        (kept if file == whole or (count[file] <= most and not is_slow) else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 

@@ -25,7 +25,6 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORKER = ROOT / "tests" / "multi_process_worker.py"
 LIMIT = 240
-LOWERINGS = ["jit", "shard_map"]
 
 
 class Workers:
@@ -103,10 +102,9 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lowering", LOWERINGS)
-def test_two_processes_train_as_one(start: Any, lowering: str) -> None:
+def test_two_processes_train_as_one(start: Any) -> None:
     """300 un-blocked steps with donation; global, process-local, uncommitted and numpy arguments."""
-    started = [start("train", processes, lowering) for processes in (1, 2)]
+    started = [start("train", processes, "shard_map") for processes in (1, 2)]
     (whole,), (first, second) = (workers.results() for workers in started)
     assert first["plan"] == second["plan"] == whole["plan"]
     assert first["digests"] == second["digests"]
@@ -252,11 +250,10 @@ def test_a_slow_process_is_waited_for(start: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("mode", ["many", "late_threads"])
-def test_a_long_loop_without_blocking_ends(start: Any, mode: str, lowering: str) -> None:
+def test_a_long_loop_without_blocking_ends(start: Any, mode: str) -> None:
     """Nobody sets NPROC: the package asks for threads, or waits for each call where the devices started before it could."""
-    (found,) = start(mode, 1, lowering).results()
+    (found,) = start(mode, 1, "shard_map").results()
     assert found["loss"] < 1e-6
     if mode == "late_threads":
         assert found["threads"] is None

@@ -7,8 +7,8 @@ import pytest
 from tests.random_numbers import TYPES, difference, text_of_seed
 from tests.sweep.running import PROGRAM, check, sweep
 
-QUICK = 15
-MANY = 70
+QUICK = 8
+MANY = 32
 
 
 @pytest.mark.parametrize("seed", range(QUICK))

@@ -11,8 +11,8 @@ import shardy_py
 from tests.random_programs import load, program_of_seed, programs
 from tests.random_reference import Answer, Rejected, receive, send, sides_of, stop_worker
 
-EXAMPLES = 50  # drawing one that can be shrunk takes longer than comparing it; `MANY` cost less
-MANY = 250
+EXAMPLES = 30  # drawing one that can be shrunk takes longer than comparing it; `MANY` cost less
+MANY = 100
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -28,11 +28,17 @@ LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
 OTHERS = (*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in ("BUILD.md", "CONTRIBUTING.md", "benchmarks/README.md")))
 
 
+SLOW = ("README", "one-model", "pipelines", "large-models", "let-it-choose")
+"""Documents whose blocks take more than two seconds of a processor."""
+
+
 def named(document: pathlib.Path) -> str:
     return str(document.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("document", with_blocks("python"), ids=named)
+@pytest.mark.parametrize(
+    "document", [pytest.param(each, marks=[pytest.mark.slow] * (each.stem in SLOW), id=named(each)) for each in with_blocks("python")]
+)
 def test_blocks_print_what_the_document_shows(document: pathlib.Path) -> None:
     if missing := missing_packages(document):
         pytest.skip(f"no {', '.join(missing)}")

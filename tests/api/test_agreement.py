@@ -165,15 +165,7 @@ def custom(f: Any) -> Callable[..., Any]:
     return jax.grad(made)
 
 
-@pytest.mark.parametrize(
-    ("fun", "lowering"),
-    [
-        (scaled, "shard_map"),
-        pytest.param(scaled, "jit", marks=pytest.mark.slow),
-        pytest.param(linear, "shard_map", marks=pytest.mark.slow),
-        (linear, "jit"),
-    ],
-)
+@pytest.mark.parametrize(("fun", "lowering"), [(scaled, "shard_map"), (linear, "jit")])
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_transformed_calls_ask_before_they_run(peers: Peers, name: str, fun: Any, lowering: str) -> None:
     """Each in both ways to be called: at once, and written down; also where only a derivative is left of the call."""

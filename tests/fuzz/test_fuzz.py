@@ -21,7 +21,7 @@ from tests.fuzz.pipelines import draw_pipeline
 from tests.fuzz.plan_files import BASES, USES, base, damaged_plan
 from tests.fuzz.running import ENDED, ERROR, GROWN, HUNG, MEANT, Outcome, check, outcome_of, outcomes
 
-MANY = 1200
+MANY = 500
 
 
 @pytest.mark.slow

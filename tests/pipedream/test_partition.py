@@ -294,7 +294,7 @@ for graph, mode in ((inception(), "exact"), (diamond(), "pipedream"), (diamond()
 @pytest.mark.slow
 def test_stages_do_not_depend_on_the_hash_seed() -> None:
     printed = set()
-    for seed in range(5):
+    for seed in (0, 1):
         environment = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run([sys.executable, "-c", HASHED], capture_output=True, text=True, env=environment, timeout=120)
         assert done.returncode == 0, done.stderr

@@ -23,7 +23,7 @@ from tests.plan.explained_replay import Replay, holds
 from tests.random_programs import program_of_seed
 
 QUICK = range(8)
-MANY = range(8, 58)
+MANY = range(8, 28)
 
 
 def holder_of(plan: Plan, value: PlannedValue) -> Holder:
@@ -151,25 +151,23 @@ def test_modules_with_groups_barriers_and_priorities(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_many_replays() -> None:
-    plans = (planned(program_of_seed(seed)) for seed in MANY)
-    assert sum(check_replay(plan, f"program_of_seed({seed})") for seed, plan in zip(MANY, plans)) > 1250
-
-
-@pytest.mark.slow
 def test_many_removals() -> None:
     counts: Counter[str] = Counter()
     for seed in MANY:
         counts.update(check_removal(seed, 5))
-    assert counts["gone"] > 125, counts
-    assert counts["also"] > 10, counts
+    assert counts["gone"] > 50, counts
+    assert counts["also"] > 3, counts
 
 
 @pytest.mark.slow
-def test_many_missing_axes() -> None:
+def test_many_replays_and_missing_axes() -> None:
     counts: Counter[str] = Counter()
+    replayed = 0
     for seed in MANY:
-        counts.update(check_missing(planned(program_of_seed(seed)), f"program_of_seed({seed})"))
+        plan, what = planned(program_of_seed(seed)), f"program_of_seed({seed})"
+        replayed += check_replay(plan, what)
+        counts.update(check_missing(plan, what))
+    assert replayed > 500
     assert not {"conflict", "closed", "used", "unrelated", "blocked", "indivisible", "major"} - counts.keys()
     assert counts["late"] < 0.01 * counts.total(), counts
 

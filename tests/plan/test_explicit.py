@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -152,11 +153,10 @@ def annotated(leaf: Any, number: int) -> P | None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not ZOO.exists(), reason="the programs are not there")
-@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
-def test_surfaces_of_many_programs_agree(lowering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surfaces_of_many_programs_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "GRAVE", 256)
     monkeypatch.setattr(costs, "NOTABLE", 64)
-    for build in programs().values():
+    for build, lowering in zip(programs().values(), itertools.cycle(("jit", "shard_map"))):
         function, args = build()
         leaves, tree = jax.tree.flatten(args)
         specs = jax.tree.unflatten(tree, [annotated(leaf, i) for i, leaf in enumerate(leaves)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +17,6 @@ from shardy_py.facade import Plan
 from shardy_py.plan.checks import fixes
 from tests import zoo
 from tests.fixes import judge, small_programs_count
-from tests.test_examples import ROOT, SMALL, run
 
 MESH = {"data": 2, "model": 4}
 
@@ -167,16 +166,10 @@ def cuts(how: str, args: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not zoo.ZOO.exists(), reason="the programs that projects share are not here")
-@pytest.mark.parametrize("how", ["whole", "by data", "fully sharded"])
-@pytest.mark.parametrize("name", zoo.programs() if zoo.ZOO.exists() else [])
+@pytest.mark.parametrize(
+    ("name", "how"), zip(zoo.programs() if zoo.ZOO.exists() else [], itertools.cycle(["whole", "by data", "fully sharded"]))
+)
 def test_every_fix_helps_in_the_zoo(name: str, how: str) -> None:
     function, args = zoo.programs()[name]()
     with small_programs_count():
         judge(sp.auto_shard(function, mesh=MESH, in_shardings=cuts(how, args)).plan(*args))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(SMALL) - {"multi_process.py", "pipeline_hosts.py"}))
-def test_every_fix_helps_in_the_examples(name: str) -> None:
-    printed = run(ROOT / "tests" / "judged_example.py", f"examples/{name}", *SMALL[name])
-    assert math.prod(printed.count(text) for text in ("fixes of", "unsharded"))

@@ -31,7 +31,7 @@ def test_random_programs(seed: int) -> None:
 
 @pytest.mark.slow
 def test_many_random_programs() -> None:
-    check(sweep((PLANNED, seed) for seed in range(14, 34)))
+    check(sweep((PLANNED, seed) for seed in range(14, 22)))
 
 
 def test_something_is_cut() -> None:
@@ -59,11 +59,10 @@ def test_shared_programs(name: str) -> None:
     leaves, tree = jax.tree.flatten(avals)
     arguments = tree.unflatten([value(aval, seed) for seed, aval in enumerate(leaves)])
     expected = jax.tree.leaves(jax.jit(function).lower(*arguments).compile(compiler_options=QUICK)(*arguments))
-    for lowering in LOWERINGS:
-        planned = sp.auto_shard(function, mesh={"x": 2, "y": 4}, planner=sp.Planner(hardware=SLOW_CHIPS[0]), lowering=lowering)
-        results = jax.tree.leaves(planned.lower(*arguments).compile(compiler_options=QUICK)(*arguments))
-        for result, wanted in zip(results, expected, strict=True):
-            assert not difference(np.asarray(result), np.asarray(wanted))
+    planned = sp.auto_shard(function, mesh={"x": 2, "y": 4}, planner=sp.Planner(hardware=SLOW_CHIPS[0]))
+    results = jax.tree.leaves(planned.lower(*arguments).compile(compiler_options=QUICK)(*arguments))
+    for result, wanted in zip(results, expected, strict=True):
+        assert not difference(np.asarray(result), np.asarray(wanted))
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

@@ -13,8 +13,8 @@ from shardy_py.backends.local.table import HANDLERS, LOCAL_RULES
 from tests.sweep.configurations import GENERATORS, configuration_of, name_of
 from tests.sweep.running import INVALID, LOWERINGS, Outcome, check, sweep
 
-QUICK = 40
-MANY = 120
+QUICK = 24
+MANY = 60
 
 NOT_SWEPT = {
     "is made by other primitives alone, or holds other parts of a region": """
