@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -85,11 +87,31 @@ def gpt(params: Any, tokens: Any) -> Any:
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], 2))
 
 
-def gpt_step(state: Any, tokens: Any) -> Any:
-    params, moments = state
-    loss, gradients = jax.value_and_grad(gpt)(params, tokens)
-    updates, moments = ADAM.update(gradients, moments, params)
-    return (optax.apply_updates(params, updates), moments), {"loss": loss, "norm": optax.global_norm(gradients)}
+def adam_step(loss_of: Any) -> Any:
+    def step(state: Any, batch: Any) -> Any:
+        params, moments = state
+        loss, gradients = jax.value_and_grad(loss_of)(params, batch)
+        updates, moments = ADAM.update(gradients, moments, params)
+        return (optax.apply_updates(params, updates), moments), {"loss": loss, "norm": optax.global_norm(gradients)}
+
+    return step
+
+
+gpt_step = adam_step(gpt)
+
+RESNET = drawn({"in": (3, 3, 3, 8), **{f"{name}{i}": (3, 3, 8, 8) for i in range(4) for name in "ab"}, "out": (8, 4)}, 3)
+IMAGES = {**drawn({"image": (16, 6, 6, 3)}, 4), "label": np.arange(16) % 4}
+
+
+def resnet(params: Any, batch: Any) -> Any:
+    """Four residual blocks, each example normalized by itself."""
+    layout = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    convolved = functools.partial(jax.lax.conv_general_dilated, **layout)
+    x = convolved(batch["image"], params["in"])
+    for i in range(4):
+        y = jax.nn.relu(jax.nn.standardize(convolved(x, params[f"a{i}"]), (1, 2, 3)))
+        x = jax.nn.relu(x + convolved(y, params[f"b{i}"]))
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(x.mean((1, 2)) @ params["out"], batch["label"]))
 
 
 STACKED = drawn({"layers": (8, 8, 8)})
@@ -180,6 +202,7 @@ def numbers() -> dict[str, Any]:
         found["interleaved"] = trained(mlp_step, MLP, ROWS, num_stages=8, virtual=2, mesh=wide, schedule="interleaved")
         return found
     found["gpipe"] = trained(mlp_step, MLP, ROWS, num_stages=2, mesh=wide, schedule="gpipe")
+    found["resnet"] = trained(adam_step(resnet), (RESNET, ADAM.init(RESNET)), IMAGES, 5, num_stages=2, mesh=wide)
     found["across"] = trained(gpt_step, adam, TOKENS, num_stages=2, mesh=across)
     found["scanned"] = trained(scanned_step, STACKED, ROWS, num_stages=2, mesh=wide)
     uneven = [Mesh(np.array(part, dtype=object), ("data",)) for part in (devices[:1], devices[1:3], devices[3:7], devices[7:])]
@@ -204,7 +227,7 @@ def initial(key: Any) -> Any:
     return {"params": params, "moments": ADAM.init(params), "key": key}
 
 
-def adam_step(state: Any, batch: Any) -> Any:
+def keyed_step(state: Any, batch: Any) -> Any:
     loss, gradients = jax.value_and_grad(mlp)(state["params"], batch)
     updates, moments = ADAM.update(gradients, state["moments"], state["params"])
     return {"params": optax.apply_updates(state["params"], updates), "moments": moments, "key": state["key"]}, loss
@@ -214,7 +237,7 @@ def resumed() -> dict[str, Any]:
     """Goes on from the last checkpoint of a folder, or from the beginning; cut otherwise for every number of processes."""
     devices = start() if PROCESSES > 1 else jax.devices()
     run = sp.pipeline(
-        adam_step, num_microbatches=4, num_stages=PROCESSES, mesh=mesh_of(devices, PROCESSES, EACH), donate_argnums=0, peer_timeout=10
+        keyed_step, num_microbatches=4, num_stages=PROCESSES, mesh=mesh_of(devices, PROCESSES, EACH), donate_argnums=0, peer_timeout=10
     )
     folder, key = os.environ["FOLDER"], jax.random.key(3)
     run.build(jax.eval_shape(initial, key), ROWS)
@@ -227,7 +250,7 @@ def resumed() -> dict[str, Any]:
     twice, missing = error_of(lambda: run.save(folder, state, step=step)), error_of(lambda: run.restore(folder, step=99))
     alone, expected = initial(key), []
     for _ in range(3 * len(before) + 3):
-        alone, loss = jax.jit(adam_step)(alone, ROWS)
+        alone, loss = jax.jit(keyed_step)(alone, ROWS)
         expected.append(float(loss))
     held = sum(bool(x.addressable_shards) for x in jax.tree.leaves(state["params"]))
     found = {
@@ -235,10 +258,18 @@ def resumed() -> dict[str, Any]:
         "worst": gap((state["params"], state["moments"]), (alone["params"], alone["moments"])),
     }  # fmt: skip
     if "KILLED" in os.environ:
-        if PROCESS == int(os.environ["KILLED"]):
-            ocp.type_handlers.ArrayHandler.serialize = lambda *_: os._exit(3)
-        found["killed"] = error_of(lambda: run.save(folder, state))
+        process, when = os.environ["KILLED"].split(" ", 1)
+        if PROCESS == int(process):
+            print(json.dumps(found), flush=True)
+            if when == "between steps":
+                killed()
+            ocp.type_handlers.ArrayHandler.serialize = killed
+        found["killed"] = error_of(lambda: run(state, ROWS) if when == "between steps" else run.save(folder, state))
     return found
+
+
+def killed(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def planned() -> dict[str, Any]:
@@ -283,19 +314,17 @@ def refused() -> dict[str, Any]:
 
 
 def failing() -> dict[str, Any]:
-    """In the second step process 1 raises in a task, is killed, or stays away, as the environment says."""
+    """In the second step process 1 raises in a task, is killed in one, or stays away, as the environment says."""
     devices, how = start(), os.environ["HOW"]
     run = sp.pipeline(mlp_step, num_stages=PROCESSES, num_microbatches=4, mesh=mesh_of(devices, PROCESSES, EACH), peer_timeout=3)
     state, _ = run(MLP, ROWS)
-    if PROCESS == 1 and how == "raises":
+    if PROCESS == 1 and how == "stays away":
+        time.sleep(13)
+    elif PROCESS == 1:
         runner = run._runner
         assert runner is not None
-        runner.steps["B", 1] = dataclasses.replace(runner.steps["B", 1], call=mock.Mock(side_effect=OSError("no part-3")))
-    if PROCESS == 1 and how != "raises":
-        time.sleep(1)
-        if how == "killed":
-            os._exit(3)
-        time.sleep(12)
+        call = killed if how == "killed" else mock.Mock(side_effect=OSError("no part-3"))
+        runner.steps["B", 1] = dataclasses.replace(runner.steps["B", 1], call=call)
     begin = time.monotonic()
     error = error_of(lambda: run(state, ROWS))
     return {"error": error, "seconds": time.monotonic() - begin}
