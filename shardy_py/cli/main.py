@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser().parse_args(words[: words.index("--")] if "--" in words else words)
     except SystemExit as stopped:
         return stopped.code if isinstance(stopped.code, int) else WRONG
-    options.flags = flags
+    options.flags, options.words = flags, words
     try:
         status = options.run(options, output_of(options.color))
         sys.stdout.flush()

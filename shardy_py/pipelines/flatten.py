@@ -59,6 +59,13 @@ def live(nodes: Sequence[FlatEquation], results: Iterable[Atom], leaves: Iterabl
     return [nodes[i] for i in live_positions([node.eqn for node in nodes], results, leaves, keeps=has_effects)]
 
 
+def inputs_of(nodes: Iterable[FlatEquation]) -> tuple[Var, ...]:
+    """The variables that equations read and do not make, in the order of their first use."""
+    eqns = [node.eqn for node in nodes]
+    inside = {v for eqn in eqns for v in eqn.outvars}
+    return tuple(dict.fromkeys(v for eqn in eqns for v in reads(eqn) if v not in inside))
+
+
 @dataclass(frozen=True)
 class FlatStep:
     """A flat program; equations whose results are not used have been dropped.

@@ -175,27 +175,6 @@ SCHEDULES: dict[str, Callable[[int, int, int, int], list[Task]]] = {
 VIRTUAL = frozenset({"interleaved", "circular", "circular-reversed"})
 """Those that have several stages on each mesh."""
 
-ALIASES: dict[str, str] = {
-    "one-fwd-one-bwd": "1f1b",
-    "eager": "eager-1f1b",
-    "eager1f1b": "eager-1f1b",
-    "interleaved1f1b": "interleaved",
-    "interleaved-1f1b": "interleaved",
-    "circular-with-reversed-backward": "circular-reversed",
-    "gpipe-but-1f1b-for-last-mesh": "gpipe-1f1b-last",
-    "h1": "zb-h1",
-    "h2": "zb-h2",
-    "zbh1": "zb-h1",
-    "zbh2": "zb-h2",
-    "zero-bubble-h1": "zb-h1",
-    "zero-bubble-h2": "zb-h2",
-    "zero-bubble-h2-zero-tx-latency": "zb-h2",
-    "automatic": "auto",
-    "automatic-greedy": "auto",
-    "greedy": "auto",
-}
-"""Other names that are in use, in lower case with hyphens."""
-
 
 def names() -> tuple[str, ...]:
     """All names that `schedule` takes."""
@@ -203,9 +182,8 @@ def names() -> tuple[str, ...]:
 
 
 def plain_name(name: str) -> str:
-    """The name in the table that a spelling or an alias stands for."""
-    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
-    return ALIASES.get(plain, plain)
+    """The name in the table that a spelling stands for."""
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
 def check_name(name: str) -> None:

@@ -258,8 +258,8 @@ class Pipelined(Generic[P]):
     @api_boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """One step; traces, cuts and compiles on the first call of a signature."""
-        inner, positional, call = self._opened(_positional(self._options.fun, args, kwargs) if kwargs else args)
-        result = inner._run(positional, self._options.donate_argnums)
+        inner, arguments, call = self._opened(by_position(self._options.fun, args, kwargs) if kwargs else args)
+        result = inner._run(arguments, self._options.donate_argnums)
         self._remember(inner)
         if call is None:
             return result
@@ -282,7 +282,7 @@ class Pipelined(Generic[P]):
         Raises:
             PipelineError: A result differs by more.
         """
-        inner, args, _ = self._opened(_positional(self._options.fun, args, kwargs))
+        inner, args, _ = self._opened(by_position(self._options.fun, args, kwargs))
         results = inner._run(args, ())
         self._remember(inner)
         if self._runner is not None and self._runner.peers is not None:
@@ -369,7 +369,7 @@ class Pipelined(Generic[P]):
         Raises:
             PipelineError: The step cannot be run as asked.
         """
-        inner, args, _ = self._opened(_positional(self._options.fun, args, kwargs))
+        inner, args, _ = self._opened(by_position(self._options.fun, args, kwargs))
         if inner is not self:
             built = inner.build(*args)
             self._remember(inner)
@@ -551,7 +551,7 @@ def _checkpoint() -> Any:
     return checkpoint
 
 
-def _positional(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def by_position(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Arguments in the order of the function's parameters."""
     try:
         signature = inspect.signature(fun)
@@ -562,10 +562,10 @@ def _positional(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"{getattr(fun, '__name__', fun)}{signature}: {error}; call the pipeline as this function") from None
+        raise TypeError(f"{getattr(fun, '__name__', fun)}{signature}: {error}; pass what it takes") from None
     if bound.kwargs:
         raise PipelineError(
-            f"{next(iter(bound.kwargs))!r} can only be passed by name", where="sp.pipeline", why="arguments of a step are positional",
-            fix="make it a positional parameter, or close over it",
+            f"{next(iter(bound.kwargs))!r} can only be passed by name", where=f"arguments of {location_of(fun)}",
+            why="they are counted by position", fix="make it a positional parameter, or close over it",
         )  # fmt: skip
     return bound.args

@@ -39,8 +39,8 @@ from shardy_py.pipelines.building import (
 from shardy_py.pipelines.compiling import defer_sums, plan_of, positional, shardings, structs
 from shardy_py.pipelines.cost import equation_seconds
 from shardy_py.pipelines.errors import PipelineError
-from shardy_py.pipelines.flatten import FlatEquation
-from shardy_py.pipelines.jaxprs import closed_jaxpr, reads, shape_of, struct_of
+from shardy_py.pipelines.flatten import FlatEquation, inputs_of
+from shardy_py.pipelines.jaxprs import closed_jaxpr, shape_of, struct_of
 from shardy_py.pipelines.microbatching import SplitStep
 from shardy_py.pipelines.orders import Schedule
 from shardy_py.pipelines.placing import Places, axes_of, meshes_of, submeshes, trace_mesh
@@ -130,7 +130,7 @@ def stage_program(split: SplitStep, programs: Iterable[TaskProgram], microbatche
     places = {number[w] for program in programs for node in program.nodes for v in node.eqn.outvars if (w := twin(v)) in number}
     body = tuple(nodes[i] for i in sorted(places))
     inside = {v for node in body for v in node.eqn.outvars}
-    inputs = tuple(dict.fromkeys(v for node in body for v in reads(node.eqn) if v not in inside))
+    inputs = inputs_of(body)
     results = [twin(v) for program in programs for v in (*program.outputs, *program.sums)]
     outputs = tuple(dict.fromkeys(w for w in results if w in inside and w is not None))
     crossing = {*inputs, *outputs}
@@ -193,8 +193,7 @@ class StagePlanner:
         if mesh.size == 1 or not eqns:
             return math.fsum(equation_seconds(eqns, results, self.prices.machine))
         inside = {v for eqn in eqns for v in eqn.outvars}
-        read = dict.fromkeys(v for eqn in eqns for v in reads(eqn) if v not in inside)
-        text = str(closed_jaxpr(eqns, read, [v for v in results if v in inside]))
+        text = str(closed_jaxpr(eqns, inputs_of(program.nodes), [v for v in results if v in inside]))
         specs = tuple(sharding.spec for each in shardings(program, places) for sharding in each)
         key = (text, tuple(mesh.shape.items()), specs, str(structs(program)), places.planner is None)
         seconds = self._seconds.get(key)

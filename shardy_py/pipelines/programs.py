@@ -17,7 +17,7 @@ from shardy_py.dialect.grouping import Components
 from shardy_py.frontends.partial_sums import partial_sums
 from shardy_py.pipelines.assignment import Assignment
 from shardy_py.pipelines.cost import equation_seconds
-from shardy_py.pipelines.flatten import FlatEquation
+from shardy_py.pipelines.flatten import FlatEquation, inputs_of
 from shardy_py.pipelines.jaxprs import bytes_of, closed_jaxpr, dtype_of, reads, shape_of
 from shardy_py.pipelines.microbatching import SplitStep
 from shardy_py.pipelines.placing import Places
@@ -147,8 +147,7 @@ class TaskProgram:
 def evaluate(nodes: Sequence[FlatEquation], env: dict[Var, Any]) -> None:
     """Runs equations on the values of `env`, which gets their results."""
     results = list(dict.fromkeys(v for node in nodes for v in node.eqn.outvars))
-    inside = set(results)
-    inputs = list(dict.fromkeys(v for node in nodes for v in reads(node.eqn) if v not in inside))
+    inputs = inputs_of(nodes)
     jaxpr = closed_jaxpr([node.eqn for node in nodes], inputs, results).jaxpr
     env.update(zip(results, eval_jaxpr(jaxpr, (), *(env[v] for v in inputs))))
 
@@ -185,7 +184,7 @@ def part_programs(split: SplitStep, parts: Mapping[Var, Var], owner: Mapping[Var
     programs = []
     for stage, outputs in sorted(by_stage.items()):
         body = closure(split.micro.nodes, lambda i: False, lambda i: split.micro.nodes[i].eqn.outvars[0] in parts, outputs)
-        programs.append(TaskProgram("P", stage, 0, tuple(body), _inputs(body), tuple(outputs), ()))
+        programs.append(TaskProgram("P", stage, 0, tuple(body), inputs_of(body), tuple(outputs), ()))
     return programs
 
 
@@ -214,7 +213,7 @@ def stage_programs(
         outputs = tuple(v for v in own if v in read or v in split.dims)
         sums = tuple(v for v in own if v in summed)
         recomputed_here = () if key[0] == "F" else tuple(node for node in body if any(v in recomputed for v in node.eqn.outvars))
-        programs[key] = TaskProgram(key[0], key[1], 0, body, _inputs(body), outputs, sums, recomputed=recomputed_here)
+        programs[key] = TaskProgram(key[0], key[1], 0, body, inputs_of(body), outputs, sums, recomputed=recomputed_here)
     return programs
 
 
@@ -237,7 +236,7 @@ def _cut_out(
         extra = free_results if key == at else set[Var]()
         body = closure(nodes, lambda i, key=key: of[i] == key, functools.partial(is_free, key), extra)
         cut[key] = tuple(body), [v for node in body for v in node.eqn.outvars if producer[v] == key or v in extra]
-    return cut, {v for body, _ in cut.values() for v in _inputs(body)}
+    return cut, {v for body, _ in cut.values() for v in inputs_of(body)}
 
 
 def _split_backward(nodes: Sequence[FlatEquation], of: list[tuple[str, int] | None], stage: int) -> None:
@@ -267,15 +266,10 @@ def update_programs(split: SplitStep, updates: Updates, results: Sequence[Var]) 
     cut, read = _cut_out(split.update, updates.group, keys, results, (0, 0), lambda _, i: updates.group[i] is None)
     needed = read.union(results)
     return [
-        TaskProgram("U", stage, turn, body, _inputs(body), tuple(v for v in own if v in needed), ())
+        TaskProgram("U", stage, turn, body, inputs_of(body), tuple(v for v in own if v in needed), ())
         for (turn, stage), (body, own) in cut.items()
         if body
     ]
-
-
-def _inputs(body: Sequence[FlatEquation]) -> tuple[Var, ...]:
-    inside = {v for node in body for v in node.eqn.outvars}
-    return tuple(dict.fromkeys(v for node in body for v in reads(node.eqn) if v not in inside))
 
 
 Programs = Mapping[tuple[str, int], TaskProgram]

@@ -98,7 +98,7 @@ def schedule(
 
     Args:
         name: One of `SCHEDULES`, or "auto": the best of all that apply and of a greedy search, by `simulate` with the costs given. Case
-            does not matter, and "zero_bubble_h1" or "eager" are understood.
+            does not matter, and "_" stands for "-".
         stages: Number of meshes.
         microbatches: Number of microbatches.
         virtual: Stages per mesh; stage s lives on mesh `s % stages`. Only "circular", "circular-reversed", "interleaved" and "auto" take

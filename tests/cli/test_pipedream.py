@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import runpy
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import jax
+import optax
 import pytest
 
 from shardy_py.cli import main
 from shardy_py.cli.pipedream import ACTIONS
 from shardy_py.cli.pipedream.tables import profile_text
-from shardy_py.pipedream import ProfileGraph, ProfileNode, partition, read_graph, write_graph
+from shardy_py.pipedream import Package, ProfileGraph, ProfileNode, convert, convert_jaxpr, partition, read_graph, write_graph
 from shardy_py.pipelines import schedule, simulate
 from tests.cli.test_commands import Captured, ran, refused
 from tests.pipedream.graphs import chain
@@ -19,6 +25,7 @@ from tests.pipedream.graphs import chain
 MODULE = "tests.cli.sample_module"
 SHAPES = ["{'table':f32[100,64],'layers':f32[6,64,64]}", "int32[4,16]"]
 MODEL = [f"{MODULE}:loss", "--args", *SHAPES]
+RUN = ["pipedream", "run", "net", "batches.py:batch", "--steps", "3", "--learning-rate", "0.5"]
 TWO = ["--machines", "2", "--bandwidths", "1e9"]
 
 
@@ -97,6 +104,61 @@ def test_convert(folder: Path, capsys: Captured) -> None:
     assert all(Path("other", name).exists() for name in data["files"])
 
 
+@pytest.fixture
+def net(folder: Path) -> Path:
+    """A package in two stages, on two ranks and one, and a module with its batches."""
+    jax.devices()  # started, so that nobody asks for another number of them
+    layers = {"x": "Input", "a": "Linear(4, 8)", "b": "BatchNorm1d(8)", "c": "ReLU", "d": "Dropout(p=0.5)", "e": "Linear(8, 3)"}
+    nodes = tuple(ProfileNode(id, layer, stage=int(id > "b")) for id, layer in layers.items())
+    convert(ProfileGraph(nodes, tuple(pairwise(layers))), "net", arch="net", model_name="Net", stage_to_num_ranks=[2, 1])
+    Path("batches.py").write_text(
+        "import numpy as np\n\n\n"
+        "def batch(step):\n"
+        "    draw = np.random.default_rng(step)\n"
+        "    return draw.normal(size=(12, 4)).astype('float32'), draw.integers(0, 3, 12)\n"
+    )
+    return folder / "net"
+
+
+@pytest.mark.slow
+def test_run_trains_the_modules(net: Path, capfd: Captured) -> None:
+    """As plain JAX does, in whatever configuration; two processes as one, with the statistics of each microbatch."""
+    model, batch = Package(net, "net", (), 2).load().full_model(), runpy.run_path("batches.py")["batch"]
+    key, expected = jax.random.key(0), list[float]()
+    state: Any = model.init(key, batch(0)[0])
+
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def loss(params: Any, state: Any, x: Any, labels: Any, draw: Any) -> Any:
+        logits, changed = model.apply({**state, "params": params}, x, train=True, key=draw, mutable=["batch_stats"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), changed
+
+    for number in range(3):
+        key, draw = jax.random.split(key)
+        (value, changed), gradients = loss(state["params"], state, *batch(number), draw)
+        state = {"params": jax.tree.map(lambda p, g: p - 0.5 * g, state["params"], gradients), **changed}
+        expected.append(float(value))
+    whole = json.loads(ran(capfd, *RUN, "--conf", "dp", "--microbatches", "1", "--json"))
+    assert (whole["format"], whole["ranks"]) == ("shardy_py.stages.training", [[0, 1, 2]])
+    assert whole["losses"] == pytest.approx(expected, rel=1e-5)
+    texts = [ran(capfd, *RUN, "--microbatches", "2", "--processes", count) for count in "12"]
+    one, two = ([float(loss) for loss in re.findall(r"^step \d: loss (.*)$", text, re.MULTILINE)] for text in texts)
+    assert one == pytest.approx(two, rel=1e-5)
+    assert len(one) == 3
+    assert one != pytest.approx(expected, rel=1e-5), "of each microbatch"
+    assert "\nstage0 in process 0, stage1 in process 1\n" in texts[1]
+
+
+def test_what_run_refuses(net: Path, capsys: Captured) -> None:
+    (net / "bad_conf.json").write_text('{"module_to_stage_map": [0, 0, 1], "stage_to_rank_map": {"0": [0], "1": [0]}}')
+    assert "bad_conf.json is no configuration of stages" in refused(capsys, *RUN, "--conf", "bad")
+    assert "there is no net/other_conf.json" in refused(capsys, *RUN, "--conf", "other")
+    assert "--coordinator is missing" in refused(capsys, *RUN, "--processes", "2", "--process", "1")
+    convert_jaxpr(jax.make_jaxpr(lambda x: -x)(1.0), [0], net, arch="net", stage_to_num_ranks=[1])
+    assert "net has functions of a jaxpr" in refused(capsys, *RUN)
+    convert_jaxpr(jax.make_jaxpr(lambda x: -x)(1.0), [0], net, arch="net", stage_to_num_ranks=[99])
+    assert "there are 8 devices" in refused(capsys, *RUN)
+
+
 def test_simulate(folder: Path, capsys: Captured) -> None:
     result = simulate(schedule("zb-h1", 4, 8))
     asked = ["pipedream", "simulate", "zb-h1", "--stages", "4", "--microbatches", "8"]
@@ -160,7 +222,7 @@ def test_tables_fit_the_terminal(width: int, folder: Path, monkeypatch: pytest.M
         (["profile", *MODEL, "--limit", "0"], "--limit is 0"),
         (["profile", *MODEL, "-o", "/no/such/graph.txt"], "/no/such/graph.txt: No such file or directory"),
         (["profile", f"{MODULE}:loss", "--args", "f32[2]", "rate=f32[2]"], "missing a required argument: 'tokens'"),
-        (["profile", f"{MODULE}:by_name_alone", "--args", "f32[2]", "rate=f32[2]"], "rate cannot be given by position"),
+        (["profile", f"{MODULE}:by_name_alone", "--args", "f32[2]", "rate=f32[2]"], "'rate' can only be passed by name"),
         (["profile", f"{MODULE}:broken", "--args", "f32[1]"], "sample_module.py:"),
         (["partition", "none.txt", *TWO], "none.txt: No such file or directory"),
         (["partition", "bad.txt", *TWO], "this is not a node (bad.txt, line 2, column 1)"),

@@ -80,10 +80,8 @@ def test_every_schedule_runs_every_task_once(name: str, stages: int, microbatche
     assert all(task.stage % stages == mesh for mesh, order in enumerate(made.orders) for task in order)
 
 
-def test_other_names() -> None:
-    assert schedule("Zero_Bubble_H1", 2, 4) == schedule("zb-h1", 2, 4)
-    assert schedule("GPipe", 2, 4).name == "gpipe"
-    assert [schedule(name, 2, 4).name for name in ("H1", "H2", "Eager1F1B", " 1F1B ")] == ["zb-h1", "zb-h2", "eager-1f1b", "1f1b"]
+def test_spellings() -> None:
+    assert [schedule(name, 2, 4).name for name in ("GPipe", "ZB_H1", " 1F1B ")] == ["gpipe", "zb-h1", "1f1b"]
     assert "auto" in names()
 
 

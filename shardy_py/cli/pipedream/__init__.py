@@ -6,12 +6,13 @@ import argparse
 
 from shardy_py.cli.command import Command, add_all
 from shardy_py.cli.output import Output
-from shardy_py.cli.pipedream import convert, partition, profile, simulate
+from shardy_py.cli.pipedream import convert, partition, profile, simulate, train
 
 ACTIONS = (
     Command("profile", "time every piece of a function's forward and backward pass, and write graph.txt", profile.add, profile.run),
     Command("partition", "divide a graph.txt into the pipeline stages whose slowest is fastest", partition.add, partition.run),
     Command("convert", "write the stages of a graph.txt as Flax modules", convert.add, convert.run),
+    Command("run", "train the modules that convert wrote, as a pipeline over one process or several", train.add, train.run),
     Command("simulate", "run a pipeline schedule on paper, and draw it", simulate.add, simulate.run),
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +62,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 def _function_and_arguments(options: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function and its arguments, all by position."""
     from shardy_py.api import AutoSharded
+    from shardy_py.pipelines.pipelining import by_position
 
     target = lookup(options.target, options.flags)
     function = target.__wrapped__ if isinstance(target, AutoSharded) else target
@@ -71,13 +71,4 @@ def _function_and_arguments(options: argparse.Namespace) -> tuple[Callable[..., 
     if options.args is None and options.args_from is None:
         refuse_missing(function, options.target)
     args, named = arguments_of(options)
-    if not named:
-        return function, args
-    try:
-        bound = inspect.signature(function).bind(*args, **named)
-    except TypeError as error:
-        raise CommandError(f"{options.target}: {error}", where="--args") from None
-    if bound.kwargs:
-        name = next(iter(bound.kwargs))
-        raise CommandError(f"{name} cannot be given by position", where="--args", fix="name a function that takes all by position")
-    return function, bound.args
+    return function, by_position(function, args, named)

@@ -8,7 +8,7 @@ from typing import Any
 from shardy_py.cli.errors import CommandError
 from shardy_py.cli.options import add_output, output_file
 from shardy_py.cli.output import Output
-from shardy_py.cli.pipedream.tables import counts, crossing_of, graph_of, members_of, simulation_data, simulation_text, times
+from shardy_py.cli.pipedream.tables import counts, crossing_of, graph_of, simulation_data, simulation_text, times
 from shardy_py.cli.progress import progress
 from shardy_py.cli.report import dumped
 from shardy_py.cost.quantity import quantity
@@ -80,8 +80,7 @@ def _costs(options: argparse.Namespace) -> tuple[dict[str, Any], list[float] | N
 
 def _costs_of_graph(options: argparse.Namespace) -> tuple[dict[str, Any], list[float], int]:
     graph = graph_of(options.graph)
-    members = members_of(graph)
-    count = len(members)
+    count = graph.num_stages
     if not count:
         raise CommandError(f"{options.graph} has no stage ids", fix="divide it first: shardy-py pipedream partition ... -o FILE")
     virtual = max(options.virtual, 1)
@@ -91,7 +90,7 @@ def _costs_of_graph(options: argparse.Namespace) -> tuple[dict[str, Any], list[f
     replicas = [1] * count if options.replicas is None else counts(options.replicas, "--replicas")
     if len(replicas) != count or 0 in replicas:
         raise CommandError(f"--replicas {options.replicas} is not a number of machines for each of {count} stages")
-    shared = list(zip(members, replicas))
+    shared = [(part.nodes, width) for part, width in zip(graph.stage_graphs(), replicas)]
     # Half of a backward pass computes gradients of inputs, half gradients of parameters.
     backward = [sum(node.backward_ms for node in nodes) / 2 / width for nodes, width in shared]
     costs: dict[str, Any] = {"forward": [sum(node.forward_ms for node in nodes) / width for nodes, width in shared]}

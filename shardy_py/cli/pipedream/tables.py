@@ -12,23 +12,17 @@ from shardy_py.cli.progress import progress
 from shardy_py.dialect.format import aligned
 from shardy_py.errors import ShardyError
 from shardy_py.pipedream.partitions.result import Partition
-from shardy_py.pipedream.profiles.graph import ProfileGraph, ProfileNode, read_graph
+from shardy_py.pipedream.profiles.graph import ProfileGraph, read_graph
 from shardy_py.pipelines.simulation import Simulation
 from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.cost_analysis import seconds_text
-
-
-def members_of(graph: ProfileGraph) -> list[list[ProfileNode]]:
-    """The nodes of each stage, in file order; raises GraphError if only some nodes have a stage id, or a number is missing."""
-    return [[node for node in graph.nodes if node.stage == stage] for stage in range(graph.num_stages)]
 
 
 def crossing_of(graph: ProfileGraph) -> list[float]:
     """Bytes that cross the boundary behind each stage but the last, in one direction, each tensor once."""
     from shardy_py.pipedream.partitions.cuts import crossing_bytes, masks_as_rows
 
-    members = members_of(graph)
-    masks = [graph.mask(node.id for nodes in members[: stage + 1] for node in nodes) for stage in range(len(members) - 1)]
+    masks = [graph.mask(node.id for node in graph.nodes if (node.stage or 0) <= stage) for stage in range(graph.num_stages - 1)]
     return [float(size) for size in crossing_bytes(graph, masks_as_rows(masks, len(graph)))] if masks else []
 
 

@@ -15,8 +15,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from shardy_py.errors import ShardyError
 from shardy_py.frontends.jaxprs import inlined
 from shardy_py.ir.jax_calls import PLAIN_CALLS, body_parameter
-from shardy_py.pipelines.flatten import FlatEquation, FlatStep, flatten, live, row_of
-from shardy_py.pipelines.jaxprs import closed, closed_jaxpr, reads, struct_of
+from shardy_py.pipelines.flatten import FlatEquation, FlatStep, flatten, inputs_of, live, row_of
+from shardy_py.pipelines.jaxprs import closed, closed_jaxpr, struct_of
 
 _SCOPE = "profile_equation="
 
@@ -108,7 +108,7 @@ class LinePiece:
     @functools.cached_property
     def inputs(self) -> tuple[Var, ...]:
         """The variables that it reads and does not make, in the order of their first use."""
-        return _inputs(self.steps)
+        return inputs_of(self.steps)
 
     @functools.cached_property
     def program(self) -> ClosedJaxpr:
@@ -121,7 +121,7 @@ def pieces_of(line: FlatStep, by: str) -> list[LinePiece]:
     runs = [(_equation_name(step), [step]) for step in line.nodes] if by == "equation" else _runs(line, by)
     makers = {v: number for number, (_, steps) in enumerate(runs) for step in steps for v in step.eqn.outvars}
     used = {v for v in line.outvars if isinstance(v, Var)}
-    used.update(v for number, (_, steps) in enumerate(runs) for v in _inputs(steps) if makers.get(v) != number)
+    used.update(v for number, (_, steps) in enumerate(runs) for v in inputs_of(steps) if makers.get(v) != number)
     return [LinePiece(name, tuple(steps), tuple(v for step in steps for v in step.eqn.outvars if v in used)) for name, steps in runs]
 
 
@@ -135,11 +135,6 @@ def _runs(line: FlatStep, by: str) -> list[tuple[str, list[FlatEquation]]]:
             runs.append((key, []))
         runs[-1][1].append(step)
     return [(f"{by}({'/'.join(map(str, key))})", steps) for key, steps in runs]
-
-
-def _inputs(steps: Sequence[FlatEquation]) -> tuple[Var, ...]:
-    inside = {v for step in steps for v in step.eqn.outvars}
-    return tuple(v for v in dict.fromkeys(v for step in steps for v in reads(step.eqn)) if v not in inside)
 
 
 def _shared_depth(scopes: set[tuple[str, ...]]) -> int:
