@@ -439,7 +439,7 @@ def _bind(
     like_closed = None if like is None else trace(like)[0]
     if like_closed is not None and [(a.shape, a.dtype) for a in like_closed.out_avals] != [(a.shape, a.dtype) for a in closed.out_avals]:
         raise SpecError(
-            f"like= gives other results than {name}",
+            f"like= returns different results from {name}",
             where=location_of(fn),
             why=f"{name} gives {list(map(str, closed.out_avals))}, like= gives {list(map(str, like_closed.out_avals))}",
             fix="pass a function with the same results",

@@ -54,7 +54,7 @@ from shardy_py.planner.options import Planner
 def check_devices(devices: int, planner: Planner | None) -> None:
     """Raises MeshError if a number of devices is not positive, or if there is no planner to choose the mesh's shape."""
     if devices < 1 or isinstance(devices, bool):
-        raise MeshError(f"mesh is {devices}", where="mesh=", why="a number of devices is positive", fix="write mesh=8")
+        raise MeshError(f"mesh is {devices}", where="mesh=", why="a number of devices must be positive", fix="write mesh=8")
     if planner is None:
         raise MeshError(
             f"mesh is {devices}, a number of devices without a shape",
@@ -547,8 +547,8 @@ def _check(fun: object, options: object, planner: object, lowering: object) -> N
             "sharded; or close over it, auto_shard(lambda x: f(x), ...), which replicates them as constants",
         ) from error
     for name, value, kind, why, fix in (
-        ("options", options, Options, "options are an Options", "pass sp.Options(...)"),
-        ("planner", planner, Planner, "a planner is a Planner, which names the hardware", 'pass sp.Planner(hardware="h100")'),
+        ("options", options, Options, "options must be an sp.Options", "pass sp.Options(...)"),
+        ("planner", planner, Planner, "planner must be an sp.Planner, which names the hardware", 'pass sp.Planner(hardware="h100")'),
     ):
         if value is not None and not isinstance(value, kind):
             raise ArgumentTypeError(f"{name} is a {type(value).__name__}", where=f"auto_shard({name}=...)", why=why, fix=fix)

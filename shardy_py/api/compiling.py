@@ -148,7 +148,7 @@ def _on_chips(view: MeshView, name: str) -> MeshView:
     try:
         mesh = jax.make_mesh(tuple(view.sizes.values()), tuple(view.sizes), axis_types=view.user_mesh.axis_types, devices=chips)
     except NotImplementedError as error:
-        raise CompileError(f"JAX lays out no mesh of {view.describe()} on {name}", where=f"compile_for({name!r})", why=str(error)) from None
+        raise CompileError(f"JAX cannot arrange {view.describe()} on {name}", where=f"compile_for({name!r})", why=str(error)) from None
     return dataclasses.replace(view, user_mesh=mesh, from_mapping=False)
 
 

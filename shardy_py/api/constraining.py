@@ -265,8 +265,8 @@ def as_plan_constrains(traced: TracedCall, plan: PlanRecord) -> TracedCall:
             raise SpecError(
                 f"in_shardings is a plan of another function: it constrains {constraint}",
                 where=f"in_shardings, {request.location}",
-                why="constraints of a planner are of values in the order of computation, and another one is in this place",
-                fix="plan anew with planner=sp.Planner(...), or pass plan.input_shardings, which leaves values inside to propagation",
+                why="a planner's constraints refer to values by their order in the computation, and another value is in this place",
+                fix="plan again with planner=sp.Planner(...), or pass plan.input_shardings, which leaves values inside to propagation",
             )
     copy = constrained(closed, {each.number: each.sharding for each in plan.search.constraints}, request.view.auto_mesh)
     settings = replace(request.settings, in_shardings=None)  # the shardings of this call's leaves have been taken from it

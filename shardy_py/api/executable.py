@@ -188,7 +188,7 @@ class Stage:
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != executable.in_tree:
             raise CompiledForOthersError(
-                "the arguments are not those that the function was compiled for",
+                "the arguments differ from those that the function was compiled for",
                 where=f"call of the compiled function, with {_described(tree)}",
                 why=f"it was compiled for {_described(executable.in_tree)}",
                 fix="pass those, without static arguments, or compile for these: .lower(*args).compile()",

@@ -191,13 +191,13 @@ def by_axis_names(
 
 
 def unruled_names(leaves: Sequence[Leaf], names: Sequence[AxisNames | None], annotated: Annotated, place: str) -> list[Finding]:
-    """The note that arrays name their dimensions, and nothing is cut by these names."""
+    """The note that arrays name their dimensions, and these names shard nothing."""
     silent = [(leaf, named) for leaf, named, sharding in zip(leaves, names, annotated.shardings, strict=True) if named and sharding is None]
     if not silent:
         return []
     leaf, named = silent[0]
     more = f", and so do {len(silent) - 1} more" if len(silent) > 1 else ""
-    message = f"{leaf.path} calls its dimensions {named}{more}; without {ARGUMENT}, nothing is cut by these names"
+    message = f"{leaf.path} calls its dimensions {named}{more}; without {ARGUMENT}, these names shard nothing"
     fix = f"pass {ARGUMENT}=[({_first_name(named)!r}, 'an axis of the mesh'), ...], [] where they are axes of the mesh themselves"
     return [Finding("unmatched-rule", message, leaf.path, place, "info", fix=fix)]
 
@@ -245,16 +245,16 @@ def _no_axes(place: tuple[int, str], pairs: Sequence[tuple[str, tuple[str, ...],
         return SpecError(
             f"{ARGUMENT} has no rule for {name!r}",
             where=f"dimension {d} of {where}",
-            why="every logical name needs a rule; one without would leave its dimension whole and say nothing",
+            why="every logical name needs a rule; a name without one would silently leave its dimension whole",
             fix=f"add ({name!r}, None) to leave it whole, or {did_you_mean(name, dict.fromkeys(rule_name for rule_name, _, _ in pairs))}",
         )
     axes, source = of_name[-1]
     axis = next(axis for axis in axes if axis in owners)
     return SpecError(
-        f"mesh axis {axis!r} would cut two dimensions of one array",
+        f"mesh axis {axis!r} would shard two dimensions of one array",
         where=f"dimension {d} of {where}",
-        why=f"{source} ({name!r}, {_axes_text(axes)}) is for dimension {d}, and {owners[axis]} has taken {axis!r}",
-        fix=f"give one of them another axis, or add ({name!r}, None) behind, which leaves the dimension whole where {axis!r} is taken",
+        why=f"{source} ({name!r}, {_axes_text(axes)}) is for dimension {d}, and {owners[axis]} already uses {axis!r}",
+        fix=f"give one of them another axis, or add ({name!r}, None) after it, which leaves the dimension whole where {axis!r} is used",
     )
 
 

@@ -254,7 +254,7 @@ def _check_axis_names(names: Iterable[str]) -> None:
             raise MeshError(
                 f"mesh axis {name!r} has a name that XLA cannot take",
                 where="mesh=",
-                why="XLA reads axis names of printable ASCII characters other than the backslash, and ends the process at others",
+                why="XLA accepts printable ASCII characters except the backslash in axis names, and crashes on others",
                 fix=f"rename it, for instance to {re.sub('[^A-Za-z0-9_]', '', name) or 'data'!r}",
             )
 
@@ -278,8 +278,8 @@ def check_planned_devices(mesh: JaxMesh) -> None:
     expected = None if view is None else view.expected
     if isinstance(expected, JaxMesh) and same_axes(view_of(expected), mesh) != same_axes(view_of(expected.abstract_mesh), mesh):
         raise MeshError(
-            "the sharding is over another mesh: its devices are others, or in another order",
-            why="everything in a function lies on the devices of its mesh, in their order",
+            "the sharding is over another mesh: its devices differ, or their order does",
+            why="all arrays of a function are on the devices of its mesh, in the mesh's order",
             fix="build the sharding over the mesh of the function, or pass a bare PartitionSpec",
         )
 

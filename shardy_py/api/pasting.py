@@ -341,7 +341,7 @@ class Writer:
             raise SpecError(
                 "no array of the arguments names its dimensions",
                 where="Plan.as_code",
-                why="logical axis rules are of the names that nn.with_logical_partitioning gives, or a variable of flax.nnx",
+                why="logical axis rules use the names that nn.with_logical_partitioning or a flax.nnx variable gives",
                 fix='use style="constraints"',
             )
         rules = rules_of(arrays, self.request.settings.logical_axis_rules or ())

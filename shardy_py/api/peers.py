@@ -292,8 +292,8 @@ class _Wait:
         raise PeerMissingError(
             what,
             where=self._where,
-            why="the processes of a mesh compare plans before they run one for the first time; the missing ones wait elsewhere, run "
-            "another program by now, or are slow",
+            why="the processes of a mesh compare plans before they run one for the first time; the missing ones are waiting elsewhere, "
+            "already run another program, or are slow",
             fix="look at the output of the missing ones for an earlier error; call the same functions in the same order in every process, "
             "with arguments of the same shapes (a last batch that is shorter in one is the usual reason); raise Options(peer_timeout=...), "
             "or leave it out, if they are only slow",
@@ -319,7 +319,7 @@ class _Wait:
         raise PeerFailedError(
             what,
             where=self._where,
-            why="every process of a mesh has to run its programs, and this one waited for that process to come with the same program",
+            why="every process of a mesh has to run its programs, and this one waited for that process to reach the same program",
             fix=f"look at the output of process {process}",
         )
 
@@ -348,7 +348,7 @@ class _Wait:
             peers.end_call("")
         pair = [program for program in groups if program in (mine, theirs)]
         first, second = (listed(groups[program]) for program in pair)
-        why = "every process of a mesh has to run the same program, or their collectives wait for each other for ever"
+        why = "every process of a mesh has to run the same program, or their collectives wait for each other forever"
         if other is not None:
             texts = {mine: self.text, theirs: other}
             why = f"{_difference(first, texts[pair[0]], second, texts[pair[1]])}; {why}"
@@ -384,8 +384,7 @@ class _Wait:
         raise ValueMismatchError(
             f"{', '.join(paths[:6])}{others} {'has' if len(paths) == 1 else 'have'} other values in {second} than in {first}",
             where=f"{leaf}, argument of the {self._where}, in process {self.peers.own}",
-            why=f"{previews}; an argument that is no global array counts as one value that every process has, and each would go on with "
-            "its own",
+            why=f"{previews}; an argument that is not a global array must be equal in every process; each would go on with its own value",
             fix="make it equal everywhere: the same seed, the same file, or jax.experimental.multihost_utils.broadcast_one_to_all(value); "
             "if every process has a part of it, jax.make_array_from_process_local_data(sharding, part)",
         )
@@ -488,7 +487,7 @@ class Watch:
         raise PeerFailedError(
             first,
             where=f"step of {self.place}, in process {self.peers.own}",
-            why="every process runs its part of each step, and waits for what the others send",
+            why="every process runs its part of each step, and waits for data from the others",
             fix="look at the output of that process, then start all of them again, from the last checkpoint",
         ) from cause
 

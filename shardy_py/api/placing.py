@@ -88,7 +88,7 @@ def placed_arguments(plan: PlanRecord, args: Any, mesh: AnyMesh) -> Any:
         planned = str(plan.inputs[wrong]) if wrong < len(plan.inputs) else "no more leaves"
         passed = f"shape {list(types[wrong])}" if wrong < len(types) else "no more leaves"
         raise ShardyError(
-            "the arguments are not those that were planned for",
+            "the arguments differ from those that were planned for",
             where=f"place, plan of {plan.name}",
             why=f"leaf {wrong} has {passed}; the plan has {planned}",
             fix="pass the tuple of arguments, as plan.input_shardings has it",
@@ -119,8 +119,8 @@ def cut_for_processes(leaf: Any, sharding: NamedSharding, named: bool, described
         raise SpecError(
             "a numpy array cannot be sharded over several processes",
             where=f"{described}, argument of {location}",
-            why=f"its sharding, {sharding.spec}, was asked for, and a numpy array may be the whole value or the part of this process",
-            fix="make it global before: jax.make_array_from_process_local_data(sharding, part) with this process's part, or "
+            why=f"its sharding, {sharding.spec}, spans processes, and a numpy array could be the whole value or this process's part",
+            fix="make it global first: jax.make_array_from_process_local_data(sharding, part) with this process's part, or "
             "jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index]) with the whole; plan.input_shardings has "
             "the sharding",
         )

@@ -232,8 +232,8 @@ def _merged(annotation: TensorSharding | None, value: Any, leaf: Leaf, call: Use
         raise SpecError(
             "the argument is committed to a single device",
             where=where,
-            why=f"it was put on {next(iter(own.device_set))}; the function runs on {view.describe()}; JAX moves uncommitted arrays only",
-            fix="put it where the plan wants it, jax.device_put(x, plan.input_shardings[i]) or plan.place((x, ...)), pass numpy or"
+            why=f"it was put on {next(iter(own.device_set))}; the function runs on {view.describe()}; JAX moves only uncommitted arrays",
+            fix="move it to its planned sharding, jax.device_put(x, plan.input_shardings[i]) or plan.place((x, ...)), pass numpy or"
             f" uncommitted arrays, or {_MOVE}",
         )
     if not isinstance(own, NamedSharding) or own.mesh.empty:
@@ -251,7 +251,7 @@ def _merged(annotation: TensorSharding | None, value: Any, leaf: Leaf, call: Use
         )
     if isinstance(value, jax.Array) and isinstance(view.user_mesh, Mesh) and not view.explicit and AxisType.Explicit in own.mesh.axis_types:
         raise SpecError(
-            "the argument lies on a mesh with Explicit axes",
+            "the argument is on a mesh with Explicit axes",
             where=where,
             why="the axes of the function's mesh are Auto, and JAX does not mix the two; jax.make_mesh makes Explicit axes by default",
             fix="pass the argument's mesh as mesh=, or make it with axis_types=(AxisType.Auto,) * number of axes",
@@ -262,7 +262,7 @@ def _merged(annotation: TensorSharding | None, value: Any, leaf: Leaf, call: Use
     if refines(annotation, own_sharding, view.dialect_mesh):
         return annotation if refines(own_sharding, annotation, view.dialect_mesh) else own_sharding
     raise SpecError(
-        "the argument has another sharding than in_shardings says",
+        "the argument's sharding differs from in_shardings",
         where=where,
         why=f"in_shardings says {sharding_text(annotation)}, the argument has {sharding_text(own_sharding)}",
         fix="if your own function creates it, annotate it there as well, in out_shardings or rules (otherwise constants, such as zeros,"
@@ -278,7 +278,7 @@ def _memory_kind(spec: object, value: Any, leaf: Leaf, call: UserCall) -> str:
     kind = host_kind(spec)
     if isinstance(value, jax.Array) and not isinstance(value, Tracer) and value.committed and call.settings.options.misplaced != "move":
         raise SpecError(
-            "the argument is in another memory than in_shardings says",
+            "the argument's memory differs from in_shardings",
             where=f"{leaf}, argument of {call.location}",
             why=f"in_shardings says {kind or 'device'}, the argument is in {own or 'device'} memory",
             fix=f"move it with jax.device_put, or {_MOVE}",

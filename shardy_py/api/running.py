@@ -83,14 +83,14 @@ def warning_text(findings: Sequence[Finding], location: str) -> str:
         the plan of f.py:3 has 2 findings:
           unused-rule: rule 0, 'a', matches nothing
           no-rule: no rule for f
-        plan.check() lists them with what to do; sp.Options(check="off") keeps this from being said
+        plan.check() lists them with fixes; sp.Options(check="off") turns this warning off
     """
     kinds = grouped(sorted(findings, key=lambda f: f.bytes > 0), lambda f: f.kind)
     lines = [f"  {kind}: {_line(group)}" for kind, group in itertools.islice(kinds.items(), MAX_KINDS)]
     more = len(kinds) - MAX_KINDS
     others = f"{more} more kinds; " if more > 1 else "1 more kind; " if more == 1 else ""
     count = f"{len(findings)} finding{'s' if len(findings) > 1 else ''}"
-    tail = f'{others}plan.check() lists them with what to do; sp.Options(check="off") keeps this from being said'
+    tail = f'{others}plan.check() lists them with fixes; sp.Options(check="off") turns this warning off'
     return "\n".join([f"the plan of {location} has {count}:", *lines, tail])
 
 
@@ -308,7 +308,7 @@ def _refuse_ordered(jaxpr: ClosedJaxpr, view: MeshView, location: str) -> None:
         raise OrderedEffectError(
             f"{eqn.primitive.name} is ordered and the mesh has {math.prod(view.auto_mesh.axis_sizes)} devices",
             where=f"{summarize(eqn.source_info)}, in {location}",
-            why="JAX keeps the order of effects on a single device only",
+            why="JAX keeps the order of effects only on a single device",
             fix="pass ordered=False, or run it outside the sharded function",
         )
 
@@ -321,5 +321,5 @@ def _refuse_unreduced(values: Sequence[PlannedValue], location: str) -> None:
                 f"{value.path} is unreduced over {axes}, which can be planned but not run",
                 where=f"{value.kind} {value.path} of {location}",
                 why="jax.jit takes unreduced arrays on Explicit axes only, and a plan runs on Auto axes",
-                fix="reduce it before, or drop unreduced= from its spec",
+                fix="reduce it first, or drop unreduced= from its spec",
             )

@@ -181,7 +181,7 @@ def abstract(leaf: Any, path: str, fun: Callable[..., Any], label: str) -> tuple
         fix = alone if path == label else f"convert it, np.asarray(...), or leave {path.removeprefix(label)} out of {label}"
         raise _no_array(leaf, path, fun, fix) from None
     if isinstance(leaf, jax.Ref):
-        raise _no_array(leaf, path, fun, f"pass {path}[...], return what it is to hold, and assign that to {path}[...] outside")
+        raise _no_array(leaf, path, fun, f"pass {path}[...], return its new value, and assign that to {path}[...] outside")
     return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
 
 
@@ -189,7 +189,7 @@ def _no_array(leaf: Any, path: str, fun: Callable[..., Any], fix: str) -> Argume
     where = f"{path}, argument of {location_of(fun)}"
     if isinstance(leaf, np.ndarray):
         return ArgumentTypeError(
-            f"{path} is a numpy array of {leaf.dtype}, which JAX has no type for",
+            f"{path} is a numpy array of {leaf.dtype}, for which JAX has no type",
             where=where,
             why="arguments that are not static are traced, which takes arrays of numbers, truth values and PRNG keys",
             fix="convert it, array.astype(...), or leave it out",

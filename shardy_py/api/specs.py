@@ -137,7 +137,7 @@ def _convert(spec: object, view: MeshView, shape: tuple[int, ...], uneven: bool)
         try:
             verify_sharding(sharding, shape, view.dialect_mesh)
         except ShardyError as error:
-            fix = f"write a sharding of {len(shape)} dimensions that cuts each along axes of its own"
+            fix = f"write a sharding of {len(shape)} dimensions, each with its own axes"
             raise SpecError(str(error), why="the sharding breaks a rule of the dialect", fix=fix) from None
     _check_fit(sharding, view, shape, uneven)
     return sharding
@@ -178,8 +178,8 @@ def _from_partition_spec(spec: PartitionSpec, view: MeshView, rank: int) -> Tens
             raise _unknown_axis(str(name), view)
     kind = getattr(getattr(spec, "unreduced_kind", None), "name", "sum")  # later versions of JAX have it
     if spec.unreduced and kind != "sum":
-        what = f"{_spec_text(spec)} asks for parts of a {kind}"
-        raise SpecError(what, why="a plan combines parts along unreduced axes by their sum", fix="leave unreduced_kind= out")
+        what = f"{_spec_text(spec)} asks for partial results of a {kind}"
+        raise SpecError(what, why="a plan can only sum the parts along unreduced axes", fix="leave unreduced_kind= out")
     dims = []
     for entry in (*entries, *(None for _ in range(rank - len(entries)))):
         if entry is PartitionSpec.UNCONSTRAINED:

@@ -34,7 +34,7 @@ def fitting_mesh(plan: PlanRecord, mesh: AnyMesh, user: str) -> JaxMesh:
         raise MeshError(
             f"the mesh has {view.describe()}, the plan is for {planned}",
             where=f"mesh= of {user}, plan of {plan.name}",
-            why="the shardings of a plan hold for its own axes and sizes",
+            why="a plan's shardings apply only to its own axes and sizes",
             fix="plan for the new mesh, and use that plan",
         )
     return view.runnable() if isinstance(mesh, Mapping) else view.user_mesh

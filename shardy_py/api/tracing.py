@@ -143,8 +143,8 @@ def _result_types(request: PlanRequest, jaxpr: ClosedJaxpr, result: Leaves) -> t
             raise SpecError(
                 f"the result is yet to be summed over {', '.join(map(repr, sorted(spec.unreduced)))}",
                 where=f"result{key}, {request.location}",
-                why="a function under auto_shard returns sums, not the summands on each device",
-                fix="sum it before it is returned: jax.reshard(x, P(...)) without unreduced=",
+                why="a function under auto_shard returns sums, not the partial sums of each device",
+                fix="sum it before returning it: jax.reshard(x, P(...)) without unreduced=",
             )
     return types
 

@@ -149,9 +149,9 @@ class Verification:
         head, *details = [self.location] if first is None else str(first).splitlines()
         bad = [str(c) for c in self.outputs if not c.agrees and c.rounding is None]
         raise DifferenceError(
-            f"{self.name} gives other values on mesh {self.mesh} than on one device",
+            f"{self.name} gives different values on mesh {self.mesh} than on one device",
             where=head,
-            why=self.run.problem or "; ".join(bad[:3]) or "an op is wrong, by less than the outputs show",
+            why=self.run.problem or "; ".join(bad[:3]) or "an op is wrong, although the outputs agree",
             fix="if the op is wrong on the operands it had, constrain its operands to another sharding (P() replicates), and report it; "
             "if rounding has grown, pass rtol= or run in float64",
             notes=(*(line.strip() for line in details), *self.run.notes),
@@ -264,7 +264,7 @@ class _Comparer:
         comparisons = self._explained(comparisons)
         if all(c.agrees or c.rounding is not None for c in comparisons):
             return RunComparison(tuple(comparisons), apart if described else None, search.checked)
-        note = "no op is wrong on the operands it had when intermediates are outputs of the program, which XLA then fuses otherwise"
+        note = "no op is wrong on the operands it had when intermediates are outputs of the program, which changes how XLA fuses"
         return RunComparison(tuple(comparisons), apart, search.checked, notes=(note,))
 
     @functools.cached_property

@@ -23,7 +23,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--ignore", action="append", default=[], metavar="KIND[:PATH]", help="findings that are accepted; may be repeated")
     parser.add_argument("--notes", action="store_true", help="list notes too, which do not change the exit status")
-    parser.add_argument("--hardware", metavar="NAME", help="say what moves, what it costs and whether it fits on this hardware too")
+    parser.add_argument("--hardware", metavar="NAME", help="also report what moves, its cost, and whether the step fits on this hardware")
     add_compiling(parser, "--compile")
 
 

@@ -19,7 +19,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="BEFORE", help=TARGET)
     parser.add_argument("after", metavar="AFTER", help="the same")
     parser.add_argument("--exit-code", action="store_true", help="exit 1 if the plans differ")
-    parser.add_argument("--limit", type=int, metavar="N", help="lines of each part; by default 30 on a terminal, all elsewhere")
+    parser.add_argument("--limit", type=int, metavar="N", help="most lines per section; by default 30 on a terminal, else all")
     add_output(parser)
     add_planning(parser)
     add_compiling(parser, "--compile-for")

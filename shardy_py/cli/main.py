@@ -32,7 +32,7 @@ _PIPEDREAM = "profile a model, divide it into pipeline stages"
 COMMANDS = (
     Command("plan", "plan a function, and show, save or draw the plan", plan.add, plan.run),
     Command("explain", "say why a value has its sharding, or why it lacks an axis", explain.add, explain.run),
-    Command("check", "list what deserves a look; exit 1 if there are warnings or errors", check.add, check.run),
+    Command("check", "list likely mistakes; exit 1 if there are warnings or errors", check.add, check.run),
     Command("diff", "say what differs between two plans", diff.add, diff.run),
     Command("view", "open a plan as a page in the browser", view.add, view.run),
     Command("opt", "run Shardy's passes on an MLIR module", lambda _: None, lambda _, __: run_passes(())),
@@ -51,7 +51,7 @@ _EPILOG = """examples:
   shardy-py explain plan.json.gz result --axis model
   shardy-py check plan.json.gz && shardy-py diff old.json.gz plan.json.gz
 
-Flags behind -- are handed to absl, for modules that define some. exit status: 0, 1 for findings or differences, 2 for errors."""
+Flags after -- go to absl, for modules that define flags. Exit status: 0, 1 for findings or differences, 2 for errors."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     result = argparse.ArgumentParser(
         prog="shardy-py",
-        description="Plans of sharded JAX functions: made, read, explained, checked, compared. Planning needs no devices.",
+        description="Plan the shardings of a JAX function; read, explain, check and compare plans. Planning needs no devices.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

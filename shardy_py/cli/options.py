@@ -22,7 +22,7 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE,...",
         help="let a planner choose what is not annotated: h100, or hardware=v5e,memory_bytes=16GiB,time_limit_s=10,gap=0.01",
     )
-    group.add_argument("--platform", metavar="NAME", help="cpu, cuda (or gpu), rocm or tpu: what is planned for on a mesh without devices")
+    group.add_argument("--platform", metavar="NAME", help="cpu, cuda (or gpu), rocm or tpu: what to plan for if the mesh has no devices")
 
 
 def add_tracing(parser: argparse.ArgumentParser, title: str, mesh: str) -> argparse._ArgumentGroup:
@@ -33,11 +33,11 @@ def add_tracing(parser: argparse.ArgumentParser, title: str, mesh: str) -> argpa
         "--args",
         nargs="+",
         metavar="ARG",
-        help="arguments: types, float32[8,128] or, with a sharding, bf16[8@data,128], in {'w': ...}, [...] or (...); numbers, texts, None;"
-        " rate=0.1 by name",
+        help="arguments: types, float32[8,128] or, with a sharding, bf16[8@data,128], in {'w': ...}, [...] or (...); numbers, strings, None"
+        "; rate=0.1 by name",
     )
     group.add_argument(
-        "--args-from", metavar="MODULE:NAME", help="a function without arguments, or a value: a tuple of the arguments, or the only one"
+        "--args-from", metavar="MODULE:NAME", help="a tuple of the arguments, a single argument, or a function that returns either"
     )
     group.add_argument("--traceback", action="store_true", help="show the traceback of an error in the module")
     return group
@@ -54,13 +54,13 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     """Options that say how to print."""
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--color", choices=("auto", "always", "never"), default="auto", help="text in colours: by default on a terminal only"
+        "--color", choices=("auto", "always", "never"), default="auto", help="whether text has colours; by default on a terminal only"
     )
 
 
 def add_compiling(parser: argparse.ArgumentParser, flag: str) -> None:
     """An option to compile a plan."""
-    parser.add_argument(flag, metavar="TOPOLOGY", help="compile it too: for TPUs (v5e:2x4), or `here` for the devices of this machine")
+    parser.add_argument(flag, metavar="TOPOLOGY", help="also compile: for TPUs (v5e:2x4), or `here` for the devices of this machine")
 
 
 TARGET = "MODULE:FUNCTION (or file.py:FUNCTION), or the file of a stored plan"

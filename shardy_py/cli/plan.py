@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 def add(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add_target(parser)
-    parser.add_argument(
-        "--save", type=output_file, metavar="FILE", help="write the whole plan as JSON; packed where the name ends with .gz"
-    )
+    parser.add_argument("--save", type=output_file, metavar="FILE", help="write the whole plan as JSON, compressed if the name ends in .gz")
     parser.add_argument("--html", type=output_file, metavar="FILE", help="write a page that shows the plan")
     parser.add_argument("--hardware", metavar="NAME", help="add costs and memory on this hardware: h100, v5p, ...")
-    parser.add_argument("--where", metavar="TEXT", help="only values whose path, primitive, line or module has this; * is anything")
-    parser.add_argument("--limit", type=int, metavar="N", help="lines of each part; by default 60 on a terminal, all elsewhere")
+    parser.add_argument(
+        "--where", metavar="TEXT", help="only values whose path, primitive, line or module contains this; * matches anything"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="most lines per section; by default 60 on a terminal, else all")
     parser.add_argument("--as-code", choices=STYLES, help="print the plan as code to paste, in this style, for plain jax.jit")
     add_compiling(parser, "--compile-for")
 

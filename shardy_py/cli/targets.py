@@ -415,5 +415,5 @@ def _struct(name: str, dims: list[ast.expr], mesh: _AnyMesh, text: str) -> Shape
 
 
 def _refused(what: str, text: str) -> CommandError:
-    fix = "write types as float32[8,128] or float32[8@data,128], in {'name': ...}, [...] or (...), or numbers, texts, None"
+    fix = "write types as float32[8,128] or float32[8@data,128], in {'name': ...}, [...] or (...), or numbers, strings, None"
     return CommandError(what, where=f"--args {text}", fix=fix)

@@ -231,7 +231,7 @@ def check_planner(planner: object, mesh: object, virtual: int, in_shardings: obj
     if not isinstance(planner, Planner):
         raise TypeError(f'planner is {planner!r}; pass planner=sp.Planner(hardware="h100")')
     if isinstance(mesh, int) and (mesh < 1 or isinstance(mesh, bool)):
-        raise PipelineError(f"mesh is {mesh!r}", where="sp.pipeline(mesh=)", why="a number of devices is positive", fix="pass mesh=8")
+        raise PipelineError(f"mesh is {mesh!r}", where="sp.pipeline(mesh=)", why="a number of devices must be positive", fix="pass mesh=8")
     if planner.templates:
         raise PipelineError(
             "the planner has templates", where="sp.pipeline(planner=)", why="they shard a whole function, and a pipeline plans its stages",

@@ -132,7 +132,7 @@ def as_code(plan: PlanRecord, style: str) -> Code:
     raise UserError(
         "the plan was read from a file",
         where="Plan.as_code",
-        why="a stored plan has neither the program's source nor a way to propagate it, so that nothing tells which lines it needs",
+        why="a stored plan has neither the program's source nor a way to propagate it, so the lines to constrain are unknown",
         fix="plan again, function.plan(*args).as_code(...), or pass the stored plan as in_shardings=",
     )
 
@@ -280,7 +280,7 @@ class Trees:
         args, kwargs = self.structure.inputs.children
         if kwargs.leaves:
             names = ", ".join(map(str, kwargs.keys))
-            why = "in_shardings= of jax.jit are of positional arguments"
+            why = "in_shardings= of jax.jit covers positional arguments only"
             raise UserError(f"keyword arguments {names}", where="Plan.as_code", why=why, fix="plan with positional arguments")
         values, items = iter(self.plan.inputs), list[str]()
         for number, (name, node) in enumerate(zip(self.structure.names, args.children, strict=True)):

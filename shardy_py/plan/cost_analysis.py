@@ -380,7 +380,7 @@ def _remarks(cost: CostAnalysis) -> list[str]:
     """Notes on the limits of the figures."""
     notes = []
     if not cost.exact:
-        notes.append("a loop has no trip count that is known: what is in it counts once")
+        notes.append("a loop's trip count is unknown: its body counts once")
     if cost.unknown:
         notes.append(f"no formula for {', '.join(cost.unknown)}: operations in it are missing")
     return notes

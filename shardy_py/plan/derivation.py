@@ -237,7 +237,7 @@ def _unfit(number: int, step: LogStep) -> ShardyError:
     return ShardyError(
         "the log of the plan does not fit its program",
         where=f"step {number} ({step.reason})",
-        why="the step did not bring what the log says it brought",
+        why="a step of the log does not give the recorded sharding",
         fix="make the plan again, or load an unchanged file",
     )
 

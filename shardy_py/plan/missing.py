@@ -191,7 +191,7 @@ class _ObstacleSearch:
         if not isinstance(op, Op):
             return self.absence("one-device", f"{self.explainer.name(self.holder)} lies on one device")
         through, fix = title(op), "give it a rule with shardy_py.sharding_rule"
-        message = f"{through} runs on one device, where its results lie"
+        message = f"{through} runs on one device, where its results stay"
         return self.absence("one-device", message, through=through, location=self.explainer.locate(op), fix=fix)
 
     def absence(self, kind: str, message: str, **parts: object) -> Missing:
@@ -224,7 +224,7 @@ class _ObstacleSearch:
                 shards = num_shards(axes, mesh)
                 message = (
                     f"{self.axis!r} came to {name}, but {self.size} is not a multiple of {shards} ({', '.join(map(format_axis, axes))}):"
-                    " inputs and outputs lie in equal pieces"
+                    " inputs and outputs have equal pieces"
                 )
                 fix = f"make it {nearest(self.size, shards)}"
                 return self.absence("indivisible", message, winner=self.chain(self.holder, self.dim, self.axis), fix=fix)
@@ -330,7 +330,7 @@ class _ObstacleSearch:
             "part": ("", ""),
             "manual": (f"{axis!r} is manual inside of it", ""),
             "mesh": ("its values are on different meshes", ""),
-            "late": ("the propagation did not return to it after that", "constrain the value itself"),
+            "late": ("propagation did not visit it again", "constrain the value itself"),
         }
         kind = blocker.kind if blocker.kind in words else "late"
         return kind, *words[kind], ()

@@ -136,7 +136,7 @@ class Alternative:
             ValueError: The search was read from a file.
         """
         if self.planned is None:
-            raise ValueError(f"alternative {self.name!r} was read from a file, which keeps prices only; plan again for its plan")
+            raise ValueError(f"alternative {self.name!r} was read from a file, which keeps only prices; plan again to get its plan")
         return self.planned()
 
     @functools.cached_property
@@ -157,7 +157,7 @@ class Alternative:
             ValueError: The search was read from a file.
         """
         if self.constrained is None:
-            raise ValueError(f"alternative {self.name!r} was read from a file, which keeps prices only; plan again for its constraints")
+            raise ValueError(f"alternative {self.name!r} was read from a file, which keeps only prices; plan again to get its constraints")
         return self.constrained()
 
     @property
@@ -301,7 +301,7 @@ class Search:
 
     def _pricer(self) -> Pricer:
         if self.pricer is None:
-            why = "a stored plan keeps the result of its search only"
+            why = "a stored plan keeps only the result of its search"
             raise UserError("the search was read from a file", where="plan.search", why=why, fix="plan again, function.plan(*args)")
         return self.pricer
 

@@ -91,7 +91,7 @@ class Prices:
             raise UserError(
                 f"{path} is a value inside of the function",
                 where=where,
-                why="this planner shards arguments and results alone (constraints=False), and propagation the rest",
+                why="this planner shards only arguments and results (constraints=False); propagation shards the rest",
                 fix=f"name one of {', '.join(paths[:12])}",
             )
         classes = searcher.space.classes[value]
@@ -112,7 +112,7 @@ class Prices:
                     f"dimension {dim} of {path} cannot be {entry!r} in this search",
                     where=where,
                     why="an annotation pins it, or the axes do not divide it",
-                    fix=f"its own choices are {', '.join(choices[:12])}",
+                    fix=f"its choices are {', '.join(choices[:12])}",
                 )
         shares = path in paths and not searcher.space.resolution.layers
         other, problem, start = self._annotated(paths.index(path), layout) if shares else self._pinned(classes, layout)

@@ -281,8 +281,8 @@ class _Joiner:
             raise UserError(
                 "two members of a sharding group are annotated with different shardings",
                 where=" and ".join(places),
-                why="a planner shards the members of a group alike, and no sharding has the axes of both annotations",
-                fix="annotate one of them only, or both alike",
+                why="a planner gives the members of a group one sharding, and none has the axes of both annotations",
+                fix="annotate only one of them, or both in the same way",
             )
 
     def place(self, value: Value) -> str:

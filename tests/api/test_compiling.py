@@ -128,7 +128,7 @@ def test_what_cannot_be_compiled() -> None:
         plan.compile_for(8)
     with pytest.raises(sp.CompileError, match="v5e:4x4 has 16 devices, the mesh of the plan 8"):
         plan.compile_for("v5e:4x4")
-    with pytest.raises(sp.CompileError, match="JAX lays out no mesh of data=8, model=8 on v5p:4x4x4"):
+    with pytest.raises(sp.CompileError, match="JAX cannot arrange data=8, model=8 on v5p:4x4x4"):
         decorated(mesh={"data": 8, "model": 8}).plan(W, X).compile_for("v5p:4x4x4")
     with pytest.raises(sp.MeshError, match="an AbstractMesh can be planned for"):
         decorated(mesh=AbstractMesh((2, 4), ("data", "model"))).plan(W, X).compile_for()

@@ -105,7 +105,7 @@ def test_arguments_in_host_memory_are_moved_only_where_asked():
     device = jax.NamedSharding(mesh, P("a"))
     x = jax.device_put(np.ones((8, 8)), device.with_memory_kind("pinned_host"))
     refusing = sp.auto_shard(lambda x: x + 1, mesh=mesh, in_shardings=device)
-    with pytest.raises(sp.SpecError, match="the argument is in another memory than in_shardings says"):
+    with pytest.raises(sp.SpecError, match="the argument's memory differs from in_shardings"):
         refusing(x)
     for run, value in (refusing, jax.device_put(x, jax.memory.Space.Device)), (refusing.replace(options=sp.Options(misplaced="move")), x):
         result = run(value)

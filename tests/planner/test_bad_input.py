@@ -60,20 +60,20 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "negative time": (lambda: planner(time_limit_s=-1), sp.ShardyError, "time_limit_s is -1"),
     "planner of another type": (lambda: sp.auto_shard(step, planner="h100"), TypeError, r"planner is a str.*pass sp\.Planner"),  # type: ignore[call-overload]  # pyright: ignore
     "devices without a planner": (lambda: sp.auto_shard(step, mesh=8), sp.MeshError, r"mesh is 8, a number.*pass planner=sp\.Planner"),
-    "no devices": (lambda: planned(0), sp.MeshError, "mesh is 0.*a number of devices is positive"),
-    "true devices": (lambda: planned(True), sp.MeshError, "mesh is True.*a number of devices is positive"),
+    "no devices": (lambda: planned(0), sp.MeshError, "mesh is 0.*a number of devices must be positive"),
+    "true devices": (lambda: planned(True), sp.MeshError, "mesh is True.*a number of devices must be positive"),
     "half a device": (lambda: planned(2.5), sp.MeshError, "mesh is a float"),
     "an empty mesh": (lambda: planned({}), sp.MeshError, "the mesh has no axes"),
     "links of no axis": (lambda: planned(options={"links": {"z": "dcn"}}), sp.ShardyError, "unknown mesh axis 'z'.*x=8.*name one of x"),
     "links of another number": (lambda: planned(4, options={"links": {"x": "dcn"}}), sp.ShardyError, "unknown mesh axis 'x'.*axis0=4"),
     "unknown links": (lambda: planned(options={"links": {"x": "rope"}}), sp.ShardyError, r"unknown links 'rope'.*links\['x'\].*'ici'"),
-    "pins that differ": (placed_otherwise, sp.SpecError, r"another sharding.*in_shardings says P\('x'.*argument has P\(None, 'x'\)"),
+    "pins that differ": (placed_otherwise, sp.SpecError, r"differs from in_shardings.*says P\('x'.*argument has P\(None, 'x'\)"),
     "a pin that does not divide": (
         lambda: planned(fun=jnp.sin, args=(f32(63, 64),), in_shardings=P("x")), sp.SpecError, "63 is not divisible by 8.*64"
     ),
     "pins of a group that differ": (
         lambda: planned(SMALL, grouped, (f32(64, 64), f32(64, 64)), in_shardings=(P("x", P.UNCONSTRAINED), P(P.UNCONSTRAINED, "x"))),
-        sp.ShardyError, r"two members of a sharding group.*a and b.*annotate one of them only",
+        sp.ShardyError, r"two members of a sharding group.*a and b.*annotate only one of them",
     ),
     "constraints of a group that differ": (
         lambda: planned(SMALL, constrained_group, (f32(64, 64),)), sp.ShardyError,

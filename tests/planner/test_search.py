@@ -247,7 +247,7 @@ def test_alternatives_next_to_the_plan() -> None:
         assert " as P(" in alternative.name
     assert all(constraint.spec for constraint in near[0].constraints)
     (stored, *_) = sp.Plan.from_json(plan.to_json()).search.alternatives  # pyright: ignore[reportOptionalMemberAccess]
-    with pytest.raises(ValueError, match="plan again for its constraints"):
+    with pytest.raises(ValueError, match="plan again to get its constraints"):
         _ = stored.constraints
 
 

@@ -28,7 +28,7 @@ from shardy_py.plan.search import NOTHING
 from shardy_py.plan.values import PlannedValue, typed
 from shardy_py.rules.traits import CONSTRAINTS, TERMINATORS
 
-SMALL = "plan the sizes that will run, for what they will run on (Planner(hardware=...)), or say what to cut (in_shardings, rules)"
+SMALL = "plan with the real sizes and hardware (Planner(hardware=...)), or say what to shard (in_shardings, rules)"
 """What to do about a step that no planner shards."""
 
 MAX_EXAMPLES = 4
@@ -55,7 +55,7 @@ def unused_axis(context: CheckContext) -> Iterator[Finding]:
     largest = sorted(ends, key=lambda value: (value.path in follows, -context.bytes_of(value), value.path))
     if not used:
         message = f"{NOTHING}: all {context.mesh.size} devices repeat the same work"
-        fix = "say where to begin, with in_shardings, rules or a constraint"
+        fix = "shard something, with in_shardings, rules or a constraint"
         if any(value.shape for value in largest):
             yield _proposed(context, Finding("unused-axis", message, fix=fix), largest, unused)
         return
@@ -161,7 +161,7 @@ def _finding(context: CheckContext, op: Op, d: int, lost: list[AxisRef], sizes: 
     axes = ", ".join(repr(format_axis(axis)) for axis in lost)
     parts = " x ".join(map(str, sizes))
     if merged:
-        why = f"{parts} become one dimension, and an axis on the part of size {n} would cut it into pieces that do not adjoin"
+        why = f"{parts} become one dimension, and an axis on the part of size {n} would give each device pieces that are not contiguous"
         fix = f"do the work that needs {axes} before the reshape"
     else:
         shards = num_shards(lost, context.mesh)
@@ -200,7 +200,7 @@ def sub_axis_removed(context: CheckContext) -> Iterator[Finding]:
         value, uncut = max(group, key=lambda entry: context.bytes_of(entry[0]))
         size = context.bytes_of(value)
         message = (
-            f"propagation gave it {typed(value.type, uncut)}; inputs and outputs take whole axes only, unless annotated,"
+            f"propagation gave it {typed(value.type, uncut)}; inputs and outputs take only whole axes, unless annotated,"
             f" so it is {typed(value.type, value.sharding)}, {format_bytes(size)} on each device{more_text(len(group), 'like it')}"
         )
         paths = tuple(sorted((other.path for other, _ in group), key=value.path.__ne__)) if len(group) > 1 else ()
@@ -349,8 +349,8 @@ def _lost_on_data(context: CheckContext, losses: Sequence[tuple[Op, Value, _Data
     because = f", because {winner.path} has it there" if winner is not None else ""
     message = (
         f"{axis!r} came with {origin} to dimension {loss.expected} of the result of {described.primitive}, which has it on dimension"
-        f" {loss.actual} instead{because}: {typed(described.type, described.sharding)}, {format_bytes(size)} on each device; what follows"
-        f" is not cut by the data any more{more_text(len(losses), 'of this line')}"
+        f" {loss.actual} instead{because}: {typed(described.type, described.sharding)}, {format_bytes(size)} on each device; from"
+        f" there on the batch is not sharded{more_text(len(losses), 'of this line')}"
     )
     assert described.sharding is not None
     kept = with_axes_on(described.sharding, [axis], loss.expected)
@@ -447,7 +447,7 @@ def _unlike(context: CheckContext, state: PlannedValue, parameter: PlannedValue)
         return
     message = (
         f"it is {typed(state.type, state.sharding)}, {format_bytes(size)} on each device, while its parameter {parameter.path} is"
-        f" {typed(parameter.type, parameter.sharding)}: an update has to bring one to the other, {format_bytes(moved)} for each device"
+        f" {typed(parameter.type, parameter.sharding)}: an update moves one to the other's sharding, {format_bytes(moved)} for each device"
     )
     finding = Finding("state-unlike-parameter", message, state.path, "", graded(max(size, moved)), size)
     fix = f"{state.path}: {{spec}} in {annotation_of(state)}", state.path, parameter.sharding

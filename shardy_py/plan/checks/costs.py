@@ -58,8 +58,8 @@ def costly_constraint(context: CheckContext) -> Iterator[Finding]:
         f"constraints inside cost {seconds_text(together.seconds)} of the step of {step}: about {seconds_text(without)} without{named}"
     )
     fix = (
-        'drop these lines, or plan without them: Planner(annotations="ignore"), or "hint", which starts from them; names of dimensions'
-        " become None, which is whole, where no rules are in force"
+        'drop these lines, or plan without them: Planner(annotations="ignore"), or "hint", which starts from them; without rules in'
+        " force, names of dimensions become None, which replicates"
     )
     yield Finding("costly-constraint", message, location=lines[0].path if lines else "", fix=fix)
 
@@ -86,7 +86,7 @@ def host_transfers(context: CheckContext) -> Iterator[Finding]:
         f"the step moves {moved}, {seconds_text(seconds)} over the link of {machine}, and all else takes {seconds_text(others)}, too little"
         f" to hide it{more_text(len(moves), 'such moves')}"
     )
-    fix = "keep on the devices what fits there (plan.memory_analysis), or do more in a step for each move, as with a larger batch"
+    fix = "keep on the devices what fits there (plan.memory_analysis), or compute more per transfer, as with a larger batch"
     yield Finding("host-transfer", message, largest.value, largest.location, graded(int(cost.host_bytes)), int(cost.host_bytes), fix)
 
 
@@ -118,8 +118,8 @@ def cut_along_scan(context: CheckContext) -> Iterator[Finding]:
         where = location_of(context.plan.program, loop)
         line, text = short_location(where), typed(source.type, source.sharding)
         message = (
-            f"{text} is cut over {axes} along dimension {d}, along which the scan at {line} runs: a step needs a slice that other devices"
-            f" have, and all of it is gathered, {format_bytes(size)} to each device"
+            f"{text} is sharded over {axes} along dimension {d}, along which the scan at {line} runs: each step needs a slice that other"
+            f" devices hold, so all of it is gathered, {format_bytes(size)} to each device"
         )
         place = "in in_shardings or rules" if described.kind == "input" else "by sp.with_sharding_constraint"
         fix = f"cut another dimension: {described.path}: {{spec}} {place}"

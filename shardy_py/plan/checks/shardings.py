@@ -191,8 +191,8 @@ def _constraint_findings(context: CheckContext, replicating: Iterable[Value]) ->
         size = context.bytes_of(values[0])
         everywhere = f"on all {context.mesh.size} devices, {format_bytes(size)} on each{more_text(len(values), 'of this line')}"
         fix = (
-            "name the axes of its dimensions, or P.UNCONSTRAINED for those that it should leave open; None is whole, and so is a name of a"
-            " dimension where no rules are in force"
+            "name the axes of its dimensions, or P.UNCONSTRAINED for those that it should leave open; None replicates, and so does a name"
+            " of a dimension while no rules are in force"
         )
         yield Finding("replicated-large", f"a constraint replicates {text} {everywhere}", values[0].path, location, graded(size), size, fix)
 

@@ -117,7 +117,7 @@ def accepted(findings: Iterable[Finding], ignore: str | Iterable[str]) -> Findin
         no findings
     """
     if not isinstance(ignore, Iterable):
-        raise TypeError(f"ignore is {ignore!r}, a {type(ignore).__name__}; it is a kind of finding or several, as ['unused-axis']")
+        raise TypeError(f"ignore is {ignore!r}, a {type(ignore).__name__}; pass kinds of findings, such as ['unused-axis']")
     patterns = [_parsed(pattern) for pattern in ([ignore] if isinstance(ignore, str) else ignore)]
 
     def named(of: str, value: str) -> bool:
@@ -130,7 +130,7 @@ def accepted(findings: Iterable[Finding], ignore: str | Iterable[str]) -> Findin
 def _parsed(pattern: object) -> tuple[str, str, str]:
     """Kind, colon and path of a pattern."""
     if not isinstance(pattern, str):
-        raise TypeError(f"ignore holds {pattern!r}, a {type(pattern).__name__}; it is a kind of finding or several, as ['unused-axis']")
+        raise TypeError(f"ignore holds {pattern!r}, a {type(pattern).__name__}; pass kinds of findings, such as ['unused-axis']")
     check_length(pattern, "ignore")
     kind, colon, path = pattern.partition(":")
     if kind not in KINDS:
