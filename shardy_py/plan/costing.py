@@ -16,17 +16,27 @@ from shardy_py.plan.collectives import Collective, axes_of
 from shardy_py.plan.cost_analysis import CollectiveCost, CostAnalysis, OpCost
 from shardy_py.plan.cost_walk import BlockCosts, Run
 from shardy_py.plan.executed import collectives_of, executed
-from shardy_py.plan.record import PlanRecord
+from shardy_py.plan.record import Analysis, PlanRecord
+
+
+@Analysis
+def _computed(plan: PlanRecord) -> list[CostAnalysis]:
+    """The costs of a plan that have been computed, each on other hardware."""
+    del plan
+    return []
 
 
 @no_collection()
 def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
-    """The cost of a call, see `Plan.cost_analysis`. Raises HardwareError or LinkError if the hardware or its links do not fit."""
+    """The cost of a call, see `Plan.cost_analysis`. A plan remembers it. Raises HardwareError or LinkError."""
     machine = None if which is None else hardware(which)
     if machine is None and links is not None:
         raise HardwareError("links without hardware", where=f"cost of {plan.name}", fix='name the hardware too: hardware="h100"')
     sizes = dict(plan.mesh.shape)
     layout = {} if machine is None else lay_out(sizes, machine, {**plan.lattices, **(links or {})})
+    for cost in _computed(plan):
+        if (cost.hardware, cost.links) == (machine, layout):
+            return cost
 
     def timed(collective: Collective) -> float:
         levels = levels_of(axes_of(collective, sizes), layout, sizes)
@@ -72,7 +82,9 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
     exact = walked.exact and all(c.trips is not None for c in moved)
     path = None if machine is None else walked.path
     unknown = tuple(walked.unknown)
-    return CostAnalysis(plan.name, plan.mesh, machine, layout, tuple(ops), collectives, path, exact, unknown, plan.fed_bytes, hidden)
+    cost = CostAnalysis(plan.name, plan.mesh, machine, layout, tuple(ops), collectives, path, exact, unknown, plan.fed_bytes, hidden)
+    _computed(plan).append(cost)
+    return cost
 
 
 def _hidden(beside: Mapping[Block | None, float], runs: Sequence[Run], ops: Sequence[OpCost]) -> float:

@@ -294,7 +294,7 @@ SAME = 0.01
 """The part of the gap by which costs of cuts may differ that are about the same."""
 
 
-def cut(model: Model, problem: Problem, assignment: Sequence[int], inputs: Sequence[Value], gap: float) -> tuple[int, ...]:
+def cut(model: Model, evaluation: Evaluation, assignment: Sequence[int], inputs: Sequence[Value], gap: float) -> tuple[int, ...]:
     """An assignment in which whole inputs, unless feeding them takes longer than the gap, are cut to the extent that it allows.
 
     An assignment that cuts nothing stays. Of cuts that cost about the same it takes the one into most pieces, along the first dimensions.
@@ -309,7 +309,6 @@ def cut(model: Model, problem: Problem, assignment: Sequence[int], inputs: Seque
     whole = [value for value in inputs if value.type.rank and not any(model.space.layout(value, full))]
     if not any(assignment) or not whole:
         return tuple(assignment)
-    evaluation = Evaluation(problem)
     state = State(evaluation, assignment, price=evaluation.penalty)  # no cut breaks a limit
     most, seconds = gap * (state.cost + model.constant), dict(zip(model.feeding.tables, model.feeding.weights))
     left = {True: SHARE * most, False: OF_STATE * most}
@@ -317,7 +316,7 @@ def cut(model: Model, problem: Problem, assignment: Sequence[int], inputs: Seque
     for value in sorted(small, key=lambda value: -value.type.size):
         group = tuple(numbers[c] for c in model.space.classes[value] if c in numbers)
         current = tuple(state.assignment[list(group)].tolist())
-        choices = [s for s in itertools.product(*(range(problem.strategies[c]) for c in group)) if any(layout(value, group, s))]
+        choices = [s for s in itertools.product(*(range(evaluation.problem.strategies[c]) for c in group)) if any(layout(value, group, s))]
         if choices and not any(layout(value, group, current)):
             own, *costs = state.costs(group, np.array([current, *choices])).tolist()
             near = [n for n, cost in enumerate(costs) if cost <= min(costs) + SAME * most]

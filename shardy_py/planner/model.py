@@ -25,7 +25,7 @@ from shardy_py.plan.feeding import NOTHING, Feeding
 from shardy_py.plan.progress import report
 from shardy_py.plan.trips import trip_count
 from shardy_py.planner.op_tables import Joint, OpTables, TooLarge, reduced_shares
-from shardy_py.planner.problem import Limit, Problem, Table, cost, dearer, entries, weight
+from shardy_py.planner.problem import Limit, Problem, Table, cost_of_entries, dearer, entries, weight
 from shardy_py.planner.space import Space
 
 Array = Any
@@ -102,10 +102,18 @@ class Model:
     values: dict[Value | int, int]
     layouts: dict[int, tuple[Layout, ...]]
     feeding: Limit
+    _entries: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict[tuple[int, ...], tuple[int, ...]])
+
+    def entries(self, chosen: Sequence[int]) -> tuple[int, ...]:
+        """Per table, the number of the entry of an assignment; -1 where the table forbids it."""
+        key = tuple(chosen)
+        if key not in self._entries:
+            self._entries[key] = entries(self.problem, key)
+        return self._entries[key]
 
     def seconds(self, chosen: Sequence[int]) -> float:
         """The seconds of a call of an assignment, of which the problem has all unless what is fed takes longer."""
-        feeding = weight(self.feeding, entries(self.problem, chosen)) - self.feeding.limit
+        feeding = weight(self.feeding, self.entries(chosen)) - self.feeding.limit
         return self.fed_seconds(self.cost_seconds(chosen), feeding)
 
     def tied(self, problem: Problem) -> Problem:
@@ -118,7 +126,7 @@ class Model:
 
     def cost_seconds(self, chosen: Sequence[int]) -> float:
         """The cost of an assignment, with the part that no choice changes."""
-        return cost(self.problem, chosen) + self.constant
+        return cost_of_entries(self.problem, self.entries(chosen)) + self.constant
 
     def fed_seconds(self, seconds: float, feeding: float | None = None) -> float:
         """The seconds of a step from the seconds of the problem (part of feeding) and all of feeding, by default the least there is."""
@@ -175,6 +183,7 @@ class _Builder:
         self.drafts: dict[tuple[tuple[int, ...], int], _Draft] = {}
         self.moves: dict[tuple[Value, CountedScope, Layout, Layout], int] = {}
         self.move_costs: list[float] = []
+        self.joints: dict[object, tuple[tuple[int, ...], Joint]] = {}
 
     # ------------------------------------------------------------------ walking
 
@@ -255,7 +264,7 @@ class _Builder:
         is_counted = op in self.op_tables.counted
         if op.name in CHEAP and not is_counted:
             return
-        local, joint = self.joint([self.space.classes[v] for v in (*op.operands, *op.results)])
+        local, joint = self.joint(tuple(self.space.classes[v] for v in (*op.operands, *op.results)))
         key, draft = self.draft(local, joint)
         if not self.prices:
             return
@@ -292,13 +301,13 @@ class _Builder:
         own, other = self.space.classes[value], self.space.classes[target]
         if own == other or not type_.rank:
             return
-        local, joint = self.joint([own, other])
+        local, joint = self.joint((own, other))
         self.bring(op, value, scope, local, joint, joint.domains[1], joint.index[1])
 
     def to_sharding(self, op: Op, value: Value, sharding: TensorSharding, scope: CountedScope) -> None:
         """Moves a value to a sharding."""
         if value.type.rank:
-            local, joint = self.joint([self.space.classes[value]])
+            local, joint = self.joint((self.space.classes[value],))
             target = layout_of(sharding, value.type.rank, self.mesh)
             self.bring(op, value, scope, local, joint, (target,), np.zeros(len(joint.strategies), int))
 
@@ -327,14 +336,16 @@ class _Builder:
                 raise TooLarge
         return key, draft
 
-    def joint(self, classes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], Joint]:
+    def joint(self, classes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], Joint]:
         """The joint strategies of some values by the classes of their dimensions: no axis twice in a value."""
+        if (known := self.joints.get(classes)) is not None:
+            return known
         local = tuple(dict.fromkeys(c for each in classes for c in each))
         numbers = {c: i for i, c in enumerate(local)}
         shape = tuple(tuple(numbers[c] for c in each) for each in classes)
         domains = tuple(self.space.strategies[c] for c in local)
         rows = None if self.among is None else np.unique(self.among[:, local], axis=0)
-        return local, self.op_tables.joint(shape, domains, self.room, rows)
+        return self.joints.setdefault(classes, (local, self.op_tables.joint(shape, domains, self.room, rows)))
 
     # ------------------------------------------------------------------ result
 
@@ -359,7 +370,7 @@ class _Builder:
         fed: set[Value | int] = {*(main.arguments[n] for n in feeding.arguments), *feeding.results}
         second, feeding_weights, least = self.machine.hardware.host_bandwidth or math.inf, dict[int, Array](), 0.0
         for value, type_ in (*((a, a.type) for a in main.arguments), *enumerate(main.result_types)):
-            local, joint = self.joint([space.classes[value]])
+            local, joint = self.joint((space.classes[value],))
             domain = joint.domains[0]
             bytes_ = np.array([piece_bytes(type_, math.prod(local_shape(type_.shape, layout, self.mesh))) for layout in domain])
             seconds = bytes_[joint.index[0]] / second * (value in fed)

@@ -258,7 +258,7 @@ def _templates(searcher: Searcher, best: Candidate) -> list[Outcome]:
     starts = {template.name: searcher.start_of(template) for template in searcher.templates}
     finished = {candidate.assignment for candidate in searcher.finished}
     listed = [name for name, start in starts.items() if start in finished or not searcher.is_late]
-    possible = [name for name in listed if math.isfinite(searcher.predicted(starts[name]))]
+    possible = [name for name in listed if math.isfinite(searcher.model.seconds(starts[name]))]
     own = [template.name for template in searcher.own_templates if template.name in possible]
     taken = {starts[name] for name in own}
     others = {starts[name]: name for name in reversed(possible) if starts[name] not in taken}
@@ -290,7 +290,7 @@ def _assigned(searcher: Searcher, best: Candidate) -> Iterator[Outcome]:
         reached = descend(Evaluation(restricted(problem, {c: others})), start)
         if reached.allowed:
             assignment = tuple(map(int, reached.assignment))
-            yield Outcome(Trial("", assignment), searcher.predicted(assignment), 0)
+            yield Outcome(Trial("", assignment), searcher.model.seconds(assignment), 0)
 
 
 def _name(searcher: Searcher, best: Sequence[int], other: Sequence[int]) -> str:

@@ -86,13 +86,8 @@ def entries(problem: Problem, assignment: Sequence[int]) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def cost(problem: Problem, assignment: Sequence[int]) -> float:
-    """The cost of an assignment; infinite where a table forbids it."""
-    return cost_of_entries(problem, entries(problem, assignment))
-
-
 def cost_of_entries(problem: Problem, chosen: Sequence[int]) -> float:
-    """The cost of the entries that an assignment chooses, one of each table."""
+    """The cost of the entries that an assignment chooses, one of each table; infinite where a table forbids it."""
     if -1 in chosen:
         return float("inf")
     moves = {int(m) for table, entry in zip(problem.tables, chosen) for m in table.moves[entry] if m >= 0}

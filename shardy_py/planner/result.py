@@ -22,7 +22,7 @@ from shardy_py.planner.certificate import Certificate, encode, proven
 from shardy_py.planner.evaluation import Evaluation, descend
 from shardy_py.planner.judge import Candidate, latency_of
 from shardy_py.planner.op_tables import TooLarge
-from shardy_py.planner.problem import cost, entries, restricted
+from shardy_py.planner.problem import cost_of_entries, restricted
 from shardy_py.planner.search import LARGE, Searcher
 from shardy_py.planner.space import Resolution, resolutions, stated, transferred
 from shardy_py.rules.traits import UNCONSTRAINED, is_constraint
@@ -37,7 +37,7 @@ def search_of(searcher: Searcher, best: Candidate, bound: float) -> Search:
     bound *= 1 - planner.overlap  # the upper end of a step is at least the bound, and the lower end at least nothing
     prices = constraint_prices(searcher, best)
     # A region that takes less than the bound is the best one known where nothing is cheaper than its assignment by the model either.
-    seconds = max(best.seconds, searcher.predicted(best.assignment) * (1 - planner.overlap)) if best.seconds < bound else best.seconds
+    seconds = max(best.seconds, searcher.model.seconds(best.assignment) * (1 - planner.overlap)) if best.seconds < bound else best.seconds
     optimal = seconds - bound <= (planner.gap + ROUNDING) * seconds
     ended: Status = "time_limit" if searcher.is_late else "work_limit"
     return Search(
@@ -114,7 +114,7 @@ def _objective_of_model(searcher: Searcher, best: Candidate) -> str:
     """The price of a region by the model."""
     if searcher.region is None:
         return ""
-    seconds = seconds_text(searcher.predicted(best.assignment))
+    seconds = seconds_text(searcher.model.seconds(best.assignment))
     return f"{seconds}, to which the bound applies; the plan itself also shares copies, and fuses differently"
 
 
@@ -163,9 +163,10 @@ def certificate_of(searcher: Searcher, best: Candidate, bound: float) -> str:
     """The certificate of a search, as text."""
     planner, model = searcher.planner, searcher.model
     problem = searcher.limited()
-    if not problem.keeps(entries(problem, best.assignment)):
+    chosen = model.entries(best.assignment)
+    if not problem.keeps(chosen):
         problem = model.problem  # results lie as they follow by propagation
-    own = cost(problem, best.assignment)
+    own = cost_of_entries(problem, chosen)
     stages = stages_of(problem, own)
     links = planner.links or {}
     is_listed = isinstance(planner.hardware, str) and all(isinstance(each, str) for each in links.values())

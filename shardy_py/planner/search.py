@@ -30,7 +30,7 @@ from shardy_py.planner.memory import bytes_of, fixed_bytes, peak_bytes
 from shardy_py.planner.model import LESS, Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge
 from shardy_py.planner.options import Planner
-from shardy_py.planner.problem import Limit, Problem, Solution, entries, limited, weight
+from shardy_py.planner.problem import Limit, Problem, Solution, limited, weight
 from shardy_py.planner.propagated import Outcome, Seeds, Trial, Trials
 from shardy_py.planner.space import Annotations, Resolution, Space, assign, groups_of, resolutions, shardings_of, spaces_of, transferred
 from shardy_py.planner.templates import (
@@ -218,7 +218,7 @@ class Searcher:
         """The space of a resolution, without a model."""
         self.program, self.copies, op_tables, spaces = self._parts
         self.space: Space = spaces(resolution)
-        for of_space in ("templates", "own_templates", "neighbours", "fixed", "entries", "batch", "_assignments"):
+        for of_space in ("templates", "own_templates", "neighbours", "fixed", "entries", "batch", "evaluation", "_assignments"):
             self.__dict__.pop(of_space, None)
         return op_tables
 
@@ -248,7 +248,7 @@ class Searcher:
     def candidate(self, name: str, assignment: Sequence[int]) -> Candidate:
         """An assignment as a finished plan."""
         chosen = tuple(map(int, assignment))
-        candidate = self.finish(name, chosen, self.model.assignment(chosen), self.predicted(chosen))
+        candidate = self.finish(name, chosen, self.model.assignment(chosen), self.model.seconds(chosen))
         self.finished.append(candidate)
         return candidate
 
@@ -305,7 +305,7 @@ class Searcher:
         """The plan that runs an assignment, on a copy of the program, beside one that takes so many seconds."""
         if self.propagate is not None:
             return self.propagate(*self.shardings(trial))
-        enough = _enough(self.predicted(trial.assignment), cheapest)
+        enough = _enough(self.model.seconds(trial.assignment), cheapest)
         return self.replan(self.space.resolution, self.model.assignment(trial.assignment), enough)
 
     def outcome(self, trial: Trial) -> Outcome:
@@ -316,10 +316,6 @@ class Searcher:
     def assign(self, chosen: Sequence[int]) -> None:
         """Sets the shardings of the program."""
         assign(self.base.program, self.space, shardings_of(self.space, self.model.assignment(chosen), self.mesh_name), self.copies)
-
-    def predicted(self, assignment: Sequence[int]) -> float:
-        """Seconds of a call of an assignment by the model, whose ops run one by one."""
-        return self.model.seconds(assignment)
 
     # ------------------------------------------------------------------ templates
 
@@ -381,15 +377,20 @@ class Searcher:
         """The assignment of a template as it is finished: small data that lie whole are cut."""
         key = template.name, True
         if key not in self._assignments:
-            self._assignments[key] = self.with_data_cut(self.model.problem, tuple(self.start(template)))
+            self._assignments[key] = self.with_data_cut(self.evaluation, tuple(self.start(template)))
         return self._assignments[key]
 
-    def with_data_cut(self, problem: Problem, assignment: tuple[int, ...]) -> tuple[int, ...]:
+    @functools.cached_property
+    def evaluation(self) -> Evaluation:
+        """The costs of assignments without limits."""
+        return Evaluation(self.model.problem)
+
+    def with_data_cut(self, evaluation: Evaluation, assignment: tuple[int, ...]) -> tuple[int, ...]:
         """An assignment that cuts the arguments that are fed, and those that are a large part of all, to the extent that the gap allows."""
         arguments = self.program.main.arguments
         large = sum(argument.type.bytes for argument in arguments) / 100
         inputs = [a for n, a in enumerate(arguments) if n in self.base.feeding.arguments or a.type.bytes > large]
-        return cut(self.model, problem, assignment, inputs, self.planner.gap)
+        return cut(self.model, evaluation, assignment, inputs, self.planner.gap)
 
     def cheapest(self, best: Candidate) -> Candidate:
         """The cheapest of a plan and the templates that fit and are not much dearer by the model, each as it runs.
@@ -399,12 +400,12 @@ class Searcher:
         """
         done, model = {each.assignment for each in self.finished}, self.model
         starts = {start: template.name for template in reversed(self.templates) if (start := self.start_of(template)) not in done}
-        order = [start for start in starts if weight(self.fixed, entries(model.problem, start)) <= self.fixed.limit]
-        order.sort(key=self.predicted)
-        most, is_sharded = self.predicted(best.assignment) * (1 + REACH), self.is_sharded(best.assignment)
+        order = [start for start in starts if weight(self.fixed, model.entries(start)) <= self.fixed.limit]
+        order.sort(key=self.model.seconds)
+        most, is_sharded = self.model.seconds(best.assignment) * (1 + REACH), self.is_sharded(best.assignment)
         for start in order:
             shards_first = not is_sharded and self.is_sharded(start)
-            if not self.left or (self.predicted(start) > most and not shards_first):
+            if not self.left or (self.model.seconds(start) > most and not shards_first):
                 self.is_late |= not self.left
                 continue
             is_sharded |= shards_first
@@ -445,7 +446,7 @@ class Searcher:
         peaks = lifetimes(candidate.plan, self.planner.hardware).peaks(PEAKS)
         above = 0 if candidate.run is candidate.plan else candidate.peak - peaks[0].bytes
         over = [peak for peak in peaks if not self.planner.fits(peak.bytes + above)] or list(peaks[:1])
-        chosen = entries(self.model.problem, candidate.assignment)
+        chosen = self.model.entries(candidate.assignment)
         budget = (1 - MARGIN) * (self.planner.budget or math.inf) - above
         return [peak_bytes(self.model, self.fixed, peak, budget, chosen, self.copies) for peak in over]
 
@@ -453,7 +454,7 @@ class Searcher:
         """The best plan within the budget, and its lower bound. Raises PlannerInfeasible if no plan that was tried fits."""
         starts = self.starts()
         for template in self.own_templates if self.propagate is None else ():
-            if math.isfinite(self.predicted(start := self.start_of(template))):
+            if math.isfinite(self.model.seconds(start := self.start_of(template))):
                 self.candidate(template.name, start)
         limits: list[Limit] = []
         bound, least_seconds, most = 0.0, 0.0, math.inf
@@ -470,15 +471,15 @@ class Searcher:
             # Within the gap much is left to chance, such as the dimension along which a small input is cut.
             polished = descend(Evaluation(self.model.tied(problem)), solution.assignment) if self.is_sharded(solution.assignment) else None
             best = tuple(map(int, polished.assignment)) if polished and polished.allowed else solution.assignment
-            candidate = self.candidate("", self.with_data_cut(problem, best))
+            candidate = self.candidate("", self.with_data_cut(Evaluation(problem), best))
             seconds = self.model.seconds(candidate.assignment)
             is_fed_longest = max(bound, self.model.cost_seconds(candidate.assignment)) < (1 - LESS) * seconds
             if self.planner.fits(candidate.peak) and not is_fed_longest:
                 break
             limits += [] if self.planner.fits(candidate.peak) else self.fullest(candidate)
             if is_fed_longest:
-                shortest = tuple(min((candidate.assignment, *starts), key=self.predicted))
-                most = self.predicted(shortest)
+                shortest = tuple(min((candidate.assignment, *starts), key=self.model.seconds))
+                most = self.model.seconds(shortest)
                 if shortest != candidate.assignment:
                     self.candidate("", shortest)
                 limits = [
@@ -511,8 +512,8 @@ class Searcher:
         """
         seen = {each.assignment for each in self.finished}
         starts = {start: template.name for template in self.templates if (start := self.start_of(template)) not in seen}
-        seconds = {start: self.predicted(start) for start in starts}
-        bytes_ = {start: weight(self.fixed, entries(self.model.problem, start)) for start in starts if seconds[start] < math.inf}
+        seconds = {start: self.model.seconds(start) for start in starts}
+        bytes_ = {start: weight(self.fixed, self.model.entries(start)) for start in starts if seconds[start] < math.inf}
         most = self.fixed.limit
         cheap = sorted(bytes_, key=lambda start: (bytes_[start] > most, seconds[start]))
         for tried, start in enumerate(_in_turn(cheap, sorted(cheap, key=lambda start: bytes_[start]))):
@@ -543,7 +544,7 @@ class Searcher:
 
     def cost_of_start(self, start: Sequence[int]) -> tuple[bool, float]:
         """Whether arguments and results alone are over the budget, and seconds."""
-        chosen = entries(self.model.problem, start)
+        chosen = self.model.entries(start)
         return -1 in chosen or weight(self.fixed, chosen) > self.fixed.limit, self.model.seconds(start)
 
     def solution(self, problem: Problem, starts: Sequence[Sequence[int]]) -> Solution:

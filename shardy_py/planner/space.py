@@ -120,17 +120,6 @@ def spaces_of(
     return joiner.space
 
 
-def space_of(
-    program: Program,
-    mesh: Mesh,
-    annotations: Annotations,
-    resolution: Resolution | None = None,
-    groups: Sequence[Sequence[Value]] = (),
-) -> Space:
-    """One of the search spaces of a program; see `spaces_of`."""
-    return spaces_of(program, mesh, annotations, groups)(resolution)
-
-
 def stated(constraint: Op) -> TensorSharding | None:
     """The sharding of a constraint as the user states it, before open dimensions were decided."""
     sharding, dims = constraint.result.sharding, constraint.attributes.get(UNCONSTRAINED, ())
@@ -480,5 +469,5 @@ def assigned(
 ) -> None:
     """Sets the shardings of a program from an assignment of its space."""
     copy, copies = inlined(program)
-    space = space_of(copy, mesh, annotations, resolution, groups_of(annotations, program, copies))
+    space = spaces_of(copy, mesh, annotations, groups_of(annotations, program, copies))(resolution)
     assign(program, space, shardings_of(space, assignment, mesh_name), copies)

@@ -17,7 +17,7 @@ from shardy_py.planner.inlined import inlined
 from shardy_py.planner.model import model_of
 from shardy_py.planner.op_tables import OpTables
 from shardy_py.planner.search import Searcher
-from shardy_py.planner.space import Annotations, resolutions, space_of
+from shardy_py.planner.space import Annotations, resolutions, spaces_of
 from tests.planner.test_model import FREE_LINKS, Case, drawn, f32, is_near, seconds
 
 DEPTH = 4
@@ -56,7 +56,7 @@ def case(function: Callable[..., Any], args: Any, *, layers: bool) -> Case:
     resolution = resolutions(plan.mesh)[0 if layers else 1]
     assert resolution.layers is layers
     stated = Annotations((None,) * len(plan.inputs), (None,) * len(plan.outputs), alike)
-    space = space_of(program, plan.mesh, stated, resolution)
+    space = spaces_of(program, plan.mesh, stated)(resolution)
     model = model_of(OpTables(program, Machine(plan.mesh, FREE_LINKS)), space, feeding=plan.feeding)
     return Case(plan, program, copies, model)
 

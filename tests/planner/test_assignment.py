@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shardy_py.planner.assignment import least, solve, stages_of
 from shardy_py.planner.certificate import Duals, proven
 from shardy_py.planner.elimination import reduced
-from shardy_py.planner.problem import Limit, Problem, Table, cost, entries, limited, restricted, weighed, weight
+from shardy_py.planner.problem import Limit, Problem, Table, cost_of_entries, entries, limited, restricted, weighed, weight
 from shardy_py.planner.relaxation import Ascent, program
 
 ROUNDING = 1e-6
@@ -60,6 +60,10 @@ def allowed(problem: Problem) -> list[tuple[int, ...]]:
         if -1 not in chosen and problem.keeps(chosen):
             result.append(assignment)
     return result
+
+
+def cost(problem: Problem, assignment: tuple[int, ...]) -> float:
+    return cost_of_entries(problem, entries(problem, assignment))
 
 
 def optimum(problem: Problem) -> float:

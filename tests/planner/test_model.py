@@ -29,7 +29,7 @@ from shardy_py.planner.memory import fixed_bytes, peak_bytes
 from shardy_py.planner.model import Model, model_of
 from shardy_py.planner.op_tables import OpTables, TooLarge, reduced_shares
 from shardy_py.planner.problem import entries, weight
-from shardy_py.planner.space import Annotations, assign, shardings_of, space_of
+from shardy_py.planner.space import Annotations, assign, shardings_of, spaces_of
 from tests.partition.test_price import price, summed
 
 MESHES = {"one axis": {"x": 4}, "two axes": {"x": 2, "y": 4}, "three axes": {"x": 2, "y": 2, "z": 2}}
@@ -152,7 +152,7 @@ def made_of(
     plan = sp.auto_shard(function, mesh=MESHES[mesh], lowering="jit", donate_argnums=donated if donate else ()).plan(*args)
     alike = tuple((d.input, d.output) for d in plan.donation if d.output is not None)
     program, copies = inlined(plan.program)
-    space = space_of(program, plan.mesh, Annotations((None,) * len(plan.inputs), (None,) * len(plan.outputs), alike))
+    space = spaces_of(program, plan.mesh, Annotations((None,) * len(plan.inputs), (None,) * len(plan.outputs), alike))(None)
     model = model_of(OpTables(program, Machine(plan.mesh, hardware(on))), space, feeding=plan.feeding)
     return Case(plan, program, copies, model)
 
@@ -321,7 +321,7 @@ def test_state_that_a_step_hands_on_comes_out_as_it_goes_in() -> None:
 
 def test_no_class_has_two_dimensions_of_one_value() -> None:
     plan = sp.auto_shard(lambda y: y + y.T, mesh={"x": 4}, lowering="jit").plan(f32(8, 8))
-    space = space_of(inlined(plan.program)[0], plan.mesh, Annotations((None,), (None,)))
+    space = spaces_of(inlined(plan.program)[0], plan.mesh, Annotations((None,), (None,)))(None)
     for classes in space.classes.values():
         assert len(set(classes)) == len(classes)
 
@@ -330,7 +330,7 @@ def test_results_of_one_reduction_are_cut_alike() -> None:
     """An op makes them in one layout; one that is read would else be reduced apart from one that is not."""
     plan = sp.auto_shard(lambda x: jnp.argmax(x, axis=1), mesh={"x": 2}, lowering="jit").plan(f32(64, 64))
     program, _ = inlined(plan.program)
-    space = space_of(program, plan.mesh, Annotations((None,), (None,)))
+    space = spaces_of(program, plan.mesh, Annotations((None,), (None,)))(None)
     (reduction,) = (op for op in program.walk() if op.name == "stablehlo.reduce")
     largest, index = (space.classes[result] for result in reduction.results)
     assert largest == index

@@ -424,8 +424,9 @@ def _temporaries(usage: Liveness, running: Program, locate: Callable[[Op], str])
     """
     sizes = LocalSizes(running.meshes)
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+    fullest = usage.fullest
     for buffer in usage.buffers:
-        if buffer.start <= usage.fullest <= buffer.end and buffer.bytes:
+        if buffer.start <= fullest <= buffer.end and buffer.bytes:
             key = _maker(buffer, usage, sizes, locate)
             count, total = sums.get(key, (0, 0))
             sums[key] = count + 1, total + buffer.bytes
