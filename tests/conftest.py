@@ -33,8 +33,10 @@ for _flag, _value in _XLA_FLAGS.items():
 gc.set_threshold(50_000, 20, 20)
 
 _SLOW_IS_FINE = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
-hypothesis.settings.register_profile("local", deadline=None, suppress_health_check=_SLOW_IS_FINE)
-hypothesis.settings.register_profile("ci", deadline=None, suppress_health_check=_SLOW_IS_FINE, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("local", deadline=None, max_examples=50, suppress_health_check=_SLOW_IS_FINE)
+hypothesis.settings.register_profile(
+    "ci", deadline=None, max_examples=50, suppress_health_check=_SLOW_IS_FINE, derandomize=True, print_blob=True
+)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 

@@ -18,9 +18,16 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def run(script: pathlib.Path, *arguments: str) -> str:
-    """The text that a script prints; its flags, modules and environment are gone afterwards."""
-    before, imported = set(flags.FLAGS), set(sys.modules)
-    update, printed = jax.config.update, io.StringIO()
+    """The text that a script prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        names(script, *arguments, run_name="__main__")
+    return printed.getvalue()
+
+
+def names(script: pathlib.Path, *arguments: str, run_name: str = "script") -> dict[str, Any]:
+    """The names that a script defines; its flags, modules and environment are gone afterwards."""
+    before, imported, update = set(flags.FLAGS), set(sys.modules), jax.config.update
 
     def setting(name: str, value: Any) -> None:
         if name != "jax_num_cpu_devices":  # the tests have their eight already
@@ -32,10 +39,9 @@ def run(script: pathlib.Path, *arguments: str) -> str:
         mock.patch.dict(os.environ),
         mock.patch.object(jax.config, "update", setting),
         mock.patch.object(app, "run", lambda main: main(flags.FLAGS(sys.argv))),
-        contextlib.redirect_stdout(printed),
     ):
         try:
-            runpy.run_path(str(script), run_name="__main__")
+            return runpy.run_path(str(script), run_name=run_name)
         finally:
             for name in set(flags.FLAGS) - before:
                 delattr(flags.FLAGS, name)
@@ -43,4 +49,3 @@ def run(script: pathlib.Path, *arguments: str) -> str:
             for name in set(sys.modules) - imported:
                 if str(getattr(sys.modules[name], "__file__", None)).startswith(str(script.parent)):
                     del sys.modules[name]
-    return printed.getvalue()

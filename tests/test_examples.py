@@ -99,7 +99,7 @@ def test_partitioner_benchmark_runs() -> None:
 
 @pytest.mark.slow
 def test_the_planner_is_no_worse_than_an_expert() -> None:
-    printed = run(ROOT / "benchmarks" / "planner_models.py", "--models=graph,decoder", "--devices=8")
+    printed = run(ROOT / "benchmarks" / "planner_models.py", "--models=graph,decoder", "--devices=8", "--seconds=600")
     rows = [line.split(" | ") for line in printed.splitlines()[-2:]]
     assert [row[0] for row in rows] == ["| graph, 8", "| decoder, 8"]
     for row in rows:

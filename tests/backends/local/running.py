@@ -11,7 +11,7 @@ import jax
 from shardy_py.backends.local.local_rule import Equation, LocalContext, LocalRule
 from shardy_py.backends.local.table import LOCAL_RULES
 from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES
-from tests.backends.local.forced import SIZES, choices, equation_of, mesh, run_forced, same
+from tests.backends.local.forced import SIZES, choices, equation_of, mesh, run_forced, same, spread
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -30,7 +30,7 @@ def check_together(name: str, cases: Sequence[Case], *, count: int = 2, toleranc
         equation, operands = equation_of(f, args, name)
         local_rule = LOCAL_RULES[name](equation)
         assert local_rule is not None, f"{name} has no form"
-        tried.append((equation, local_rule, choices(local_rule, count, seed), operands))
+        tried.append((equation, local_rule, spread(choices(local_rule, count, seed)), operands))
 
     def wanted(given: Sequence[Any]) -> list[Any]:
         out = []
