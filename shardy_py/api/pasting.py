@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,15 +26,17 @@ from shardy_py.errors import SpecError
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 from shardy_py.frontends.locations import spans
 from shardy_py.frontends.loops import scan_counts
+from shardy_py.ir.types import local_bytes
 from shardy_py.partition.mispartitioned import as_sharded, is_mispartitioned
 from shardy_py.plan.checks.specs import spec_text
 from shardy_py.plan.code import Change, Code, SourceSpan, Style, edits_of, filled, setup_of, spec_code, stated, without_jax
+from shardy_py.plan.collectives import format_bytes
 from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.executed import explicit_of
 from shardy_py.plan.paths import is_backward
 from shardy_py.plan.record import PlanRecord
-from shardy_py.plan.values import location_of
-from shardy_py.planner.pins import ALL_TOLERANCE, PinnedOutcome, Place, fewest_pins
+from shardy_py.plan.values import location_of, name_of
+from shardy_py.planner.pins import PinnedOutcome, Place, fewest_pins
 from shardy_py.planner.propagated import Seeds, Variable
 
 DEEPEST = 4
@@ -47,11 +49,13 @@ class Expression:
 
     Attributes:
         cotangents: The numbers of those at which the cotangents of its values are made, which JAX constrains like the values.
+        others: The places of further expressions for the same value: where the body of a loop reads an argument of the function.
     """
 
     span: SourceSpan
     numbers: tuple[int, ...]
-    cotangents: tuple[int, ...]
+    cotangents: tuple[int, ...] = ()
+    others: tuple[SourceSpan, ...] = ()
 
     @property
     def all_numbers(self) -> tuple[int, ...]:
@@ -80,6 +84,20 @@ def expressions(closed: ClosedJaxpr) -> list[Expression]:
         ):
             innermost.setdefault(tuple(values), Expression(span, tuple(values), tuple(cotangents)))
     return list(innermost.values())
+
+
+def _arguments_read(plan: PlanRecord, variables: Sequence[Variable | None], closed: ClosedJaxpr) -> Iterator[Expression]:
+    """The expressions that read an argument of the function in the body of a loop, by the name that the plan gives it."""
+    for number, (site, variable) in enumerate(zip(sites(closed.jaxpr), variables, strict=True)):
+        if variable is None or site.result is not None or site.reader is not None or variable.value is variable.holder:
+            continue
+        path, body = name_of(variable.value, plan.names), open_jaxpr(bodies(site.eqn)[site.path[-1][1]][-1])
+        readers = [SourceSpan(*span) for eqn in body.eqns if site.variable in eqn.invars for span in spans(eqn.source_info)[:1]]
+        inside = ((span, node) for span in dict.fromkeys(readers) for node in ast.walk(span.node or ast.Constant(None)))
+        reads = dict.fromkeys(span.of(node) for span, node in inside if isinstance(node, ast.expr) and ast.unparse(node) == path)
+        if reads:
+            first, *others = reads
+            yield Expression(first, (number,), (), tuple(others))
 
 
 _Values = Mapping[SourceSpan, tuple[Sequence[Var], Sequence[Var], int]]
@@ -147,9 +165,9 @@ class _Written:
         """As code."""
         return f"jax.{spec_text(self.sharding)}"
 
-    def wrapped(self, function: str) -> Change:
+    def changes(self, function: str) -> dict[SourceSpan, Change]:
         """The expression as the argument of a function that shards it."""
-        return functools.partial(filled, f"{function}(_0, {self.spec})")
+        return dict.fromkeys((self.expression.span, *self.expression.others), functools.partial(filled, f"{function}(_0, {self.spec})"))
 
     def differing(self, variables: Sequence[Variable | None], shardings: Sequence[TensorSharding | None]) -> TensorSharding | None:
         """The sharding of the first value that is not as planned; the planned one if all are."""
@@ -157,23 +175,25 @@ class _Written:
         return next((each for each in ours if not self.sharding.is_equivalent(each)), self.sharding)
 
 
-def _writable(seeds: Seeds, closed: ClosedJaxpr) -> list[_Written]:
-    """The expressions of a plan's program whose values it shards alike, along whole axes."""
+def _writable(seeds: Seeds, plan: PlanRecord, closed: ClosedJaxpr) -> tuple[list[_Written], Sequence[str]]:
+    """The expressions of a plan's program whose values it shards alike, along whole axes; and the lines of those that it does not."""
     variables = seeds.variables()
     kinds: dict[object, int] = {}
     writable: list[_Written] = []
-    for each in expressions(closed):
+    shared: dict[str, None] = {}
+    for each in (*expressions(closed), *_arguments_read(plan, variables, closed)):
         values = [v.holder for n in each.numbers if (v := variables[n]) is not None and v.operand is None]
         if not values:  # of a loss the gradient alone may be used
             values = [v.holder for n in each.cotangents if (v := variables[n]) is not None]
         shardings = {v.sharding or TensorSharding.closed("mesh", v.type.rank) for v in values}
         first = next(iter(shardings), None)
         if first is None or any(not first.is_equivalent(s) for s in shardings) or spec_text(first) is None:
+            shared |= {f"{each.span.file}:{each.span.line}": None} if first is not None else {}
             continue
         if len({v.type.rank for v in values}) == 1:
             kind = kinds.setdefault((values[0].type, str(first.closed_like())), len(kinds))
             writable.append(_Written(each, first.closed_like(), kind))
-    return writable
+    return writable, tuple(shared)
 
 
 CONSTRAINTS = frozenset({"sharding_constraint", "sdy_sharding_constraint"})
@@ -256,7 +276,7 @@ class ExplicitTypes:
                 if parts(results[n]) != parts(specs[first + n]):
                     start = self.makers.get((path, eqn.invars[len(eqn.invars) - len(specs) + first + n]), ())
                     unequal = [some for some in (start or last, last) if some and self.settled.isdisjoint(some)][:1]
-                    self.failures += unequal
+                    self.failures += unequal or [start or last or spans]
                     self.unequal.update(span for some in unequal for span in some)
             return [*specs[first : first + count], *results[count:]]
 
@@ -307,14 +327,11 @@ class Writer:
         self.request = request
         self.mesh = request.view.auto_mesh
         self.named = NamedShardings(self.mesh)
-        self.writable = _writable(seeds, closed)
-        self.alone = dataclasses.replace(plan, partitioner=None)
-        self.planned = _cost(self.alone)
+        self.writable, self.shared = _writable(seeds, plan, closed)
         self.places = [Place(i, each.sharding, (each.kind,), True) for i, each in enumerate(self.writable)]
 
     def code(self, style: Style) -> Code:
         """The plan as code, see `Plan.as_code`."""
-        self.refused: list[str] = []
         rules, named = self._rules() if style == "logical" else ((), ())
         setup = setup_of(self.plan, "Explicit" if style == "explicit" else "Auto", rules, named)
         if any(site.eqn.params.get("origin", STATED) != STATED for site in sites(self.closed.jaxpr)):
@@ -326,12 +343,15 @@ class Writer:
                     fix='use style="explicit"',
                 )
             return Code(style, setup)
-        more, changes = self._explicit() if style == "explicit" else self._constraints()
-        remarks = [] if more <= 1 + ALL_TOLERANCE else [_FARTHER.format(more)]
+        changes = self._explicit() if style == "explicit" else self._constraints()
+        moved = cost_of(self.plan).communicated_bytes
+        remarks = [f"XLA moves at least {format_bytes(moved)} to each device in a call."] if moved else []
+        if self.shared and (self.plan.search is not None or style == "explicit"):
+            remarks.append(f"It may move or compute more for lines that make values in several shardings: {', '.join(self.shared)}.")
         if self.plan.search is not None and self.plan.search.annotations != "keep":
             remarks.append("The plan leaves out the constraints of the function: remove these lines.")
         edits = edits_of(changes)
-        return Code(style, setup, edits, (*remarks, *self.refused, *_apart(self.plan), *without_jax(edits)))
+        return Code(style, setup, edits, (*remarks, *_apart(self.plan), *without_jax(edits)))
 
     def _rules(self) -> tuple[Sequence[LogicalRule], Sequence[int]]:
         """The rules for names of dimensions, and the arguments whose shardings follow from them."""
@@ -348,26 +368,23 @@ class Writer:
         slots = [slot for slot, value, n in zip(self.request.leaf_slots, values, names) if not n and spec_code(value) != "jax.P()"]
         return rules, sorted({slot for slot, n in zip(self.request.leaf_slots, names) if n}.difference(slots))
 
-    def _constraints(self) -> tuple[float, dict[SourceSpan, Change]]:
+    def _constraints(self) -> dict[SourceSpan, Change]:
         @functools.cache
         def propagated(chosen: frozenset[int]) -> PinnedOutcome:
-            return self._outcome(pins(chosen))
-
-        def pins(chosen: Iterable[int]) -> Mapping[int, TensorSharding]:
-            return {n: self.writable[i].sharding for i in sorted(chosen) for n in self.writable[i].expression.all_numbers}
+            return self._outcome({n: self.writable[i].sharding for i in sorted(chosen) for n in self.writable[i].expression.all_numbers})
 
         sums = frozenset[int]() if self.plan.search is None else self._sums()
         chosen = sorted(sums.union(fewest_pins(self.places, lambda numbers: propagated(sums.union(numbers)), 1.0)))
         function = "jax.lax.with_sharding_constraint"
-        changes = {self.writable[i].expression.span: self.writable[i].wrapped(function) for i in chosen}
-        return self._more(pins(chosen)), with_constraints(changes, self._constrained("sdy_sharding_constraint"), function)
+        changes = {span: change for i in chosen for span, change in self.writable[i].changes(function).items()}
+        return with_constraints(changes, self._constrained("sdy_sharding_constraint"), function)
 
     def _sums(self) -> frozenset[int]:
         """The expressions whose partial sums are added up between devices: what reads them decides how they lie.
 
         XLA propagates a simplified program, in which another reader may decide.
         """
-        ops = {cause for op, cause in explicit_of(self.alone).causes.items() if op.name in SUMS}
+        ops = {cause for op, cause in explicit_of(dataclasses.replace(self.plan, partitioner=None)).causes.items() if op.name in SUMS}
         numbers = {n for n, variable in enumerate(self.seeds.variables()) if variable is not None and variable.op in ops}
         return frozenset(i for i, each in enumerate(self.writable) if not numbers.isdisjoint(each.expression.numbers))
 
@@ -383,19 +400,11 @@ class Writer:
         differing = {i: each.differing(variables, shardings) for i, each in enumerate(self.writable)}
         return PinnedOutcome(1.0 + sum(not each.sharding.is_equivalent(differing[i]) for i, each in enumerate(self.writable)), differing)
 
-    def _more(self, pins: Mapping[int, TensorSharding]) -> float:
-        """How many times what the plan moves or computes a program with these constraints does, with the reshards of Shardy."""
-        run, _ = self.seeds.plan(pins)
-        return max((own + 1) / (least + 1) for own, least in zip(_cost(run), self.planned, strict=True))
-
-    def _explicit(self) -> tuple[float, dict[SourceSpan, Change]]:
-        number_of = {(site.path, site.variable): n for n, site in enumerate(sites(self.closed.jaxpr)) if site.result is not None}
+    def _explicit(self) -> dict[SourceSpan, Change]:
+        number_of = {(site.path, site.variable): n for n, site in enumerate(sites(self.closed.jaxpr)) if site.reader is None}
         place_of = {n: place for place, n in number_of.items()}
-        planned = {
-            place_of[n]: self._spec(v.holder.sharding, v.value.type.rank)
-            for n, v in enumerate(self.seeds.variables())
-            if v and n in place_of
-        }
+        variables = self.seeds.variables()
+        planned = {at: self._spec(v.holder.sharding, v.value.type.rank) for at, n in number_of.items() if (v := variables[n]) is not None}
         spans = {each.expression.span: i for i, each in enumerate(self.writable)}
         mesh = AbstractMesh(self.mesh.axis_sizes, self.mesh.axis_names, axis_types=(AxisType.Explicit,) * len(self.mesh.axis_names))
         constrained = self._constrained(*CONSTRAINTS)
@@ -416,35 +425,34 @@ class Writer:
 
         @functools.cache
         def propagated(chosen: frozenset[int]) -> PinnedOutcome:
-            return self._outcome(pins_of(chosen))
-
-        def pins_of(chosen: frozenset[int]) -> Mapping[int, TensorSharding]:
             types, _ = typed(chosen)
-            specs = {at: spec for at, spec in types.specs.items() if at in number_of and at in planned and at not in types.on_auto_axes}
-            pins = {number_of[at]: _sharding(spec, len(planned[at])) for at, spec in specs.items()}
+            specs = {at: spec for at, spec in types.specs.items() if at in planned and at not in types.on_auto_axes}
+            dims = {at: [*map(list, parts(spec)), *[[]] * len(planned[at])][: len(planned[at])] for at, spec in specs.items()}
+            pins = {number_of[at]: TensorSharding(MESH_NAME, each) for at, each in dims.items()}
             for each in self.writable:
                 pins |= {n: pins[each.expression.numbers[0]] for n in each.expression.cotangents if each.expression.numbers[0] in pins}
-            return pins
+            return self._outcome(pins)
 
         chosen = frozenset(fewest_pins(self.places, lambda numbers: propagated(frozenset(numbers)), 1.0))
         _, needed = typed(frozenset())
         types, every = typed(chosen)
-        places = [some[0] for some in types.failures if some]
-        self.refused = [
-            f"JAX has no rule for a type at {each.file}:{each.line}, and no line can state one." for each in dict.fromkeys(places)
-        ]
-        changes = {self.writable[i].expression.span: self.writable[i].wrapped("jax.reshard") for i in chosen - needed}
-        for each in (self.writable[i] for i in sorted(every - (chosen - needed))):
-            span = each.expression.span
-            changes[span] = each.wrapped("jax.reshard") if span in unequal else functools.partial(stated, each.spec)
-        return self._more(pins_of(chosen)), with_constraints(changes, constrained, "jax.reshard")
+        place = next((some[0] for some in types.failures if some), None)
+        if place is not None:
+            raise SpecError(
+                f"JAX refuses the types of values at {place.file}:{place.line}",
+                where="Plan.as_code",
+                why="no line can state them: it makes several values, or a loop starts with an argument of another type",
+                fix='use style="constraints"',
+            )
+        changes: dict[SourceSpan, Change] = {}
+        for i in sorted(every):
+            each, span = self.writable[i], self.writable[i].expression.span
+            is_reshard = i in chosen - needed or span in unequal
+            changes |= each.changes("jax.reshard") if is_reshard else {span: functools.partial(stated, each.spec)}
+        return with_constraints(changes, constrained, "jax.reshard")
 
     def _spec(self, sharding: TensorSharding | None, rank: int) -> PartitionSpec:
         return PartitionSpec(*[*self.named(sharding, rank).spec, *[None] * rank][:rank])
-
-
-def _sharding(spec: PartitionSpec, rank: int) -> TensorSharding:
-    return TensorSharding(MESH_NAME, [*map(list, parts(spec)), *[[]] * rank][:rank])
 
 
 def with_constraints(changes: dict[SourceSpan, Change], constraints: Sequence[_Written], function: str) -> dict[SourceSpan, Change]:
@@ -462,21 +470,10 @@ def _recalled(template: str, node: ast.expr) -> ast.expr:
     return filled(template, node.args[0])
 
 
-_FARTHER = (
-    "XLA may move or compute {:.2f} times what the plan does: values that no line of the source makes, or one line in several shardings, "
-    "would need constraints of their own."
-)
-
-
 def _apart(plan: PlanRecord) -> Iterator[str]:
-    """What is partitioned apart where this library runs the plan."""
-    parts = as_sharded(plan.program.meshes)
+    """What is partitioned apart where this library runs the plan. What XLA cannot partition, it gathers whole."""
+    parts, meshes = as_sharded(plan.program.meshes), plan.program.meshes
     ops = (op for op in plan.program.walk() if is_mispartitioned(op, parts))
     for place, op in {location_of(plan.program, op): op for op in ops}.items():
-        yield f"XLA alone partitions {op.primitive or op.name} at {place}: it may move more than planned, or be wrong."
-
-
-def _cost(plan: PlanRecord) -> tuple[float, float]:
-    """Bytes that a call moves, and operations."""
-    cost = cost_of(plan)
-    return cost.communicated_bytes, cost.flops
+        more = sum(value.type.bytes - local_bytes(value.type, value.sharding, meshes) for value in op.operands)
+        yield f"XLA alone partitions {op.primitive or op.name} at {place}: it may move {format_bytes(more)} more than planned, or be wrong."

@@ -5,6 +5,7 @@ Each entry of `PROGRAMS` has the function, its abstract arguments and what its p
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -226,6 +227,27 @@ class Example:
     args: tuple[Any, ...]
     specs: Any = None
     more: dict[str, Any] = field(default_factory=dict)
+    adapted: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda fun: fun
+
+
+def unboxed(fun):
+    @functools.wraps(fun)
+    def run(*args):
+        return fun(*nn.meta.unbox(args))
+
+    return run
+
+
+def boxed(args):
+    """Arguments that give each dimension of each array a name."""
+    leaves, tree = jax.tree.flatten(args)
+    names = [tuple(f"{leaf.ndim} {number} {dim}" for dim in range(leaf.ndim)) for number, leaf in enumerate(leaves)]
+    return tree.unflatten(nn.LogicallyPartitioned(leaf, of) if of else leaf for leaf, of in zip(leaves, names, strict=True))
+
+
+def with_names(this: Example) -> Example:
+    """The program with a name for each dimension of its arguments."""
+    return Example(unboxed(this.fun), boxed(this.args), this.specs, this.more, unboxed)
 
 
 def layer_specs(*front):
