@@ -16,7 +16,7 @@ import pytest
 from shardy_py.files import write_file
 from tests.imports import PACKAGE, ROOT, nodes
 
-# Writes every kind of file over an old one that says "old", with the limit on the size of files in argv[1], and prints the errors.
+# Writes every kind of file over an old one that says "old", then again with a limit on the size of files, and prints the errors.
 EVERY_KIND = """
 import contextlib, io, pathlib, resource, sys
 import jax, jax.numpy as jnp
@@ -26,7 +26,7 @@ from shardy_py.cli.main import main as command
 from shardy_py.pipedream.conversion.converting import write_files
 from shardy_py.testing import assert_plan_matches
 
-here = pathlib.Path(sys.argv[2])
+here = pathlib.Path(sys.argv[1])
 loss = lambda w, x: jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w))
 shapes = jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((16, 8), jnp.float32)
 plan = sp.auto_shard(loss, mesh={"a": 2}, in_shardings=(None, jax.P("a"))).plan(*shapes)
@@ -34,7 +34,6 @@ graph = sp.pipedream.profile(loss, *shapes)
 (here / "in.mlir").write_text(jax.jit(loss).lower(*shapes).as_text())
 (here / "graph.txt").write_text(sp.pipedream.write_graph(graph))
 (here / "stored.json").write_text(plan.to_json())
-(here / "package").mkdir()
 PARTITION = ["pipedream", "partition", "--machines=2", "--bandwidths=1e9"]
 kinds = {
     "plan.json": lambda path: plan.save(path),
@@ -51,38 +50,38 @@ kinds = {
     "schedule.json": lambda path: command(["pipedream", "simulate", "1f1b", "--stages=2", "--microbatches=4", "--perfetto", str(path)]),
     "schedule.svg": lambda path: command(["pipedream", "simulate", "1f1b", "--stages=2", "--microbatches=4", "--svg", str(path)]),
 }
-limit = int(sys.argv[1])
-for name in kinds:
-    (here / name).write_text("old")
-if limit:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-for name, write in kinds.items():
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-            write(here / name)
-        print(name, said.getvalue().strip() or "written")
-    except (OSError, SystemExit) as error:
-        print(name, said.getvalue().strip() or error)
+for folder in here / "free", here / "limited":
+    (folder / "package").mkdir(parents=True)
+    for name in kinds:
+        (folder / name).write_text("old")
+    if folder.name == "limited":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (48, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    for name, write in kinds.items():
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+                write(folder / name)
+            print(folder.name, name, said.getvalue().strip() or "written")
+        except (OSError, SystemExit) as error:
+            print(folder.name, name, said.getvalue().strip() or error)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", [0, 48])
-def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: pathlib.Path, limit: int) -> None:
+def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: pathlib.Path) -> None:
     """Every kind of file, on a disk with room and on one without."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", EVERY_KIND, str(limit), str(tmp_path)]
+    command = [sys.executable, "-c", EVERY_KIND, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert len(said) == 13, done.stdout
-    for name, text in said.items():
-        content = (tmp_path / name).read_bytes()
-        assert (content == b"old") == bool(limit), (name, text)
-        assert ("File too large" in text and name in text) == bool(limit), (name, text)
+    said = [line.split(" ", 2) for line in done.stdout.splitlines()]
+    assert len(said) == 2 * 13, done.stdout
+    for folder, name, text in said:
+        content = (tmp_path / folder / name).read_bytes()
+        assert (content == b"old") == (folder == "limited"), (name, text)
+        assert ("File too large" in text and name in text) == (folder == "limited"), (name, text)
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {*said, "in.mlir", "graph.txt", "stored.json"}
+    assert files == {*(f"{folder}/{name}" for folder, name, _ in said), "in.mlir", "graph.txt", "stored.json"}
 
 
 @pytest.mark.slow

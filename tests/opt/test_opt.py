@@ -326,8 +326,11 @@ def normal(text: str) -> str:
     return str(parse_module(text))
 
 
+MANY_CASES = ("sdy-insert-explicit-reshards", "sdy-reshard-to-collectives")
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", sorted(PASSES))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in MANY_CASES)) for name in sorted(PASSES)])
 def test_golden_cases(name: str) -> None:
     path = SHARED / "corpus" / f"{name}.jsonl"
     cases = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

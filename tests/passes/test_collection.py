@@ -44,6 +44,7 @@ class Cycle:
         self.content = [[self] for _ in range(40_000)]
 
 
+@pytest.mark.slow
 def test_a_loop_of_calls_sees_full_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "_GROWTH", 300_000)
 

@@ -248,7 +248,13 @@ def as_pipedream(model: str, asked: Asked) -> Partition | None:
 
 
 @needs_shared
-@pytest.mark.parametrize("model", sorted({run["model"] for run in RUNS}))
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model, marks=[pytest.mark.slow] * (model in ("gnmt_large", "inception_v3_compressed")))
+        for model in sorted({run["model"] for run in RUNS})
+    ],
+)
 def test_pipedreams_recorded_answers(model: str) -> None:
     for run in RUNS:
         if run["model"] == model:

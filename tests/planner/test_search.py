@@ -52,8 +52,9 @@ def step(w: Any, x: jax.Array) -> Any:
 STEP = ({"in": f32(512, 2048), "out": f32(2048, 512)}, f32(4096, 512))
 
 
-@pytest.mark.parametrize("lowering", ["jit", "shard_map"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("name", "lowering"), [*((name, "shard_map") for name in PROGRAMS), ("scanned layers", "jit"), ("shared constants", "jit")]
+)
 def test_a_planned_function_gives_the_numbers_of_the_unsharded_one(name: str, lowering: str) -> None:
     function, arguments = PROGRAMS[name][0], values(name)
     planned = sp.auto_shard(function, mesh=SMALL, planner=planner(), lowering=lowering)
