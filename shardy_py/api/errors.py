@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from shardy_py.errors import DeletedBufferError as DeletedBufferError
-from shardy_py.errors import DonationError as DonationError
 from shardy_py.errors import PeerMissingError, PlanMismatchError, UserError
 
 

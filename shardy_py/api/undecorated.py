@@ -21,6 +21,7 @@ from shardy_py.api.options import Options
 from shardy_py.api.request import PlanRequest
 from shardy_py.api.trees import location_of
 from shardy_py.cost.hardware import Hardware
+from shardy_py.cost.hardware_table import hardware as hardware_named
 from shardy_py.errors import MeshError
 from shardy_py.facade import Plan
 from shardy_py.frontends.context import api_boundary, context_devices
@@ -85,7 +86,8 @@ def check(
         fun: As in `plan_of`; nothing about it is changed, and it does not run.
         args: Its arguments.
         mesh: As in `plan_of`.
-        hardware: The accelerator whose time and memory are told: a name (`"h100"`, `"v5e"`) or a `shardy_py.Hardware`.
+        hardware: The accelerator whose time and memory are reported, and for which is planned if the mesh has no devices: a name
+            (`"h100"`, `"v5e"`) or a `shardy_py.Hardware`.
         options: As in `auto_shard`.
         kwargs: Its keyword arguments.
 
@@ -102,6 +104,10 @@ def check(
         >>> print([finding.kind for finding in sp.check(step, weights, batch, mesh={"data": 4}, hardware="v5e").findings])
         ['unused-axis']
     """
+    options = Options() if options is None else options
+    mesh = mesh if mesh is not None or isinstance(fun, AutoSharded) else _mesh_of(fun, args, kwargs)
+    if hardware is not None and options.platform is None and not isinstance(mesh, JaxMesh):
+        options = dataclasses.replace(options, platform=hardware_named(hardware).platform)
     return Check(plan_of(fun, *args, mesh=mesh, options=options, **kwargs), hardware)
 
 

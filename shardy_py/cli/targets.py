@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardy_py.cli.errors import CommandError
 from shardy_py.cli.progress import progress
+from shardy_py.cost.hardware_table import hardware
 
 if TYPE_CHECKING:
     from jax import ShapeDtypeStruct
@@ -157,7 +158,7 @@ def _parse_flags(flags: list[str]) -> None:
 
 def _planned(function: Any, target: str, options: Namespace, as_it_is: bool) -> Plan:
     from shardy_py.api import AutoSharded, Options, auto_shard
-    from shardy_py.api import plan_of as undecorated_plan_of
+    from shardy_py.api import check as check_undecorated
     from shardy_py.api.auto import BoundAutoSharded
     from shardy_py.errors import MeshError
     from shardy_py.facade import Plan
@@ -184,9 +185,11 @@ def _planned(function: Any, target: str, options: Namespace, as_it_is: bool) -> 
     changes = {} if options.lowering is None else {"lowering": options.lowering}
     changes |= {} if mesh is None else {"mesh": mesh}
     changes |= {} if options.planner is None else {"planner": planner_of(options.planner)}
-    if options.platform is not None:
+    named = None if options.planner else getattr(options, "hardware", None)
+    platform = options.platform or (hardware(named).platform if named and mesh is not None else None)  # that mesh has no devices
+    if platform is not None:
         own = function.options if isinstance(function, AutoSharded) else Options()
-        changes["options"] = dataclasses.replace(own, platform=options.platform)
+        changes["options"] = dataclasses.replace(own, platform=platform)
     without_mesh = f"{target} is under no auto_shard that gives it a mesh"
     step: Any
     if isinstance(function, AutoSharded):
@@ -195,7 +198,8 @@ def _planned(function: Any, target: str, options: Namespace, as_it_is: bool) -> 
         args, kwargs = arguments_of(options)
         try:
             with progress(f"planning {name}"):
-                return undecorated_plan_of(function, *args, mesh=mesh, options=changes.get("options"), **kwargs)
+                step = check_undecorated(function, *args, mesh=mesh, hardware=named, options=changes.get("options"), **kwargs)
+                return step.plan
         except MeshError as error:
             raise (CommandError(without_mesh, fix="say which, --mesh data=4,model=2") if mesh is None else error) from None
     elif mesh is None:

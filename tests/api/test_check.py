@@ -211,3 +211,11 @@ def test_shardings_and_donation_of_jit_are_those_of_the_plan() -> None:
     assert list(map(str, undecorated.outputs)) == list(map(str, decorated.outputs))
     assert [donated.aliased for donated in undecorated.donation] == [donated.aliased for donated in decorated.donation]
     assert undecorated.cost_analysis("v5e").step_seconds == decorated.cost_analysis("v5e").step_seconds
+
+
+def test_a_mesh_without_devices_is_planned_for_the_hardware() -> None:
+    """A CPU has no collectives of bfloat16, and sends its bits as integers; accelerators have them."""
+    params, x = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16, sharding=on("data")), (PARAMS, BATCH))
+    for hardware, kind in (("h100", "bfloat16"), (None, "uint16")):
+        gathers = [c for c in sp.check(jax.jit(update), params, x, hardware=hardware).plan.collectives if c.kind == "all_gather"]
+        assert {c.dtype for c in gathers} == {kind}

@@ -100,6 +100,8 @@ def test_lowering_and_hardware(capsys: Captured) -> None:
     text = ran(capsys, "plan", f"{MODULE}:planned", "--hardware", "h100", "--where", "tanh")
     assert "tanh  float32[8@data,32@model]" in text
     assert "memory of layer per device" in text
+    types = ("--mesh", "data=4", "--args", "bf16[64,64@data]", "bf16[64@data,64]")
+    assert "bfloat16[16,64] of" in ran(capsys, "plan", "jax.numpy:add", *types, "--hardware", "h100")
 
 
 def test_planner(capsys: Captured) -> None:
