@@ -177,7 +177,9 @@ class Plan(PlanRecord):
         """
         return explain(self, target, axis, dim)
 
-    def cost_analysis(self, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
+    def cost_analysis(
+        self, hardware: str | Hardware | None = None, links: Mapping[str, object] | None = None, *, calibrated: bool = True
+    ) -> CostAnalysis:
         """The cost of one call on one device: operations, bytes, communication, and seconds by a roofline.
 
         Args:
@@ -186,6 +188,8 @@ class Plan(PlanRecord):
             links: Mesh axis -> what it lies on, `"ici"` (or `"nvlink"`), `"dcn"` (or `"network"`), or a `shardy_py.Links`; of
                 axes that are left out the coordinates of the mesh's devices decide where they have some, as TPUs have, else
                 `shardy_py.cost.hardware.lay_out`.
+            calibrated: Take memory's rates and the fixed time of a kernel from what the hardware's compiler assumes, where a table has
+                them (v5e, v5p, v6e); False for the plain roofline of its data sheet.
 
         Returns:
             The analysis; as a mapping it has the names of `jax.stages.Compiled.cost_analysis()`.
@@ -194,7 +198,7 @@ class Plan(PlanRecord):
             HardwareError: Such hardware is not known.
             LinkError: The links do not fit the mesh.
         """
-        return costing.analyse(self, hardware, links)
+        return costing.analyse(self, hardware, links, calibrated)
 
     def memory_analysis(self, hardware: str | Hardware | int | None = None) -> MemoryAnalysis:
         """The memory that one call takes on one device, from liveness over the program; nothing is compiled.

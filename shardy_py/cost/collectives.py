@@ -44,7 +44,8 @@ class _Net:
         """Bytes per second that a device receives."""
         if self.switched:
             return min(rate for _, _, rate, _ in self.dims)
-        return sum(directions * rate for _, directions, rate, _ in self.dims)
+        full = max(rate for _, _, rate, _ in self.dims)  # slower dimensions share links of these
+        return sum(directions * rate for _, directions, rate, _ in self.dims if rate == full)
 
     @property
     def delay(self) -> float:

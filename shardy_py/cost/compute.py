@@ -25,20 +25,9 @@ N = TypeVar("N", int, float)
 PRODUCTS = DOTS | {"stablehlo.convolution"}
 """Ops that sum over dimensions of two sides."""
 
-TRANSCENDENTALS = frozenset(
-    (
-        *(
-            f"stablehlo.{name}"
-            for name in (
-                "atan2 cbrt cosine exponential exponential_minus_one log log_plus_one logistic power rsqrt sine sqrt tan tanh".split()
-            )
-        ),
-        *(
-            f"chlo.{name}"
-            for name in "acos acosh asin asinh atan atanh bessel_i1e cosh digamma erf erf_inv erfc lgamma polygamma sinh zeta".split()
-        ),
-    )
-)
+_MATH = "atan2 cbrt cosine exponential exponential_minus_one log log_plus_one logistic power rsqrt sine sqrt tan tanh".split()
+_CHLO_MATH = "acos acosh asin asinh atan atanh bessel_i1e cosh digamma erf erf_inv erfc lgamma polygamma sinh zeta".split()
+TRANSCENDENTALS = frozenset((*(f"stablehlo.{name}" for name in _MATH), *(f"chlo.{name}" for name in _CHLO_MATH)))
 """Pointwise ops that cost more than one operation per element."""
 
 POINTWISE = frozenset(name for name in ELEMENTWISE - TRANSCENDENTALS if not name.startswith(("sdy.", "stablehlo.uniform_"))) | {
@@ -58,6 +47,19 @@ class Work(NamedTuple):
     matrix: str = ""
     has_formula: bool = True
     host: float = 0.0
+
+
+class Accessed(NamedTuple):
+    """What an op reads from memory and writes to it, once.
+
+    Attributes:
+        packed: Elements of fewer than 32 bits that its kernel writes, which the vector units of TPUs pack from wider ones.
+        kernels: 1 if it is one. Prices of calibrated hardware count both.
+    """
+
+    bytes: float
+    packed: float = 0.0
+    kernels: int = 0
 
 
 _NOTHING = Work()
@@ -87,19 +89,25 @@ def work_of(op: Op, sizes: LocalSizes) -> Work:
     return work(op, [sizes.shape(v) for v in op.operands], [sizes.shape(v) for v in op.results])
 
 
-def roofline_seconds(work: Work, accessed: float, hardware: Hardware) -> float:
+def roofline_seconds(work: Work, accessed: Accessed, hardware: Hardware) -> float:
     """The longest of computing, of moving bytes to and from memory, and of moving them to or from the host.
+
+    Hardware with a `calibration` takes the rates of its compiler for memory, and a fixed time per kernel.
 
     Example:
         >>> from shardy_py.cost.hardware_table import hardware
-        >>> roofline_seconds(Work(2 * 4096**3, matrix="bfloat16"), 3 * 4096**2 * 2, hardware("h100")) * 989.4e12 == 2 * 4096**3
+        >>> roofline_seconds(Work(2 * 4096**3, matrix="bfloat16"), Accessed(3 * 4096**2 * 2), hardware("h100")) * 989.4e12 == 2 * 4096**3
         True
     """
     if work.matrix:
         computing = work.flops / hardware.matrix_flops(work.matrix)
     else:
         computing = (work.flops + hardware.transcendental_operations * work.transcendentals) / hardware.vector_flops
-    busy = larger(computing, accessed / hardware.hbm_bandwidth)
+    if (rates := hardware.calibration) is None:
+        busy = larger(computing, accessed.bytes / hardware.hbm_bandwidth)
+    else:
+        moving = accessed.bytes / rates.bandwidth + accessed.packed * rates.pack_seconds
+        busy = larger(computing, moving) + accessed.kernels * rates.kernel_seconds
     return larger(busy, work.host / (hardware.host_bandwidth or math.inf)) if work.host else busy
 
 
@@ -108,19 +116,12 @@ def larger(a: N, b: N) -> N:
     return a * (a >= b) + b * (a < b)
 
 
-MOVEMENT = frozenset(
-    (
-        "func.return",
-        *(
-            f"stablehlo.{name}"
-            for name in (
-                "after_all all_gather all_reduce all_to_all bitcast_convert broadcast_in_dim case collective_broadcast collective_permute "
-                "concatenate constant create_token dynamic_slice dynamic_update_slice gather get_tuple_element infeed iota "
-                "optimization_barrier outfeed pad partition_id recv reduce_scatter reshape return reverse send slice transpose while"
-            ).split()
-        ),
-    )
+_MOVEMENT = (
+    "after_all all_gather all_reduce all_to_all bitcast_convert broadcast_in_dim case collective_broadcast collective_permute "
+    "concatenate constant create_token dynamic_slice dynamic_update_slice gather get_tuple_element infeed iota "
+    "optimization_barrier outfeed pad partition_id recv reduce_scatter reshape return reverse send slice transpose while"
 )
+MOVEMENT = frozenset(("func.return", *(f"stablehlo.{name}" for name in _MOVEMENT.split())))
 """Ops that compute nothing."""
 
 

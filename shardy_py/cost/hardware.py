@@ -24,6 +24,21 @@ class HardwareError(ShardyError):
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """Rates that a chip's compiler assumes, fitted to its estimates for small programs by `benchmarks/rates.py`.
+
+    Attributes:
+        bandwidth: Bytes per second to and from memory.
+        pack_seconds: Seconds per element of fewer than 32 bits that is written, on top of its bytes.
+        kernel_seconds: Fixed seconds of a kernel.
+    """
+
+    bandwidth: float
+    pack_seconds: float
+    kernel_seconds: float
+
+
+@dataclass(frozen=True)
 class Hardware:
     """One kind of accelerator. All figures are of one JAX device.
 
@@ -42,6 +57,7 @@ class Hardware:
         host_bandwidth: Bytes per second from the host to the device, and back; of a link that devices share, a device's share. None: what
             is fed costs nothing.
         vmem_bytes: Bytes of the vector memory of a TPU, half of which the temporaries of a small program take in place of HBM.
+        calibration: What its compiler assumes in place of `hbm_bandwidth`; None for the plain roofline.
         sources: Name of an attribute -> the datasheet, manual or book its figure is from, or how it was estimated.
 
     Example:
@@ -62,12 +78,12 @@ class Hardware:
     host_bandwidth: float | None = None
     vmem_bytes: int = 0
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
-        figures = {**{f"flops[{dtype!r}]": rate for dtype, rate in self.flops.items()}, "vector_flops": self.vector_flops}
-        figures |= {"hbm_bytes": self.hbm_bytes, "hbm_bandwidth": self.hbm_bandwidth}
-        figures["transcendental_operations"] = self.transcendental_operations
-        figures |= {} if self.host_bandwidth is None else {"host_bandwidth": self.host_bandwidth}
+        names = ["vector_flops", "hbm_bytes", "hbm_bandwidth", "transcendental_operations"]
+        names += [] if self.host_bandwidth is None else ["host_bandwidth"]
+        figures = {f"flops[{dtype!r}]": rate for dtype, rate in self.flops.items()} | {name: getattr(self, name) for name in names}
         for name, figure in figures.items():
             if not (isinstance(figure, int | float) and 0 < figure < math.inf):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise HardwareError(

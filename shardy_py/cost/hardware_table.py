@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 from dataclasses import replace
 
-from shardy_py.cost.hardware import Hardware, HardwareError
+from shardy_py.cost.hardware import Calibration, Hardware, HardwareError
 from shardy_py.cost.links import Fabric
 from shardy_py.ir.tables import merge_tables
 
@@ -20,24 +22,24 @@ _NVL72 = "NVIDIA GB200 NVL72 datasheet"
 ALIASES = {
     "v4p": "v4",
     "v5": "v5p",
-    "v5 lite": "v5e",
-    "v5litepod": "v5e",
-    "v5 litepod": "v5e",
     "v5lite": "v5e",
-    "v6 lite": "v6e",
+    "v5litepod": "v5e",
+    "v6lite": "v6e",
     "trillium": "v6e",
-    "a100 80gb": "a100",
-    "h100 80gb hbm3": "h100",
-    "h100 sxm": "h100",
-    "b200 sxm": "b200",
-    "gb200 nvl72": "gb200",
+    "a10080gb": "a100",
+    "h10080gbhbm3": "h100",
+    "h100sxm": "h100",
+    "b200sxm": "b200",
+    "gb200nvl72": "gb200",
     "7x": "tpu7x",
     "v7x": "tpu7x",
     "ironwood": "tpu7x",
 }
-"""Other names, those that `jax.Device.device_kind` gives among them."""
+"""Other names, without spaces, those that `jax.Device.device_kind` gives among them."""
 
 
+_CALIBRATED = json.loads(pathlib.Path(__file__).with_name("calibrated.json").read_text(encoding="utf-8"))
+_RATES = {name: Calibration(**rates) for name, rates in _CALIBRATED["rates"].items()}
 _GIB, _GB = 1 << 30, 10**9
 _VMEM = {"v4": 16, "v5e": 128, "v5p": 64, "v6e": 128, "tpu7x": 64}
 
@@ -65,7 +67,9 @@ def _tpu(
     }
     fabric = Fabric("torus", link, 1e-6, reach, dims, wrap, "ici")
     vector, dcn = 8 * 128 * 4 * clock * cores, Fabric("switch", network, 1e-5, name="dcn")
-    return Hardware(name, flops, vector, memory * _GIB, bandwidth, fabric, dcn, 4.0, "tpu", host, _VMEM[name] << 20, sources)
+    return Hardware(
+        name, flops, vector, memory * _GIB, bandwidth, fabric, dcn, 4.0, "tpu", host, _VMEM[name] << 20, sources, _RATES.get(name)
+    )
 
 
 def _tpu7x() -> Hardware:
@@ -182,7 +186,7 @@ def hardware(which: str | Hardware) -> Hardware:
     key = which.lower().replace("-", " ").replace("_", " ").strip()
     for prefix in ("nvidia ", "google ", "amd ", "instinct ", "tpu ", "gpu ", "tpu"):
         key = key.removeprefix(prefix)
-    key = ALIASES.get(key, key)
+    key = ALIASES.get(key.replace(" ", ""), key)
     if key in HARDWARE:
         return HARDWARE[key]
     raise HardwareError(

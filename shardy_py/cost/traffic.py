@@ -11,12 +11,13 @@ not depend on shardings, so that costs of layouts are sums over ops and moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from shardy_py.cost.compute import POINTWISE, TRANSCENDENTALS, larger
+from shardy_py.cost.compute import POINTWISE, TRANSCENDENTALS, Accessed, larger
 from shardy_py.cost.sizes import LocalSizes
-from shardy_py.ir import Block, Op, Value
+from shardy_py.ir import Block, Op, TensorType, Type, Value
+from shardy_py.ir.types import element_bits
 from shardy_py.passes.dataflow import COMPUTATIONS
 from shardy_py.rules.traits import CONSTANTS, DOTS
 
@@ -64,22 +65,28 @@ class Access(NamedTuple):
     Attributes:
         number: Index of the operand, or, counted on behind these, of the result.
         bound_by: Index of the result whose piece bounds the elements read, as in slices.
+        kernel: Whether a kernel of its own writes it: it is more than a scalar, no slice, and not computed behind a product in its kernel.
     """
 
     number: int
     times: int = 1
     bound_by: int | None = None
+    kernel: bool = False
 
 
-def traffic(accesses: Iterable[Access], size: Callable[[int], int]) -> int:
-    """Bytes that an op reads and writes, once; `size` gives the bytes of an operand's or result's piece, or an array of them."""
-    accessed = 0
+def traffic(accesses: Iterable[Access], types: Sequence[Type], size: Callable[[int], int]) -> Accessed:
+    """What an op reads and writes, once; `size` gives the bytes of an operand's or result's piece, or an array of them."""
+    accessed, packed, kernels = 0, 0.0, 0
     for access in accesses:
         piece = size(access.number)
         if access.bound_by is not None:
             piece = piece - larger(0, piece - size(access.bound_by))
         accessed = accessed + access.times * piece
-    return accessed
+        if access.kernel:
+            kernels, type_ = 1, types[access.number]
+            if isinstance(type_, TensorType) and 1 < (bits := element_bits(type_.dtype)) < 32:
+                packed = packed + piece * (8 / bits)
+    return Accessed(accessed, packed, kernels)
 
 
 class Origins:
@@ -168,7 +175,9 @@ class Fusion(Origins):
                 reads.append(Access(i, bound_by=None if i else bound_by))
             elif origin.defining_op is not None and origin.defining_op.name == "stablehlo.iota" and name not in FUSED | _READS_FUSED:
                 reads.append(Access(i, 2))  # made for this op, in the layout that it reads
-        return (*reads, *(Access(i) for i, result in enumerate(op.results, count) if self.in_memory(result)))
+        fused = name in _SLICES or any(v.defining_op is not None and v.defining_op.name in DOTS for v in numbers)
+        written = [(i, result) for i, result in enumerate(op.results, count) if self.in_memory(result)]
+        return (*reads, *(Access(i, kernel=result.type.rank > 0 and not fused) for i, result in written))
 
 
 class Traffic(Fusion):
@@ -178,10 +187,10 @@ class Traffic(Fusion):
         super().__init__(block)
         self.sizes = sizes
 
-    def bytes_of(self, op: Op) -> int:
-        """Bytes that an op reads and writes, once."""
+    def of(self, op: Op) -> Accessed:
+        """What an op reads and writes, once."""
         values = (*op.operands, *op.results)
-        return traffic(self.accesses(op), lambda number: self.sizes.bytes(values[number]))
+        return traffic(self.accesses(op), [v.type for v in values], lambda number: self.sizes.bytes(values[number]))
 
 
 def is_folded(op: Op) -> bool:

@@ -72,7 +72,7 @@ def price_table(op: OpSpec, domains: Sequence[Sequence[Layout]], index: Array, m
     )
     pieces = [_pieces(type_.shape, domain, run, machine.mesh) for type_, domain, run in zip(types, layouts, runs.numbers)]
     computed = work(op, pieces[:count], pieces[count:])
-    accessed = traffic(memory, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
+    accessed = traffic(memory, types, lambda i: piece_bytes(types[i], math.prod(pieces[i])))
     communicated, reductions = runs.seconds, np.zeros(index.shape[1])
     for i, tensor in enumerate(op.results, count):
         rows, axes = Rows(runs.numbers[i], index[i], runs.summed), axis_lists(machine.mesh).axes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
-from shardy_py.cost.compute import Work, roofline_seconds
+from shardy_py.cost.compute import roofline_seconds
 from shardy_py.cost.hardware import Hardware
 from shardy_py.frontends.jaxpr import from_equations
 from shardy_py.ir import Op, Program
@@ -40,9 +41,6 @@ def equation_seconds(eqns: Sequence[JaxprEqn], results: Sequence[Var], hardware:
 
 def op_seconds(program: Program, hardware: Hardware) -> Iterator[tuple[Op, float]]:
     """The ops of a program on one device that cost something, with the seconds of each, all trips of loops together."""
-
-    def seconds(work: Work, accessed: int) -> float:
-        return roofline_seconds(work, accessed, hardware)
-
+    seconds = functools.partial(roofline_seconds, hardware=hardware)
     for run in BlockCosts(program.main.body, program.meshes, seconds).runs:
-        yield run.op, seconds(run.work, run.bytes) * run.trips
+        yield run.op, seconds(run.work, run.accessed) * run.trips

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from shardy_py.cost.compute import Work, work_of
+from shardy_py.cost.compute import Accessed, Work, work_of
 from shardy_py.cost.sizes import LocalSizes
 from shardy_py.cost.traffic import Traffic
 from shardy_py.dialect import Mesh
@@ -19,7 +19,7 @@ class Run(NamedTuple):
 
     op: Op
     work: Work
-    bytes: int
+    accessed: Accessed
     trips: int
 
 
@@ -40,7 +40,7 @@ class BlockCosts:
         self,
         block: Block,
         meshes: Mapping[str, Mesh],
-        seconds: Callable[[Work, int], float] | None = None,
+        seconds: Callable[[Work, Accessed], float] | None = None,
         delays: Mapping[Op, float] | None = None,
     ) -> None:
         self.sizes = LocalSizes(meshes)
@@ -65,18 +65,14 @@ class BlockCosts:
                 self._single(op, trips)
 
     def _single(self, op: Op, trips: int) -> None:
-        accessed = self.traffic.bytes_of(op)
+        accessed = self.traffic.of(op)
         work = work_of(op, self.sizes)
-        if accessed or work.flops or work.transcendentals or work.host:
+        if accessed.bytes or work.flops or work.transcendentals or work.host:
             self.runs.append(Run(op, work, accessed, trips))
         if not work.has_formula:
             self.unknown[op.primitive or op.name] = None
         if self.seconds is not None and op.results:
             self._pass_on(op, self.seconds(work, accessed))
-
-    def _ready(self, op: Op) -> float:
-        """The time at which the operands of an op are ready."""
-        return max((self.finish.get(v, 0.0) for v in op.operands), default=0.0)
 
     def _pass_on(self, op: Op, took: float) -> None:
         """Sets the time at which the results of an op are ready."""
@@ -84,7 +80,7 @@ class BlockCosts:
             # Independent of the trip before: it can be computed, and sent, while that trip runs.
             self.independent.update(op.results)
             return
-        end = self._ready(op) + took + self.delays.get(op, 0.0)
+        end = max((self.finish.get(v, 0.0) for v in op.operands), default=0.0) + took + self.delays.get(op, 0.0)
         for result in op.results:
             self.finish[result] = end
         self.path = max(self.path, end)
@@ -149,5 +145,5 @@ class BlockCosts:
     def _cost(self, runs: list[Run]) -> float:
         """The cost of a branch."""
         if self.seconds is None:
-            return sum((run.work.flops + run.work.transcendentals + 100 * run.bytes) * run.trips for run in runs)
-        return sum(self.seconds(run.work, run.bytes) * run.trips for run in runs)
+            return sum((run.work.flops + run.work.transcendentals + 100 * run.accessed.bytes) * run.trips for run in runs)
+        return sum(self.seconds(run.work, run.accessed) * run.trips for run in runs)

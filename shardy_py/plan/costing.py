@@ -27,9 +27,12 @@ def _computed(plan: PlanRecord) -> list[CostAnalysis]:
 
 
 @no_collection()
-def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mapping[str, object] | None = None) -> CostAnalysis:
+def analyse(
+    plan: PlanRecord, which: str | Hardware | None = None, links: Mapping[str, object] | None = None, calibrated: bool = True
+) -> CostAnalysis:
     """The cost of a call, see `Plan.cost_analysis`. A plan remembers it. Raises HardwareError or LinkError."""
     machine = None if which is None else hardware(which)
+    machine = machine if machine is None or calibrated else machine.with_figures(calibration=None)
     if machine is None and links is not None:
         raise HardwareError("links without hardware", where=f"cost of {plan.name}", fix='name the hardware too: hardware="h100"')
     sizes = dict(plan.mesh.shape)
@@ -58,7 +61,7 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
     ops: list[OpCost] = []
     for run in walked.runs:
         value = program.values.get(run.op.results[0]) if run.op.results else None
-        once = None if roofline is None else roofline(run.work, run.bytes)
+        once = None if roofline is None else roofline(run.work, run.accessed)
         ops.append(
             OpCost(
                 "" if value is None else value.path,
@@ -67,7 +70,7 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
                 "" if value is None else value.module,
                 run.work.flops * run.trips,
                 run.work.transcendentals * run.trips,
-                run.bytes * run.trips,
+                run.accessed.bytes * run.trips,
                 None if once is None else once * run.trips,
                 run.trips,
                 run.work.host * run.trips,
@@ -80,8 +83,7 @@ def analyse(plan: PlanRecord, which: str | Hardware | None = None, links: Mappin
             beside[block] = beside.get(block, 0.0) + (once or 0.0) * collective.runs
     hidden = _hidden(beside, walked.runs, ops) if beside else 0.0
     exact = walked.exact and all(c.trips is not None for c in moved)
-    path = None if machine is None else walked.path
-    unknown = tuple(walked.unknown)
+    path, unknown = None if machine is None else walked.path, tuple(walked.unknown)
     cost = CostAnalysis(plan.name, plan.mesh, machine, layout, tuple(ops), collectives, path, exact, unknown, plan.fed_bytes, hidden)
     _computed(plan).append(cost)
     return cost

@@ -48,7 +48,7 @@ class OpTables:
         self.count = sum(1 for _ in program.walk())
         costs = BlockCosts(program.main.body, program.meshes)
         runs = (*costs.runs, *costs.other_branches)
-        self.counted = {run.op: roofline_seconds(run.work, run.bytes, machine.hardware) * run.trips for run in runs}
+        self.counted = {run.op: roofline_seconds(run.work, run.accessed, machine.hardware) * run.trips for run in runs}
         self.manual_seconds = _manual_seconds(program, costs.runs, machine)
         self._fusion = Fusion(program.main.body)
         self._joints: dict[object, Joint] = {}
@@ -79,7 +79,7 @@ def _manual_seconds(program: Program, runs: Sequence[Run], machine: Machine) -> 
     """
     if all(op.name != MANUAL_COMPUTATION for op in program.walk()):
         return 0.0
-    total = math.fsum(roofline_seconds(run.work, run.bytes, machine.hardware) * run.trips for run in runs if _always_runs(run.op))
+    total = math.fsum(roofline_seconds(run.work, run.accessed, machine.hardware) * run.trips for run in runs if _always_runs(run.op))
     for each, _ in user_collectives(program, {}):
         levels = levels_of(axes_of(each, machine.sizes), machine.links, machine.sizes)
         total += collective_seconds(each.kind, each.operand_bytes, levels) * each.runs

@@ -51,6 +51,12 @@ def test_line_and_pair() -> None:
     assert collective_seconds("all_to_all", 1e9, [line]) == pytest.approx(8 * 1e9 / 4 / W)
 
 
+def test_an_axis_that_shares_links_with_others_adds_none_to_theirs() -> None:
+    square = Level(Links("torus", 4.5e10, 0.0, (2, 2), (False, False)), 4)
+    across = Level(Links("torus", 2.25e10, 0.0, (2,), (False,)), 2)
+    assert collective_seconds("all_gather", 9e9, [square, across]) == pytest.approx(7 * 9e9 / 9e10)  # a corner has two links
+
+
 def test_torus_uses_all_dimensions() -> None:
     torus = Level(Links("torus", W, 0.0, (4, 4, 4)), 64)
     assert collective_seconds("all_gather", 1e6, [torus]) == pytest.approx(63e6 / (6 * W))

@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardy_py as sp
-from shardy_py.cost.compute import MOVEMENT, POINTWISE, TRANSCENDENTALS, Work, roofline_seconds
+from shardy_py.cost.compute import MOVEMENT, POINTWISE, TRANSCENDENTALS, Accessed, Work, roofline_seconds
 from shardy_py.cost.hardware_table import hardware
 
 MESH = {"x": 2, "y": 4}
@@ -154,19 +154,44 @@ def test_tables_do_not_overlap() -> None:
 def test_roofline() -> None:
     h100 = hardware("h100")
     big = Work(2 * 8192**3, matrix="bfloat16")
-    assert roofline_seconds(big, 3 * 8192**2 * 2, h100) == big.flops / h100.flops["bfloat16"]
+    assert roofline_seconds(big, Accessed(3 * 8192**2 * 2), h100) == big.flops / h100.flops["bfloat16"]
     thin = Work(2 * 8192**2, matrix="bfloat16")
-    assert roofline_seconds(thin, 8192**2 * 2, h100) == 8192**2 * 2 / h100.hbm_bandwidth
+    assert roofline_seconds(thin, Accessed(8192**2 * 2), h100) == 8192**2 * 2 / h100.hbm_bandwidth
     ridge = h100.flops["bfloat16"] / h100.hbm_bandwidth
-    assert roofline_seconds(Work(1e15, matrix="bfloat16"), 1e15 / ridge, h100) == pytest.approx(1e15 / h100.flops["bfloat16"])
+    assert roofline_seconds(Work(1e15, matrix="bfloat16"), Accessed(1e15 / ridge), h100) == pytest.approx(1e15 / h100.flops["bfloat16"])
+
+
+def test_calibrated_hardware_charges_kernels_and_packed_elements() -> None:
+    v5e = hardware("v5e")
+    rates = v5e.calibration
+    assert rates is not None
+    bytes_, packed = 1 << 28, 1 << 26
+    seconds = roofline_seconds(Work(1.0), Accessed(bytes_, packed, 1), v5e)
+    assert seconds == pytest.approx(bytes_ / rates.bandwidth + packed * rates.pack_seconds + rates.kernel_seconds)
+    plain = v5e.with_figures(calibration=None)
+    assert roofline_seconds(Work(1.0), Accessed(bytes_, packed, 1), plain) == bytes_ / v5e.hbm_bandwidth
+
+
+@pytest.mark.parametrize(("dtype", "packed"), [("bfloat16", 1 << 16), ("float32", 0)])
+def test_a_fused_kernel_packs_what_it_writes_in_narrow_types(dtype: str, packed: int) -> None:
+    plan = sp.auto_shard(lambda x: jnp.exp(x) * 2 + 1, mesh={"x": 1}).plan(jax.ShapeDtypeStruct((256, 256), dtype))
+    calibrated, plain = plan.cost_analysis("v5e"), plan.cost_analysis("v5e", calibrated=False)
+    rates = hardware("v5e").calibration
+    assert rates is not None
+    assert calibrated.compute_seconds is not None
+    assert plain.compute_seconds is not None
+    kernel = calibrated.compute_seconds - packed * rates.pack_seconds - rates.kernel_seconds
+    assert kernel == pytest.approx(plain.compute_seconds, rel=0.02)  # memory's rate is that of the data sheet, nearly
 
 
 @given(st.floats(0, 1e18), st.floats(0, 1e15), st.floats(0, 1e15), st.floats(1, 100), st.sampled_from(["", "bfloat16", "float8_e4m3fn"]))
 def test_roofline_grows_with_work_and_falls_with_speed(flops: float, special: float, moved: float, factor: float, dtype: str) -> None:
     h100 = hardware("h100")
-    once = roofline_seconds(Work(flops, special, dtype), moved, h100)
-    assert roofline_seconds(Work(flops * factor, special, dtype), moved, h100) >= once
-    assert roofline_seconds(Work(flops, special, dtype), moved * factor, h100) >= once
-    assert roofline_seconds(Work(flops, special, dtype), moved, h100.with_figures(hbm_bandwidth=h100.hbm_bandwidth * factor)) <= once
+    once = roofline_seconds(Work(flops, special, dtype), Accessed(moved), h100)
+    assert roofline_seconds(Work(flops * factor, special, dtype), Accessed(moved), h100) >= once
+    assert roofline_seconds(Work(flops, special, dtype), Accessed(moved * factor), h100) >= once
+    assert (
+        roofline_seconds(Work(flops, special, dtype), Accessed(moved), h100.with_figures(hbm_bandwidth=h100.hbm_bandwidth * factor)) <= once
+    )
     faster = h100.with_figures(flops={name: rate * factor for name, rate in h100.flops.items()})
-    assert roofline_seconds(Work(flops, special, dtype), moved, faster) <= once
+    assert roofline_seconds(Work(flops, special, dtype), Accessed(moved), faster) <= once

@@ -120,10 +120,10 @@ def summed(program: Program, machine: Machine) -> float:
 def test_a_region_takes_no_longer(case: str, on: str) -> None:
     function, args, specs = CASES[case]
     plan = sp.auto_shard(function, mesh=MESH, in_shardings=specs, lowering="shard_map").plan(*args)
-    run = plan.cost_analysis(on)
+    run = plan.cost_analysis(on, calibrated=False)  # kernels of so small programs take a fixed time, and slices of a region are some
     assert run.communicated_bytes
     assert run.step_seconds is not None
-    seconds = summed(plan.program, Machine(plan.mesh, hardware(on)))
+    seconds = summed(plan.program, Machine(plan.mesh, hardware(on).with_figures(calibration=None)))
     assert seconds >= 0.95 * run.step_seconds.high  # a region computes halos twice
 
 

@@ -97,7 +97,7 @@ def test_duals_prove_the_bound_of_a_stored_plan_and_the_module_says_so(plan: sp.
     printed = capsys.readouterr().out
     assert f"step {plan.search.objective_seconds:.9g} s\nat least " in printed
     proven = float(printed.split("at least ")[1].split(" s")[0])
-    assert 0.99 * plan.search.lower_bound_seconds <= proven <= plan.search.objective_seconds
+    assert 0.99 * plan.search.lower_bound_seconds <= proven <= plan.search.objective_seconds * (1 + 1e-8)  # it is printed with nine digits
 
 
 def test_a_budget_is_a_limit_of_the_certificate(stored: sp.Plan):
