@@ -1,8 +1,13 @@
-"""`sp.check` and `sp.plan_of` of steps as people write them, none of which is decorated or changed."""
+"""`sp.check` and `sp.plan_of` of steps as people write them, none of which is decorated or changed.
+
+`python -m tests.api.test_check` writes their texts to checks.txt.
+"""
 
 from __future__ import annotations
 
 import functools
+import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -181,6 +186,18 @@ STEPS: dict[str, tuple[Callable[[], sp.Check], list[str]]] = {
 }
 
 
+TEXTS = pathlib.Path(__file__).with_name("checks.txt")
+
+
+def without_numbers(text: str) -> str:
+    """A text without numbers of lines and of values, which differ between releases of packages."""
+    return re.sub(r"(\.py:|%)\d+ *", r"\1N ", text)
+
+
+def texts() -> dict[str, str]:
+    return dict(part.split("\n", 1) for part in TEXTS.read_text().rstrip().split("===== ")[1:])
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_steps(name: str) -> None:
     step, lines = STEPS[name]
@@ -188,6 +205,7 @@ def test_steps(name: str) -> None:
     text = str(report)
     for line in lines:
         assert line in text, text
+    assert without_numbers(text).rstrip() == texts()[name].rstrip()
     assert report.is_clean == ("warning" not in text and "does not fit" not in text)
 
 
@@ -219,3 +237,7 @@ def test_a_mesh_without_devices_is_planned_for_the_hardware() -> None:
     for hardware, kind in (("h100", "bfloat16"), (None, "uint16")):
         gathers = [c for c in sp.check(jax.jit(update), params, x, hardware=hardware).plan.collectives if c.kind == "all_gather"]
         assert {c.dtype for c in gathers} == {kind}
+
+
+if __name__ == "__main__":
+    TEXTS.write_text("\n".join(f"===== {name}\n{without_numbers(str(step())).rstrip()}" for name, (step, _) in STEPS.items()) + "\n")
