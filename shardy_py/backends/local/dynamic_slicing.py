@@ -16,11 +16,11 @@ from shardy_py.backends.local.local_rule import (
     LocalContext,
     LocalRule,
     affine,
+    identity_fill,
     is_before,
     is_key,
     make_rule,
     positions,
-    zero_of_sums,
 )
 from shardy_py.backends.local.slicing import refuses
 
@@ -45,7 +45,7 @@ def dynamic_slice(equation: Equation) -> LocalRule | None:
         sizes.append(out[d])
         result[d] = len(sizes) - 1
     dtype = equation.dtypes[0]
-    nothing = zero_of_sums(dtype)
+    nothing = identity_fill("add", dtype)
 
     def run(local: LocalContext, arrays: list[Array]) -> list[Array]:
         x, *starts = arrays

@@ -34,7 +34,6 @@ from shardy_py.backends.local.local_rule import (
     identity_fill,
     is_key,
     make_rule,
-    zero_of_sums,
 )
 
 
@@ -116,7 +115,7 @@ def gather(equation: Equation) -> LocalRule | None:
         i, is_own = _own_indices(local, i, cut)
         clip = lax.GatherScatterMode.CLIP
         (y,) = local.bind(x, i, slice_sizes=lengths, mode=clip, fill_value=None, indices_are_sorted=False, unique_indices=False)
-        nothing = lax.full(y.shape, zero_of_sums(y.dtype), y.dtype)
+        nothing = lax.full(y.shape, identity_fill("add", y.dtype), y.dtype)
         spread = functools.partial(lax.broadcast_in_dim, shape=y.shape, broadcast_dimensions=batch_out)
         y = lax.select(spread(is_own), y, nothing)
         if valid is None:
@@ -299,7 +298,7 @@ def scatter(equation: Equation) -> LocalRule | None:
 
 def _own_updates(local: LocalContext, x: Array, u: Array, of: _ScatterFactors, combine: Combine) -> tuple[Array, Array]:
     """The operand and the updates of a device's partial result; padding changes nothing, and one device alone has the operand."""
-    nothing = zero_of_sums(x.dtype) if combine == "add" else identity_fill(combine, x.dtype)
+    nothing = identity_fill(combine, x.dtype)
     for d, f in enumerate(of.update):
         if f in of.split:
             u = local.mask(u, d, f, nothing)

@@ -20,10 +20,10 @@ from shardy_py.backends.local.local_rule import (
     LocalRule,
     affine,
     as_is,
+    identity_fill,
     is_before,
     make_rule,
     positions,
-    zero_of_sums,
 )
 
 _MATRICES: dict[str, tuple[int, ...]] = {
@@ -148,7 +148,7 @@ class RaggedProduct:
         (product,) = local.bind(x, y, counts)
         dim = self.out.index(self.rows)
         own = is_before(positions(product.shape, dim), lax.reduce_sum(counts, (0,)))
-        product = lax.select(own, product, lax.full(product.shape, zero_of_sums(product.dtype), product.dtype))
+        product = lax.select(own, product, lax.full(product.shape, identity_fill("add", product.dtype), product.dtype))
         return [_rotated(product, dim, lax.sub(np.int32(product.shape[dim]), begin))]
 
 

@@ -276,8 +276,10 @@ def unsharded_along(x: Array, names: tuple[str, ...], dim: int, size: int, platf
 
 @functools.lru_cache(maxsize=4096)
 def identity_fill(combine: Combine, dtype: Any) -> Any:
-    """The identity of a reduction: 0 for `add`, the lowest value for `max`, ..."""
+    """The identity of a reduction: the lowest value for `max`, ...; -0.0 for `add`, as adding 0.0 turns -0.0 into 0.0."""
     dtype = jnp.dtype(dtype)
+    if combine == "add" and jnp.issubdtype(dtype, jnp.floating):
+        return -0.0
     if combine in ("add", "or", "xor"):
         return False if dtype == jnp.bool_ else 0
     if combine == "mul":
@@ -289,11 +291,6 @@ def identity_fill(combine: Combine, dtype: Any) -> Any:
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).min if combine == "max" else jnp.iinfo(dtype).max
     return -jnp.inf if combine == "max" else jnp.inf
-
-
-def zero_of_sums(dtype: Any) -> Any:
-    """The identity of addition for every float: -0.0, as adding 0.0 turns -0.0 into 0.0."""
-    return False if dtype == jnp.bool_ else -0.0 if jnp.issubdtype(dtype, jnp.floating) else 0
 
 
 def is_key(dtype: Any) -> bool:

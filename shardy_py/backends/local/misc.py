@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,16 @@ from jax import numpy as jnp
 from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 
 from shardy_py.backends.local.elementwise import pointwise
-from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, as_is, is_key, make_rule
+from shardy_py.backends.local.local_rule import (
+    Builder,
+    Equation,
+    LocalContext,
+    LocalRule,
+    as_is,
+    identity_fill,
+    is_key,
+    make_rule,
+)
 from shardy_py.backends.local.reshard import all_gather_bits
 from shardy_py.backends.local.shapes import leading
 from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES, gather_costs
@@ -21,8 +31,7 @@ from shardy_py.partition.region.reshard_steps import COLLECTIVE_LAUNCH_BYTES, ga
 def reduce(equation: Equation) -> LocalRule | None:
     """A reduction by a user's own computation: each shard reduces its elements, and every device the results of all.
 
-    The start values may be no identity: they enter once, and a shard without elements does not. Reduced dimensions are whole where
-    the computation may not be associative.
+    The start values may be no identity, so they enter once. Reduced dimensions are whole where the computation may not be associative.
     """
     shape = equation.shapes[0]
     count = len(equation.shapes) // 2
@@ -32,15 +41,10 @@ def reduce(equation: Equation) -> LocalRule | None:
     if any(equation.shapes[count:]):
         return None
     operands = [*[rank] * count, *[()] * count]
-    if any(map(is_key, equation.dtypes)) or not _is_associative(equation.params["jaxpr"].jaxpr, count):
+    combines = _associative_ops(equation.params["jaxpr"].jaxpr, count)
+    if any(map(is_key, equation.dtypes)) or None in combines:
         return LocalRule(make_rule(shape, operands, [kept] * count, whole=dimensions), as_is, uneven=frozenset(kept))
     computation = jaxpr_as_fun(equation.params["jaxpr"])
-    nothing = (np.False_, *[np.zeros((), dtype) for dtype in equation.dtypes[:count]])
-
-    def join(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
-        both = computation(*a[1:], *b[1:])
-        values = [lax.select(lax.bitwise_and(a[0], b[0]), z, lax.select(a[0], x, y)) for x, y, z in zip(a[1:], b[1:], both)]
-        return lax.bitwise_or(a[0], b[0]), *values
 
     def bytes_inside(num_shards: Sequence[int]) -> int:
         kept_here = math.prod(-(-shape[d] // num_shards[d]) for d in kept)
@@ -50,16 +54,11 @@ def reduce(equation: Equation) -> LocalRule | None:
         names = tuple(name for d in dimensions for name in local.names(d))
         if not names:
             return local.bind(*arrays)
-        is_element, has_elements = lax.full(arrays[0].shape, True), np.ones(1, bool)
-        for d in dimensions:
-            is_element = local.mask(is_element, d, d, False)
-            has_elements = np.kron(has_elements, np.arange(local.num_shards(d)) * local.block(d) < shape[d])
-        parts = lax.reduce((is_element, *arrays[:count]), nothing, join, dimensions)[1:]
-        all_parts = [all_gather_bits(lax.expand_dims(x, (0,)), names, 0, local.platform) for x in parts]
-        starts = [lax.broadcast(start, (1, *x.shape)) for start, x in zip(arrays[count:], parts)]
-        stacked = [lax.concatenate(pair, 0) for pair in zip(starts, all_parts)]
-        is_part = lax.broadcast_in_dim(np.concatenate([[True], has_elements]), stacked[0].shape, (0,))
-        return list(lax.reduce((is_part, *stacked), nothing, join, (0,))[1:])
+        fills = [np.asarray(identity_fill(combine, x.dtype), x.dtype) for combine, x in zip(combines, arrays)]
+        masked = [functools.reduce(lambda x, d: local.mask(x, d, d, fill), dimensions, x) for x, fill in zip(arrays, fills)]
+        parts = local.bind(*masked, *fills)
+        all_parts = tuple(all_gather_bits(lax.expand_dims(x, (0,)), names, 0, local.platform) for x in parts)
+        return list(lax.reduce(all_parts, tuple(arrays[count:]), lambda a, b: tuple(computation(*a, *b)), (0,)))
 
     rule = make_rule(shape, operands, [kept] * count, permutation=dimensions)
     return LocalRule(rule, run, uneven=frozenset(rank), bytes_inside=bytes_inside)
@@ -68,22 +67,20 @@ def reduce(equation: Equation) -> LocalRule | None:
 _ASSOCIATIVE = frozenset({"add", "and", "max", "min", "mul", "or", "xor"})
 
 
-def _is_associative(computation: Jaxpr, count: int) -> bool:
-    """Whether each result of a computation combines an element of one operand with an element of the same by an associative op."""
+def _associative_ops(computation: Jaxpr, count: int) -> list[Any]:
+    """For each result of a computation the associative op that combines an element of one operand with an element of the same, or None."""
     producers = {out: eqn for eqn in computation.eqns for out in eqn.outvars}
 
-    def combines(out: Any, pair: list[Any]) -> bool:
+    def combine(out: Any, pair: list[Any]) -> str | None:
         eqn = producers.get(out)
-        if eqn is None:
-            return False
-        if eqn.primitive.name == "jit":  # as jnp.minimum is
+        if eqn is not None and eqn.primitive.name == "jit":  # as jnp.minimum is
             body = eqn.params["jaxpr"].jaxpr
             operands = {outer: inner for inner, outer in zip(body.invars, eqn.invars) if not isinstance(outer, Literal)}
-            return [operands.get(v) for v in pair] == list(body.invars) and _is_associative(body, 1)
-        return eqn.primitive.name in _ASSOCIATIVE and list(eqn.invars) == pair
+            return _associative_ops(body, 1)[0] if [operands.get(v) for v in pair] == list(body.invars) else None
+        return eqn.primitive.name if eqn is not None and eqn.primitive.name in _ASSOCIATIVE and list(eqn.invars) == pair else None
 
     pairs = zip(computation.invars[:count], computation.invars[count:])
-    return all(combines(out, list(pair)) for out, pair in zip(computation.outvars, pairs, strict=True))
+    return [combine(out, list(pair)) for out, pair in zip(computation.outvars, pairs, strict=True)]
 
 
 def empty(equation: Equation) -> LocalRule | None:

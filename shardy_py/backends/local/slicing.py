@@ -15,7 +15,7 @@ from jax import numpy as jnp
 from jax.extend.core import Literal
 
 from shardy_py.backends.local import halo
-from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, as_is, is_key, make_rule, zero_of_sums
+from shardy_py.backends.local.local_rule import Builder, Equation, LocalContext, LocalRule, as_is, identity_fill, is_key, make_rule
 from shardy_py.backends.local.windows import LocalWindow, Windowed
 
 Array = Any
@@ -143,7 +143,8 @@ def _sliced(equation: Equation, shape: tuple[int, ...], results: Sequence[Part],
                 if local.names(d):
                     x = stepped(x, d, local, d, steps(shape[d], starts[d], strides[d], out[d], local.num_shards(d)))
             if givers:
-                x = lax.select(lax.broadcast(functools.reduce(lax.bitwise_and, givers), x.shape), x, lax.full_like(x, zero_of_sums(dtype)))
+                gives = lax.broadcast(functools.reduce(lax.bitwise_and, givers), x.shape)
+                x = lax.select(gives, x, lax.full_like(x, identity_fill("add", dtype)))
             slices.append(x)
         return slices
 
@@ -287,7 +288,7 @@ def unstack(equation: Equation) -> LocalRule | None:
             giver, at = divmod(i, x.shape[axis])
             part = lax.index_in_dim(x, at, axis, keepdims=False)
             here = lax.broadcast(lax.eq(local.index(axis), np.int32(giver)), part.shape)
-            parts.append(lax.select(here, part, lax.full_like(part, zero_of_sums(part.dtype))) if used else lax.full_like(part, 0))
+            parts.append(lax.select(here, part, lax.full_like(part, identity_fill("add", part.dtype))) if used else lax.full_like(part, 0))
         return parts
 
     combine = "or" if equation.dtypes[0] == jnp.bool_ else "add"
