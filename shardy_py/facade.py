@@ -401,7 +401,7 @@ class Plan(PlanRecord):
             text: The text.
 
         Raises:
-            StoreError: It is no stored plan, a damaged one, or one of another version.
+            StoreError: It is not a stored plan, a damaged one, or one of another version.
             TypeError: It is no text.
         """
         if not isinstance(text, str | bytes | bytearray):
@@ -428,7 +428,7 @@ class Plan(PlanRecord):
 
         Raises:
             OSError: It cannot be read.
-            StoreError: It is no stored plan, a damaged one, or one of another version.
+            StoreError: It is not a stored plan, a damaged one, or one of another version.
         """
         return load_plan(path, cls)
 

@@ -22,7 +22,9 @@ NOT_ENGLISH = (
     r"\bnothing says\b|\bsays nothing\b",
     r"\bcan(not)? be had\b",
     r"\b(is|are) no (rule|array|path|plan|mesh|axis|name|spec|sharding|number|argument)\b(?! (that|which|of|for|with|in|on))",
+    r"\bis no (stored|schedule|flag)\b",
     r"\bwhat (leaves|lies)\b",
+    r"\bnobody knows\b|\bdeserves a look\b",
     r"\bmade of what\b",
     r"\bblocks of this page continue\b",
 )

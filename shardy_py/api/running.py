@@ -165,7 +165,7 @@ class CompiledCall:
 
     Attributes:
         is_cacheable: Whether later calls may use it; not where the function closes over values of an outer trace.
-        is_reported: Whether it has been said what deserves a look in the plan.
+        is_reported: Whether the findings of the plan were reported.
 
     Args:
         abstract: Accept a mesh without devices; what is made can be lowered only.

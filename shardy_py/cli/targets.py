@@ -153,7 +153,7 @@ def _parse_flags(flags: list[str]) -> None:
         except absl_flags.Error as error:
             raise CommandError(str(error), where="flags behind --") from None
         if rest[1:]:
-            raise CommandError(f"{rest[1]!r} is no flag of the module", where="behind --")
+            raise CommandError(f"{rest[1]!r} is not a flag of the module", where="behind --")
 
 
 def _planned(function: Any, target: str, options: Namespace, as_it_is: bool) -> Plan:
@@ -165,7 +165,7 @@ def _planned(function: Any, target: str, options: Namespace, as_it_is: bool) -> 
 
     mesh = mesh_of(options.mesh)
     if not callable(function):
-        raise CommandError(f"{target} is of type {type(function).__name__}, no function", fix=HOW)
+        raise CommandError(f"{target} is of type {type(function).__name__}, not a function", fix=HOW)
     has_arguments = options.args is not None or options.args_from is not None
     name = getattr(function, "__name__", target)
     _refuse_unbound(function, target)
@@ -178,7 +178,7 @@ def _planned(function: Any, target: str, options: Namespace, as_it_is: bool) -> 
         if isinstance(result, Plan):
             return result
         raise CommandError(
-            f"{target} returns something of type {type(result).__name__}, no plan",
+            f"{target} returns something of type {type(result).__name__}, not a plan",
             why="it was called without arguments, since neither --args nor --args-from is given",
             fix="say what to plan for, --args 'float32[8,128]'",
         )

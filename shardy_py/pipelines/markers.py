@@ -58,7 +58,7 @@ def stage(name: str) -> Iterator[None]:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise PipelineError(
-            f"{name!r} is no name of a stage", where="sp.stage(name)", why="letters, digits, '_', '-', '.' and spaces make a name",
+            f"{name!r} is not a valid name of a stage", where="sp.stage(name)", why="a name has letters, digits, '_', '-', '.' and spaces",
             fix='write sp.stage("encoder")',
         )  # fmt: skip
     with jax.named_scope(MARKER + name):

@@ -54,7 +54,7 @@ def compare(results: Any, expected: Any, rtol: float) -> float:
             raise PipelineError(
                 f"the pipeline gives another {'result' + jax.tree_util.keystr(path)}: {off:.3g} away, relative to its largest element",
                 where="Pipelined.verify", why=f"more than {rtol:g}, against the step on one device",
-                fix="if the step draws random numbers or normalizes over the batch this has to be so; otherwise please report it",
+                fix="this is expected if the step draws random numbers or normalizes over the batch; otherwise please report it",
             )  # fmt: skip
         worst = max(worst, off)
     return worst
@@ -191,7 +191,7 @@ def pipeline(
     if batch_statistics not in (None, "microbatch"):
         raise PipelineError(f"batch_statistics is {batch_statistics!r}", where="sp.pipeline", fix='pass "microbatch" or None')
     if not isinstance(schedule, str | Schedule):
-        raise TypeError(f"schedule is {schedule!r}; pass a name such as '1f1b', or what sp.pipelines.schedule gives")
+        raise TypeError(f"schedule is {schedule!r}; pass a name such as '1f1b', or a result of sp.pipelines.schedule")
     if isinstance(schedule, str):
         check_name(schedule)
     if planner is not None:
@@ -213,7 +213,7 @@ def pipeline(
 def _as_partitioned(partition: Any, num_stages: int | None, mesh: Any, virtual: int) -> tuple[int, Any]:
     """Number of stages and meshes, where a partition says how many machines run each."""
     if not isinstance(partition, Marking):
-        raise TypeError(f"partition is {partition!r}; pass what sp.pipedream.partition gives, or a graph with stage ids")
+        raise TypeError(f"partition is {partition!r}; pass a result of sp.pipedream.partition, or a graph with stage ids")
     count = partition.num_stages
     if num_stages not in (None, count):
         raise PipelineError(
@@ -311,8 +311,8 @@ class Pipelined(Generic[P]):
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             raise PipelineError(
                 "a pipeline cannot be part of another program", where="sp.pipeline",
-                why="Python hands its programs to several meshes; under jax.jit, grad or vmap there are no values to hand out",
-                fix="call it outside, and put what is around it into the function itself",
+                why="Python hands its programs to several meshes; under jax.jit, grad or vmap there are no values to hand to them",
+                fix="call it outside, and move the surrounding code into the function",
             )  # fmt: skip
         for number in donate:
             if not 0 <= number < len(args):

@@ -72,7 +72,7 @@ class Places:
             raise PipelineError(
                 f"the mesh has devices of {'processes' if len(processes) > 1 else 'process'} {', '.join(map(str, processes))}",
                 where=f"mesh=, in process {own} of {jax.process_count()}",
-                why="every process takes part in every transfer, also where it has no part of it",
+                why="every process takes part in every transfer, even if it holds no part",
                 fix="pass a mesh with devices of all processes, or in every process one of its own jax.local_devices()",
             )  # fmt: skip
         if len({*map(processes_of_mesh, self.meshes)}) > 1 and not transfers_enabled(jax.local_devices()[0]):
@@ -165,7 +165,7 @@ def submeshes(mesh: AnyMesh, axis: str, count: int) -> tuple[Mesh | AbstractMesh
             return _along(mesh, axis, count)
     if isinstance(mesh, Mapping):
         raise PipelineError(
-            f"the mesh has no axis {axis!r}", where=f"mesh={dict(mesh)}", why="stages lie along an axis of the mesh",
+            f"the mesh has no axis {axis!r}", where=f"mesh={dict(mesh)}", why="stages are placed along an axis of the mesh",
             fix=f"pass axis={next(iter(mesh), 'stage')!r}, or mesh={{{axis!r}: {count}, ...}}",
         )  # fmt: skip
     if not isinstance(mesh, Sequence) or not all(isinstance(m, Mesh | AbstractMesh) for m in mesh):

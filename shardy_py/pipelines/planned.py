@@ -239,7 +239,7 @@ def check_planner(planner: object, mesh: object, virtual: int, in_shardings: obj
         )  # fmt: skip
     if planner.fed or planner.resident:
         raise PipelineError(
-            "the planner says what is fed", where="sp.pipeline(planner=)", why="no price of a pipeline includes the link to the host",
+            "the planner says what is fed", where="sp.pipeline(planner=)", why="prices of pipelines leave out the link to the host",
             fix="leave fed and resident out",
         )  # fmt: skip
     if not planner.constraints:

@@ -59,7 +59,7 @@ def check_memory(stages: Sequence[StageMemory], limit: float) -> None:
         if need > limit:
             activations = sum(stage.in_flight * stage.activation_bytes for stage in here)
             raise PipelineError(
-                f"{_listed(here)} {format_bytes(need)} per device, {format_bytes(math.ceil(need - limit))} more than there are",
+                f"{_listed(here)} {format_bytes(need)} per device, {format_bytes(math.ceil(need - limit))} more than there is",
                 where=f"mesh {mesh}, memory_bytes={limit:g}",
                 why=f"activations in flight take {format_bytes(activations)}, the rest is parameters, state and gradients",
                 fix="use more microbatches, more stages, another schedule, jax.checkpoint, or more devices per stage",

@@ -210,7 +210,7 @@ def verify(schedule: Schedule) -> None:
         >>> verify(schedule("1f1b", 2, 4))
     """
     if not isinstance(schedule, Schedule):
-        raise TypeError(f"{schedule!r} is no schedule; make one with `schedule(name, stages, microbatches)`")
+        raise TypeError(f"{schedule!r} is not a schedule; make one with `schedule(name, stages, microbatches)`")
     needed = schedule.stages * schedule.microbatches
     seen: set[Task] = set()
     for mesh, order in enumerate(schedule.orders):

@@ -1,4 +1,4 @@
-"""`Check`: what a step does on its mesh, in one text: what deserves a look, what moves and where, what it costs, whether it fits."""
+"""`Check`: what a step does on its mesh, in one text: likely mistakes, what moves and where, what it costs, whether it fits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Check(Report):
 
     @property
     def findings(self) -> Findings:
-        """What deserves a look: errors, warnings, notes."""
+        """Likely mistakes: errors, warnings, notes."""
         return findings_of(self.plan)
 
     @functools.cached_property

@@ -215,7 +215,7 @@ def test_tables_fit_the_terminal(width: int, folder: Path, monkeypatch: pytest.M
     ("arguments", "message"),
     [
         (["profile", f"{MODULE}:loss"], "takes params, tokens: say what, --args"),
-        (["profile", f"{MODULE}:NUMBER", "--args", "f32[2]"], "is of type int, no function"),
+        (["profile", f"{MODULE}:NUMBER", "--args", "f32[2]"], "is of type int, not a function"),
         (["profile", *MODEL, "--by", "line"], "cannot profile by 'line'"),
         (["profile", *MODEL, "--parameters", "one"], "'one' is no list of whole numbers (--parameters)"),
         (["profile", *MODEL, "--parameters", "4"], "parameters is [4]"),

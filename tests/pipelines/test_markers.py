@@ -66,5 +66,5 @@ def test_stages_do_not_go_back() -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "f()", "__import__('os')\n", 3])
 def test_names(name: Any) -> None:
-    with pytest.raises(PipelineError, match="is no name of a stage"), sp.stage(name):
+    with pytest.raises(PipelineError, match="is not a valid name of a stage"), sp.stage(name):
         pass

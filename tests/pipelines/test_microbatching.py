@@ -225,7 +225,7 @@ def test_one_row_is_a_sum() -> None:
         ((), {"num_stages": 3, "virtual": 2, "schedule": "circular"}, "3 stages cannot lie 2 on a mesh"),
         ((), {"schedule": sp.pipelines.schedule("1f1b", 2, 8)}, "the schedule is for 2 meshes"),
         ((), {"schedule": "2f2b"}, "unknown schedule '2f2b'"),
-        ((), {"memory_bytes": "0.5kB"}, r"stage 'stage0' needs .* per device, .* more than there are"),
+        ((), {"memory_bytes": "0.5kB"}, r"stage 'stage0' needs .* per device, .* more than there is"),
     ],
 )
 def test_bad_calls(args: Any, options: Any, what: str) -> None:

@@ -169,7 +169,7 @@ def read_plan(document: str | bytes, kind: type[P]) -> P:
 def _plan_of(data: Any, kind: type[P]) -> P:
     if type(data) is not dict or data.get("format") != FORMAT:
         raise StoreError(
-            "this is no stored plan",
+            "this is not a stored plan",
             where="member 'format'",
             why=f"a stored plan has {FORMAT!r} there",
             fix=_WRITES,

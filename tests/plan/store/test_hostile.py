@@ -175,7 +175,7 @@ def without_operands(op: str) -> Callable[[dict[str, Any]], None]:
     [
         (change("version", to=6), r"the stored plan has the version 6\n  why: this shardy_py reads version 8"),
         (change("version", to=True), "the stored plan has the version true"),
-        (change("format", to="model"), "this is no stored plan"),
+        (change("format", to="model"), "this is not a stored plan"),
         (lambda d: d.pop("log"), "the member 'log' is missing"),
         (change("more", to=1), "unknown member 'more'"),
         (change("mesh", to='#sdy.mesh<["a"=9000000000000000000]>'), r"a mesh of more than 2147483647 devices\n  where: mesh"),
@@ -251,7 +251,7 @@ def test_a_barrier_without_a_direction_is_refused() -> None:
         ('{"format": ' + "9" * 10_000 + "}", "this is not JSON"),
         ('{"format": "shardy_py.plan", "format": "shardy_py.plan"}', "the member 'format' stands twice"),
         ('{"format": NaN}', "JSON has no number NaN"),
-        ("[]", "this is no stored plan"),
+        ("[]", "this is not a stored plan"),
     ],
 )
 def test_what_is_no_plan(text: str | bytes, message: str) -> None:
