@@ -2,10 +2,16 @@
 
     python benchmarks/pipeline_hosts.py                  # 2 and 4 processes with tasks of 20 and 40 ms
     python benchmarks/pipeline_hosts.py --soak=300       # 4 processes train, one is killed at random, all go on from the last checkpoint
+    python benchmarks/pipeline_hosts.py --models         # VGG16, ResNet-50 and GNMT as PipeDream cuts them for 2 hosts of 4 machines
 
 What a task gives comes 20 or 40 ms later, by a callback that sleeps, so that stages do not share the cores of this machine; a step should
 take at most 1.08 of its simulated time. CPU seconds are those of the thread that hands out tasks and transfers, per entry of the list;
 most of them are tasks of other processes.
+
+PipeDream's models run as its optimizer cuts them for 2 hosts of 4 machines: as many stages, each on as many machines, and a process for
+each machine. In place of layers the tasks of a stage sleep, in proportion to its seconds by PipeDream's profile and cost model,
+a third of them in the forward pass. The order of the configurations should be the predicted one. The profiles are looked for in `../shared`
+or `$SHARDY_SHARED`.
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ from absl import app, flags
 
 STEPS = flags.DEFINE_integer("steps", 10, "Steps that are measured.", lower_bound=1)
 SOAK = flags.DEFINE_integer("soak", 0, "Steps of the soak; 0 leaves it out.", lower_bound=0)
+MODELS = flags.DEFINE_bool("models", False, "PipeDream's models in place of the rest.")
 SAVE_EVERY = flags.DEFINE_integer("save_every", 50, "Steps between two checkpoints of the soak.", lower_bound=1)
 WORKER = flags.DEFINE_string("worker", None, "What one process does; for this script itself.")
 PROCESS = flags.DEFINE_integer("process", 0, "Its number.")
@@ -110,6 +117,105 @@ def measured(jax: Any, *, sleep: bool) -> dict[str, Any]:
     return {"seconds": seconds[2:], "cpu": cpu[2:], "simulated": simulated, "order": order}
 
 
+GRAPHS = pathlib.Path(os.environ.get("SHARDY_SHARED") or pathlib.Path(__file__).resolve().parents[2] / "shared") / "data/pipedream/graphs"
+HOST, HOSTS, RATES = 4, 2, (1e10, 1e9)
+"""Machines in a host, hosts, bytes per second inside of one and between them."""
+
+MINIBATCHES, FASTEST = 48, 0.15
+"""Minibatches of a step, and seconds that each takes in the fastest configuration."""
+
+Configuration = tuple[float, list[tuple[list[int], float]]]
+"""Predicted seconds per minibatch, and the machines and seconds of each stage."""
+
+
+def configurations(model: str) -> dict[str, Configuration]:
+    """What PipeDream's optimizer chooses, a straight pipeline, and none."""
+    from shardy_py.pipedream import partition, read_graph
+
+    graph = read_graph((GRAPHS / f"{model}.txt").read_text())
+    parameters = sum(node.parameter_bytes for node in graph.nodes)
+    chosen: dict[str, Configuration] = {}
+    for name, straight in (("PipeDream's", False), ("straight", True)):
+        cut = partition(graph, [HOST, HOSTS], RATES, "exact", activation_compression=1, straight=straight)
+        hosts, left = [list(range(HOST)) for _ in range(HOSTS)], list(cut.stages)
+        stages: list[tuple[list[int], float]] = []
+        first = 0
+        for part in cut.levels[0]:  # which some hosts share, each with a pipeline over its machines
+            copies, machines = part.replication, HOST
+            own = [left.pop(0)]
+            while sum(stage.replication for stage in own) < copies * HOST:
+                own.append(left.pop(0))
+            summed = 4 * (copies - 1) * sum(stage.parameter_bytes for stage in own) / (RATES[1] * copies) / HOST
+            for stage in own:
+                w = stage.replication // copies
+                computing = (stage.seconds + 4 * (w - 1) * stage.parameter_bytes / (RATES[0] * w)) / w
+                moved = [(stage.bytes_in, stage is own[0]), (stage.bytes_out, stage is own[-1])]
+                within = [2 * size / (RATES[0] * w) for size, outside in moved if not outside]
+                between = [2 * size / (RATES[1] * copies) for size, outside in moved if outside]
+                start, machines = HOST - machines, machines - w
+                taken = [host * HOST + m for host in range(first, first + copies) for m in hosts[host][start : start + w]]
+                stages.append((taken, max((max(computing, *within, 0.0) + summed) / copies, *between, 0.0)))
+            first += copies
+        chosen[name] = cut.pipeline_time, stages
+    inside = (sum(node.time_ms for node in graph.nodes) / 1e3 + 4 * (HOST - 1) * parameters / (RATES[0] * HOST)) / HOST
+    whole = (inside + 4 * (HOSTS - 1) * parameters / (RATES[1] * HOSTS) / HOST) / HOSTS
+    chosen["data parallel"] = whole, [(list(range(HOST * HOSTS)), whole)]
+    return chosen
+
+
+def asleep(jax: Any, call: Any, mesh: Any, seconds: float) -> Any:
+    """A program on several devices whose results come so much later on each."""
+    wait = lambda *values: (time.sleep(seconds), values)[1]  # noqa: E731
+    late: list[Any] = []
+
+    def body(*values: Any) -> Any:
+        return jax.pure_callback(wait, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in values), *values)
+
+    def run(*values: Any) -> Any:
+        results = call(*values)
+        if not late:
+            specs = tuple(x.sharding.spec for x in results)
+            late.append(jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)))
+        return late[0](*results)
+
+    return run
+
+
+def modelled(jax: Any) -> dict[str, Any]:
+    import numpy as np
+
+    import shardy_py as sp
+
+    measured: dict[str, Any] = {}
+    for model in ("vgg16", "resnet50", "gnmt"):
+        all_of = configurations(model)
+        scale = FASTEST / min(seconds for seconds, _ in all_of.values())
+        for name, (predicted, stages) in all_of.items():
+            devices = [[jax.devices()[i] for i in machines] for machines, _ in stages]
+            meshes = [jax.sharding.Mesh(np.array(each, dtype=object), ("data",)) for each in devices]
+            params = [np.full((WIDTH, WIDTH), 0.01, np.float32) for _ in stages]
+            x = np.ones((ROWS * MINIBATCHES, WIDTH), np.float32)
+            run = sp.pipeline(loss_of(jax), num_microbatches=MINIBATCHES, num_stages=len(stages), mesh=meshes, peer_timeout=600)
+            run(params, x)
+            runner = run._runner
+            assert runner is not None
+            for (role, s), task in runner.steps.items():
+                if runner.places.is_here(s):
+                    late = asleep(jax, task.call, runner.places.mesh(s), scale * stages[s][1] * (1 if role == "F" else 2) / 3)
+                    runner.steps[role, s] = dataclasses.replace(task, call=late)
+            took = []
+            while sum(took) < 10:
+                begin = time.perf_counter()
+                jax.block_until_ready(run(params, x))
+                took.append(time.perf_counter() - begin)
+            times = [seconds for _, seconds in stages]
+            costs = {"forward": [t / 3 for t in times], "backward": [2 * t / 3 for t in times], "weight": 0.0}
+            simulated = sp.pipelines.simulate(run.schedule, **costs).makespan / MINIBATCHES
+            shown = "-".join(str(len(machines)) for machines, _ in stages)
+            measured.setdefault(model, []).append((name, shown, predicted, simulated, min(took) / MINIBATCHES / scale))
+    return {"models": measured}
+
+
 def soaked(jax: Any) -> dict[str, Any]:
     import numpy as np
 
@@ -133,7 +239,7 @@ def soaked(jax: Any) -> dict[str, Any]:
     alone, value = init(key), 0.0
     for _ in range(first):
         alone, _ = jax.jit(step)(alone, x)
-    worst, memory = 0.0, []
+    worst = 0.0
     for number in range(first + 1, SOAK.value + 1):
         params, value = run(params, x)
         alone, expected = jax.jit(step)(alone, x)
@@ -141,9 +247,9 @@ def soaked(jax: Any) -> dict[str, Any]:
         if number % SAVE_EVERY.value == 0:
             run.save(FOLDER.value, params, step=number)
             pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
-            memory.append(int(pages) * os.sysconf("SC_PAGE_SIZE") >> 20)
+            print(f"memory {int(pages) * os.sysconf('SC_PAGE_SIZE') >> 20}")
         print(f"step {number}", flush=True)
-    return {"first": first, "worst": worst, "memory": memory, "loss": float(value)}
+    return {"first": first, "worst": worst, "loss": float(value)}
 
 
 def launched(worker: str, processes: int, folder: pathlib.Path, kill_after: int = 0, **environment: str) -> list[dict[str, Any]]:
@@ -175,13 +281,18 @@ def launched(worker: str, processes: int, folder: pathlib.Path, kill_after: int 
             for process in started:
                 process.kill()
                 process.wait()
-            return []
+            return [{"memory": memory_of(out.read_text())} for out in outputs]
     texts = [out.read_text() for out in outputs]
     results = [[line[7:] for line in text.splitlines() if line.startswith("RESULT ")] for text in texts]
     for text, lines in zip(texts, results):
         if not lines:
             raise SystemExit(text[-3000:])
-    return [json.loads(line) for (line,) in results]
+    return [{**json.loads(line), "memory": memory_of(text)} for text, (line,) in zip(texts, results)]
+
+
+def memory_of(text: str) -> list[int]:
+    """MiB at each checkpoint, as a process prints them."""
+    return [int(line[7:]) for line in text.splitlines() if line.startswith("memory ")]
 
 
 def main(argv: list[str]) -> None:
@@ -189,17 +300,30 @@ def main(argv: list[str]) -> None:
     if WORKER.value:
         jax = start_process()
         work = {"sleeping": lambda: measured(jax, sleep=True), "idle": lambda: measured(jax, sleep=False), "soak": lambda: soaked(jax)}
+        work["models"] = lambda: modelled(jax)
         print("RESULT " + json.dumps(work[WORKER.value]()), flush=True)
         return
     folder = pathlib.Path(tempfile.mkdtemp()) / "checkpoints"
     try:
         if SOAK.value:
-            launched("soak", 4, folder, kill_after=random.randrange(SAVE_EVERY.value, SOAK.value))
+            before = launched(
+                "soak", 4, folder, kill_after=random.randrange(SAVE_EVERY.value, max(SOAK.value - SAVE_EVERY.value, SAVE_EVERY.value + 1))
+            )
             results = launched("soak", 4, folder)
             worst = max(result["worst"] for result in results)
             print(f"went on from step {results[0]['first']} to {SOAK.value}, losses within {worst:.1e} of one device")
-            for i, result in enumerate(results):
-                print(f"process {i}: MiB at each checkpoint {result['memory']}")
+            for i, (first, second) in enumerate(zip(before, results)):
+                print(f"process {i}: MiB at each checkpoint {first['memory']}, then {second['memory']}")
+            return
+        if MODELS.value:
+            for model, rows in launched("models", HOST * HOSTS, folder)[0]["models"].items():
+                ordered = [[row[0] for row in sorted(rows, key=lambda row: row[column])] for column in (2, 4)]
+                print(f"{model}: {'in the predicted order' if ordered[0] == ordered[1] else 'in ANOTHER order than predicted'}")
+                for name, shown, *seconds in rows:
+                    predicted, simulated, took = (each * 1e3 for each in seconds)
+                    print(
+                        f"  {name:13} {shown:15} predicted {predicted:6.1f} ms per minibatch, simulated {simulated:6.1f}, took {took:6.1f}"
+                    )
             return
         print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         for processes, count in SETTINGS:

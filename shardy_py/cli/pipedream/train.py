@@ -109,6 +109,7 @@ def _trained(options: argparse.Namespace, out: Output, conf: Path) -> int:
         losses.append(float(value))
         if not own and not options.json:
             out.show(f"step {number + 1}: loss {losses[-1]:.6g}")
+            out.stream.flush()
     if not own and options.json:
         out.plain(dumped({"format": "shardy_py.stages.training", "version": VERSION, "ranks": ranks, "report": report, "losses": losses}))
     return 0
