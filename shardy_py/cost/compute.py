@@ -30,9 +30,7 @@ _CHLO_MATH = "acos acosh asin asinh atan atanh bessel_i1e cosh digamma erf erf_i
 TRANSCENDENTALS = frozenset((*(f"stablehlo.{name}" for name in _MATH), *(f"chlo.{name}" for name in _CHLO_MATH)))
 """Pointwise ops that cost more than one operation per element."""
 
-POINTWISE = frozenset(name for name in ELEMENTWISE - TRANSCENDENTALS if not name.startswith(("sdy.", "stablehlo.uniform_"))) | {
-    "stablehlo.map"
-}
+POINTWISE = frozenset(op for op in ELEMENTWISE - TRANSCENDENTALS if not op.startswith(("sdy.", "stablehlo.uniform_"))) | {"stablehlo.map"}
 """Pointwise ops of one operation per element; there is no formula for quantization."""
 
 

@@ -9,7 +9,7 @@ from shardy_py.cost.collectives import collective_seconds
 from shardy_py.cost.compute import roofline_seconds
 from shardy_py.cost.hardware import Hardware, HardwareError, lay_out
 from shardy_py.cost.hardware_table import hardware
-from shardy_py.cost.links import AxisLinks, Level, levels_of
+from shardy_py.cost.links import Level, levels_of
 from shardy_py.ir import Block, Op
 from shardy_py.passes.collection import no_collection
 from shardy_py.plan.collectives import Collective, axes_of
@@ -31,8 +31,7 @@ def analyse(
     plan: PlanRecord, which: str | Hardware | None = None, links: Mapping[str, object] | None = None, calibrated: bool = True
 ) -> CostAnalysis:
     """The cost of a call, see `Plan.cost_analysis`. A plan remembers it. Raises HardwareError or LinkError."""
-    machine = None if which is None else hardware(which)
-    machine = machine if machine is None or calibrated else machine.with_figures(calibration=None)
+    machine = None if which is None else hardware(which) if calibrated else hardware(which).with_figures(calibration=None)
     if machine is None and links is not None:
         raise HardwareError("links without hardware", where=f"cost of {plan.name}", fix='name the hardware too: hardware="h100"')
     sizes = dict(plan.mesh.shape)
@@ -41,21 +40,27 @@ def analyse(
         if (cost.hardware, cost.links) == (machine, layout):
             return cost
 
-    def timed(collective: Collective) -> float:
-        levels = levels_of(axes_of(collective, sizes), layout, sizes)
+    def timed(collective: Collective, levels: tuple[Level, ...]) -> float:
         if collective.overlapped and collective.kind == "collective_permute":
             # A step of a ring: all steps in both directions bring what an all_gather brings, as fast.
             return collective_seconds("all_gather", collective.operand_bytes, levels) / (collective.group_size - 1)
         return collective_seconds(collective.kind, collective.operand_bytes, levels)
 
-    program = executed(plan)
-    moved = collectives_of(plan)
-    seconds = [None if machine is None else timed(c) for c in moved]
-    collectives = tuple(_collective_cost(c, once, layout, sizes) for c, once in zip(moved, seconds))
+    program, moved = executed(plan), collectives_of(plan)
+    levels = [levels_of(axes_of(c, sizes), layout, sizes) if layout else () for c in moved]
+    seconds = [None if machine is None else timed(c, used) for c, used in zip(moved, levels)]
+    collectives = tuple(
+        CollectiveCost(c, c.call_bytes, None if once is None else once * c.runs, tuple(dict.fromkeys(level.links.name for level in used)))
+        for c, once, used in zip(moved, seconds, levels)
+    )
     delays: dict[Op, float] = {}
-    for (_, step), once in zip(program.transfers, seconds):
+    beside: dict[Block | None, float] = {}
+    for (collective, step), once in zip(program.transfers, seconds):
         if step is not None and once is not None:
             delays[step] = delays.get(step, 0.0) + once
+        if collective.overlapped:
+            block = program.block if step is None else step.block
+            beside[block] = beside.get(block, 0.0) + (once or 0.0) * collective.runs
     roofline = None if machine is None else functools.cache(functools.partial(roofline_seconds, hardware=machine))
     walked = BlockCosts(program.block, program.meshes, roofline, delays)
     ops: list[OpCost] = []
@@ -76,11 +81,6 @@ def analyse(
                 run.work.host * run.trips,
             )
         )
-    beside: dict[Block | None, float] = {}
-    for (collective, step), once in zip(program.transfers, seconds):
-        if collective.overlapped:
-            block = program.block if step is None else step.block
-            beside[block] = beside.get(block, 0.0) + (once or 0.0) * collective.runs
     hidden = _hidden(beside, walked.runs, ops) if beside else 0.0
     exact = walked.exact and all(c.trips is not None for c in moved)
     path, unknown = None if machine is None else walked.path, tuple(walked.unknown)
@@ -98,9 +98,3 @@ def _hidden(beside: Mapping[Block | None, float], runs: Sequence[Run], ops: Sequ
                 computing[around.block] += op.seconds or 0.0
     hidden = sum(min(computing[block], seconds) for block, seconds in beside.items())
     return min(hidden, sum(op.seconds or 0.0 for op in ops))
-
-
-def _collective_cost(c: Collective, once: float | None, layout: AxisLinks, sizes: Mapping[str, int]) -> CollectiveCost:
-    used: tuple[Level, ...] = levels_of(axes_of(c, sizes), layout, sizes) if layout else ()
-    names = tuple(dict.fromkeys(level.links.name for level in used))
-    return CollectiveCost(c, c.call_bytes, None if once is None else once * c.runs, names)
