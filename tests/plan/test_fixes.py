@@ -167,7 +167,7 @@ def cuts(how: str, args: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.skipif(not zoo.ZOO.exists(), reason="the programs that projects share are not here")
 @pytest.mark.parametrize(
-    ("name", "how"), zip(zoo.programs() if zoo.ZOO.exists() else [], itertools.cycle(["whole", "by data", "fully sharded"]))
+    ("name", "how"), [*zip(zoo.programs() if zoo.ZOO.exists() else [], itertools.cycle(["whole", "by data", "fully sharded"]))]
 )
 def test_every_fix_helps_in_the_zoo(name: str, how: str) -> None:
     function, args = zoo.programs()[name]()
