@@ -133,10 +133,8 @@ def write_window(
         wide = lax.pad(new, np.zeros((), new.dtype), [(n, n, 0) for n in room])
         first = [_between(lax.add(shifts[d], np.int32(n)), moving[d] + n) if d in moving else np.int32(0) for d, n in enumerate(room)]
         new = lax.dynamic_slice(wide, first, lengths, allow_negative_indices=False)
-    assert inside is not None
-    return lax.dynamic_update_slice(
-        x, lax.select(inside, new if combine is None else combine(old, new), old), begins, allow_negative_indices=False
-    )
+    new = new if combine is None else combine(old, new)
+    return lax.dynamic_update_slice(x, new if inside is None else lax.select(inside, new, old), begins, allow_negative_indices=False)
 
 
 def _own(start: Array, first: Array, most: int) -> tuple[Array, Array]:

@@ -55,37 +55,8 @@ def is_single_window(indices: Array) -> bool:
     return math.prod(indices.shape[:-1]) == 1
 
 
-def scatter_single_window(primitive: Primitive, x: Array, indices: Array, update: Array, params: Mapping[str, Any]) -> Array:
-    """A scatter of one window, of any kind: reads the window, combines it with the update and writes it back."""
-    numbers = params["dimension_numbers"]
-    windows = iter(numbers.update_window_dims)
-    single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    shape = tuple([1 if d in single else update.shape[next(windows)] for d in range(x.ndim)])
-    mapped = numbers.scatter_dims_to_operand_dims
-    bounds = [x.shape[d] - shape[d] for d in mapped]
-    vector = lax.reshape(indices, (len(mapped),))
-    place = clamped_indices(vector, bounds)
-    starts: list[Array] = [np.zeros((), place.dtype)] * x.ndim
-    for i, d in enumerate(mapped):
-        starts[d] = lax.index_in_dim(place, i, keepdims=False)
-    old, new = lax.dynamic_slice(x, starts, shape, allow_negative_indices=False), lax.reshape(update, shape)
-    combine = combination(primitive)
-    if combine is not None:
-        new = combine(old, new)
-    elif not writes_itself(primitive, params):
-        new = primitive.bind(old, lax.full(indices.shape, 0, vector.dtype), update, **params)
-    if params["mode"] != lax.GatherScatterMode.CLIP:
-        new = lax.select(lax.broadcast_in_dim(are_in_bounds(vector, bounds), shape, ()), new, old)
-    return lax.dynamic_update_slice(x, new, starts, allow_negative_indices=False)
-
-
-def combination(primitive: Primitive) -> Callable[[Array, Array], Array] | None:
-    """The function of a scatter that combines an element with its update; None for plain writes and the user's own functions."""
-    return COMBINATIONS.get(primitive.name)
-
-
 def writes_itself(primitive: Primitive, params: Mapping[str, Any]) -> bool:
-    """Whether a scatter writes its updates, or their `combination`, rather than the results of the user's own function."""
+    """Whether a scatter writes its updates, or a combination of `COMBINATIONS`, rather than the results of the user's own function."""
     body: Jaxpr | None = params["update_jaxpr"]
     return primitive.name in COMBINATIONS or body is None or body.outvars[0] is body.invars[1]
 

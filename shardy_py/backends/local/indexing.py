@@ -14,12 +14,11 @@ from jax import numpy as jnp
 
 from shardy_py.backends.local.dynamic_slicing import write_window
 from shardy_py.backends.local.in_bounds import (
+    COMBINATIONS,
     are_in_bounds,
     clamped_indices,
     clamped_start,
-    combination,
     is_single_window,
-    scatter_single_window,
     writes_itself,
 )
 from shardy_py.backends.local.local_rule import (
@@ -278,12 +277,10 @@ def scatter(equation: Equation) -> LocalRule | None:
             x, u = _own_updates(local, x, u, of, combine)
         cut = {d: f for d, f in indexed.items() if local.names(f)}
         wide = any(lengths[d] > 1 for d in cut)
-        if wide and is_single_window(i) and writes_itself(local.eqn.primitive, local.params):
+        if is_single_window(i) and (not wide or writes_itself(local.eqn.primitive, local.params)):
             return [_single_window(local, x, i, u, cut, shape, lengths)]
         if cut:
             i, u, changed = _shifted(local, i, u, cut, shape, lengths)
-        if is_single_window(i):
-            return [scatter_single_window(local.eqn.primitive, x, i, u, {**local.params, **changed})]
         return local.bind(x, i, u, **changed)
 
     return LocalRule(
@@ -311,7 +308,7 @@ def _own_updates(local: LocalContext, x: Array, u: Array, of: _ScatterFactors, c
 def _single_window(
     local: LocalContext, x: Array, i: Array, u: Array, cut: Mapping[int, int], shape: Sequence[int], lengths: Sequence[int]
 ) -> Array:
-    """A scatter of one window into a part of the operand."""
+    """A scatter of one window into a part of the operand; a user's own function combines whole windows."""
     numbers = local.params["dimension_numbers"]
     mapped = numbers.scatter_dims_to_operand_dims
     vector = lax.reshape(i, (len(mapped),))
@@ -323,7 +320,10 @@ def _single_window(
     windows = iter(numbers.update_window_dims)
     single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     new = lax.reshape(u, tuple([1 if d in single else u.shape[next(windows)] for d in range(len(shape))]))
-    return write_window(local, x, new, at, cut, combination(local.eqn.primitive), valid)
+    combine = COMBINATIONS.get(local.eqn.primitive.name)
+    if not writes_itself(local.eqn.primitive, local.params):
+        combine = lambda old, _: local.bind(old, lax.full_like(i, 0), u)[0]  # noqa: E731
+    return write_window(local, x, new, at, cut, combine, valid)
 
 
 def _shifted(

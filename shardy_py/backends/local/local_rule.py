@@ -277,11 +277,9 @@ def unsharded_along(x: Array, names: tuple[str, ...], dim: int, size: int, platf
 @functools.lru_cache(maxsize=4096)
 def identity_fill(combine: Combine, dtype: Any) -> Any:
     """The identity of a reduction: the lowest value for `max`, ...; -0.0 for `add`, as adding 0.0 turns -0.0 into 0.0."""
-    dtype = jnp.dtype(dtype)
-    if combine == "add" and jnp.issubdtype(dtype, jnp.floating):
-        return -0.0
     if combine in ("add", "or", "xor"):
-        return False if dtype == jnp.bool_ else 0
+        return False if dtype == jnp.bool_ else -0.0 if jnp.issubdtype(dtype, jnp.floating) else 0
+    dtype = jnp.dtype(dtype)
     if combine == "mul":
         return 1
     if combine == "and":
