@@ -93,15 +93,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-
-_FORMER = frozenset({"stages"})
-"""Modules by a name that they had before; they go on working, and nothing else names them."""
-
 _provide_threads()
 
-_names, __getattr__, _ = _names_of(__name__)
-__all__ = ["__version__", *(name for name in _names if name not in _FORMER)]  # noqa: PLE0604
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = _names_of(__name__, former="stages")

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-def names_of(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+def names_of(package: str, former: str = "") -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """The names that a package imports for type checkers, its `__getattr__`, which imports each when it is first used, and its `__dir__`.
 
-    A function must not have the name of a module of its package: importing that module would hide it.
+    A function must not have the name of a module of its package: importing that module would hide it. `former` is a module by a name that
+    it had before, which goes on working and is not listed.
     """
     spec: Any = importlib.util.find_spec(package)
     imports = re.findall(r"^    from (\S+) import (\w+) as \w+$", spec.loader.get_source(package), re.MULTILINE)
@@ -28,4 +29,5 @@ def names_of(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[]
         value = vars(sys.modules[package])[name] = getattr(home, name)
         return value
 
-    return list(homes), find, lambda: sorted(homes)
+    names = [name for name in homes if name != former]
+    return names, find, lambda: sorted(names)

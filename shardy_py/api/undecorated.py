@@ -104,10 +104,9 @@ def check(
         >>> print([finding.kind for finding in sp.check(step, weights, batch, mesh={"data": 4}, hardware="v5e").findings])
         ['unused-axis']
     """
-    options = Options() if options is None else options
     mesh = mesh if mesh is not None or isinstance(fun, AutoSharded) else _mesh_of(fun, args, kwargs)
-    if hardware is not None and options.platform is None and not isinstance(mesh, JaxMesh):
-        options = dataclasses.replace(options, platform=hardware_named(hardware).platform)
+    if hardware is not None and not isinstance(mesh, JaxMesh) and (options is None or options.platform is None):
+        options = dataclasses.replace(options or Options(), platform=hardware_named(hardware).platform)
     return Check(plan_of(fun, *args, mesh=mesh, options=options, **kwargs), hardware)
 
 

@@ -67,9 +67,7 @@ def _function_and_arguments(options: argparse.Namespace) -> tuple[Callable[..., 
     target = lookup(options.target, options.flags)
     function = target.__wrapped__ if isinstance(target, AutoSharded) else target
     if not callable(function):
-        raise CommandError(
-            f"{options.target} is of type {type(function).__name__}, not a function", fix="name a forward pass, file.py:loss"
-        )
+        raise CommandError(f"{options.target} is of type {type(function).__name__}, not a function", fix="name one, train.py:loss")
     if options.args is None and options.args_from is None:
         refuse_missing(function, options.target)
     args, named = arguments_of(options)
