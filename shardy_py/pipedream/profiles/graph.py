@@ -283,17 +283,9 @@ class ProfileGraph:
         Raises:
             GraphError: If a stage id is missing.
         """
-        members: list[list[ProfileNode]] = [[] for _ in range(self.num_stages)]
-        edges: list[list[tuple[str, str]]] = [[] for _ in members]
-        if not members:
+        if not self.num_stages:
             raise GraphError("no node has a stage id", fix="partition the graph first, or call `with_stages`")
-        for node in self.nodes:
-            members[_stage(node)].append(node)
-        for source, destination in self.edges:
-            stage = _stage(self[source])
-            if stage == _stage(self[destination]):
-                edges[stage].append((source, destination))
-        return tuple(ProfileGraph(tuple(nodes), tuple(inner)) for nodes, inner in zip(members, edges))
+        return tuple(self.subgraph(node.id for node in self.nodes if node.stage == stage) for stage in range(self.num_stages))
 
     def _cycle(self) -> list[str]:
         """Ids around one cycle, the first one repeated at the end; nodes outside of `order` hold at least one."""
@@ -316,11 +308,6 @@ def positions(mask: int) -> list[int]:
         nodes.append(lowest.bit_length() - 1)
         mask ^= lowest
     return nodes
-
-
-def _stage(node: ProfileNode) -> int:
-    assert node.stage is not None
-    return node.stage
 
 
 def _grouped(pairs: Iterable[tuple[int, int]], size: int) -> tuple[tuple[int, ...], ...]:
