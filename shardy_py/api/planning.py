@@ -42,7 +42,7 @@ from shardy_py.plan.search import CHOSEN, Search
 from shardy_py.plan.store.document import SEARCH
 from shardy_py.plan.values import PlannedValue
 from shardy_py.planner.errors import PlannerBudgetError, PlannerInfeasible
-from shardy_py.planner.judge import Candidate, fits, objective
+from shardy_py.planner.judge import Candidate, objective, peak_of
 from shardy_py.planner.options import Planner
 from shardy_py.planner.pricing import Prices
 from shardy_py.planner.propagated import Trial
@@ -132,7 +132,7 @@ def make_plan(traced: TracedCall, *, runs: bool = False) -> Planned:
             search = settings.shapes.of_all_shapes(search, planner.gap)
         search = replace(search, pricer=prices)
         if not planner.constraints:
-            planned = planning.seeded(searcher.annotations, *searcher.shardings(best.trial))
+            planned = planning.seeded(searcher.annotations, *searcher.shardings(Trial(best.name, best.assignment, best.results)))
             return replace(planned, plan=replace(planned.plan, search=search))
         searcher.assign(best.assignment)
         return planning.planned(search) if searcher.region is None else planning.search_result(best.run, search)
@@ -201,7 +201,7 @@ class _CallPlanning:
         if is_sharded and objective(regions[0], planner) > enough:
             regions.append(self.plan(search, RegionBuilder(self.imported, self.traced, by_planner=True)))
             regions.sort(key=lambda each: objective(each, planner))
-        return next((each for each in regions if fits(each, planner)), regions[0])
+        return next((each for each in regions if planner.fits(peak_of(each, planner))), regions[0])
 
     def plan(self, search: Search | None, partitioning: RegionBuilder | None = None) -> Plan:
         """The plan itself."""

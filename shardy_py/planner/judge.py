@@ -13,7 +13,6 @@ from shardy_py.plan.costing import analyse as cost_of
 from shardy_py.plan.memory.analysis import analyse as memory_of
 from shardy_py.plan.record import PlanRecord
 from shardy_py.planner.options import Planner
-from shardy_py.planner.propagated import Trial
 
 EQUAL = 0.05
 """The part of the gap that a plan may cost more than the cheapest if it takes less memory: a budget may allow parameters to lie whole, at
@@ -39,11 +38,6 @@ class Candidate:
     peak: int
     results: bool = False
 
-    @property
-    def trial(self) -> Trial:
-        """Its shardings of arguments and results."""
-        return Trial(self.name, self.assignment, self.results)
-
 
 def objective(plan: PlanRecord, planner: Planner) -> float:
     """Seconds of a call of a plan."""
@@ -55,11 +49,6 @@ def objective(plan: PlanRecord, planner: Planner) -> float:
 def peak_of(plan: PlanRecord, planner: Planner) -> int:
     """The peak of a device in bytes."""
     return memory_of(plan, planner.hardware).peak_memory_in_bytes
-
-
-def fits(plan: PlanRecord, planner: Planner) -> bool:
-    """Whether the peak of a plan is within the budget."""
-    return planner.budget is None or planner.fits(peak_of(plan, planner))
 
 
 def latency_of(plan: PlanRecord, planner: Planner) -> tuple[int, float]:

@@ -5,6 +5,7 @@ Prices are those of `partition/tables`, of which a plan's `cost_analysis` is the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -349,10 +350,25 @@ class _Builder:
 
     # ------------------------------------------------------------------ result
 
+    def merged_moves(self) -> Array:
+        """Joins the moves that the same entries need, such as the moves of layers that are alike; returns the costs of what is left."""
+        drafts = self.drafts.values()
+        *starts, total = itertools.accumulate((len(draft.costs) for draft in drafts), initial=0)
+        columns = [
+            (column * total + np.arange(start, start + len(column)))[column >= 0] for start, d in zip(starts, drafts) for column in d.moves
+        ]
+        keys = np.unique(np.concatenate([np.zeros(0, np.int64), *columns]))
+        bounds = np.searchsorted(keys, np.arange(len(self.move_costs) + 1) * total).tolist()
+        numbers: dict[bytes, int] = {}
+        merged = np.array([numbers.setdefault((keys[a:b] % total).tobytes(), len(numbers)) for a, b in itertools.pairwise(bounds)] + [-1])
+        for draft in drafts:
+            draft.moves = [merged[column] for column in draft.moves]
+        return np.bincount(merged[:-1], self.move_costs, len(numbers))
+
     def model(self, feeding: Feeding) -> Model:
         """The problem, in which each value that is fed has the price of its piece."""
         space, tables, constant = self.space, list[Table](), self.op_tables.manual_seconds
-        costs = np.array(self.move_costs)
+        costs = self.merged_moves()
         values: dict[Value | int, int] = {}
         layouts: dict[int, tuple[Layout, ...]] = {}
         needed: dict[int, None] = {}

@@ -45,18 +45,14 @@ NAMED = 2
 Constrained = Callable[[Trial], tuple[Constraint, ...]]
 
 
-MakeSearcher = Callable[[Annotations], Searcher]
-"""Makes a search with other annotations, on a separate program."""
-
-
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """Answers questions about a search."""
+    """Answers questions about a search; `searcher_with` makes one with other annotations, on a separate program."""
 
     searcher: Searcher
     best: Candidate
     bound: float
-    searcher_with: MakeSearcher
+    searcher_with: Callable[[Annotations], Searcher]
 
     @functools.cached_property
     def constraints(self) -> tuple[Constraint, ...]:
@@ -196,7 +192,7 @@ class Prices:
         prices: list[Price] = []
         ends = (("inputs", searcher.base.inputs, annotations.inputs), ("outputs", searcher.base.outputs, annotations.outputs))
         described = [
-            (value.path, sharding, replace(annotations, **{which: _without(shardings, number)}))
+            (value.path, sharding, replace(annotations, **{which: (*shardings[:number], None, *shardings[number + 1 :])}))
             for which, values, shardings in ends
             for number, (value, sharding) in enumerate(zip(values, shardings))
         ]
@@ -224,10 +220,6 @@ class Prices:
                 why = f"the mesh has {sizes_text(mesh.shape)}"
                 raise UserError(f"unknown mesh axis {name!r}", where=where, why=why, fix=did_you_mean(name, mesh.shape))
         return tuple(part for name in names for part in parts(AxisRef(name), mesh))
-
-
-def _without(shardings: Sequence[TensorSharding | None], number: int) -> tuple[TensorSharding | None, ...]:
-    return (*shardings[:number], None, *shardings[number + 1 :])
 
 
 def alternatives(searcher: Searcher, best: Candidate, constrained: Constrained) -> tuple[Alternative, ...]:

@@ -198,7 +198,7 @@ class Searcher:
         self.share = 1.0 if self.propagate is None else ASSIGNMENT_SHARE
         best, bound = self.within_budget()
         self.share = 1.0
-        best = self.cheapest(best) if self.propagate is None else self.best_propagated(best, bound)
+        best = self.cheapest(best, bound) if self.propagate is None else self.best_propagated(best, bound)
         self.timings["solve"] = time.monotonic() - started
         return best, bound
 
@@ -392,20 +392,22 @@ class Searcher:
         inputs = [a for n, a in enumerate(arguments) if n in self.base.feeding.arguments or a.type.bytes > large]
         return cut(self.model, evaluation, assignment, inputs, self.planner.gap)
 
-    def cheapest(self, best: Candidate) -> Candidate:
+    def cheapest(self, best: Candidate, bound: float) -> Candidate:
         """The cheapest of a plan and the templates that fit and are not much dearer by the model, each as it runs.
 
         The model prices ops one by one. A region also shares copies between readers and fuses otherwise, so that a template may
-        run faster than a plan that is cheaper by the model. Beside a plan that shards nothing, one that does is finished in any case.
+        run faster than a plan that is cheaper by the model. Beside a plan far from the bound, templates are finished as long as there
+        is time; beside one that shards nothing, one that does is finished in any case.
         """
         done, model = {each.assignment for each in self.finished}, self.model
         starts = {start: template.name for template in reversed(self.templates) if (start := self.start_of(template)) not in done}
         order = [start for start in starts if weight(self.fixed, model.entries(start)) <= self.fixed.limit]
         order.sort(key=self.model.seconds)
-        most, is_sharded = self.model.seconds(best.assignment) * (1 + REACH), self.is_sharded(best.assignment)
+        seconds, is_sharded = self.model.seconds(best.assignment), self.is_sharded(best.assignment)
+        most = seconds * (1 + REACH) if bound >= (1 - REACH) * seconds else math.inf
         for start in order:
             shards_first = not is_sharded and self.is_sharded(start)
-            if not self.left or (self.model.seconds(start) > most and not shards_first):
+            if not self.left or (self.model.seconds(start) >= most and not shards_first):
                 self.is_late |= not self.left
                 continue
             is_sharded |= shards_first

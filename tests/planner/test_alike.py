@@ -92,6 +92,10 @@ def test_the_best_of_all_plans_is_one_of_alike_layers(shared: Case, full: Case) 
     assert few.cost + shared.model.constant == pytest.approx(all_.cost + full.model.constant, rel=1e-5)
 
 
+def test_alike_layers_need_their_moves_as_one(shared: Case, full: Case) -> None:
+    assert 2 * len(shared.model.problem.moves) < len(full.model.problem.moves)
+
+
 def test_layers_of_a_chain_stay_apart() -> None:
     chain = case(CHAIN, SQUARES, layers=False)
     classes, arguments = chain.model.space.classes, chain.program.main.arguments

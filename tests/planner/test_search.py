@@ -278,6 +278,17 @@ def test_no_template_is_cheaper_where_there_is_no_time() -> None:
     assert plan.input_shardings[2].spec == P("x")
 
 
+def test_templates_are_finished_beside_a_plan_far_from_the_bound() -> None:
+    plan = sp.auto_shard(step, mesh={"x": 8}, planner=planner(time_limit_s=1000), donate_argnums=0).plan(*STEP)
+    prices = plan.search.pricer  # pyright: ignore[reportOptionalMemberAccess]
+    searcher: Searcher = prices.searcher  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    starts = set(map(searcher.start_of, searcher.templates))
+    possible = {start for start in starts if math.isfinite(searcher.model.seconds(start))}
+    assert not possible <= {each.assignment for each in searcher.finished}
+    searcher.cheapest(prices.best, 0.0)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    assert possible <= {each.assignment for each in searcher.finished}
+
+
 def layers(w: Any, x: jax.Array) -> Any:
     """A step of eight scanned layers, each of a product that widens and one that narrows."""
 
