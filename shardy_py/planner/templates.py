@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardy_py.dialect import AxisRef, TensorSharding
@@ -95,12 +95,14 @@ class _Roles:
 
     Attributes:
         whole: Features of the data that no template cuts; a cache may well be cut by its heads.
+        beside: Classes of parameters that values have beside the batch, such as the width of a stream, which is its gain's as well.
     """
 
     batch: tuple[Value, ...]
     whole: frozenset[int]
     parameters: tuple[Value, ...]
     state: tuple[Value, ...]
+    beside: frozenset[int]
 
 
 def templates(
@@ -141,11 +143,11 @@ def _built_in(space: Space, roles: _Roles, features: Sequence[int]) -> Iterator[
         replicated = [(f"data parallel over {' and '.join(rest)}", ())]
         sharded = [(f"fully sharded over {' and '.join(some)}", some) for some in reversed(_subsets(rest)[1:])]
         for name, some in (*replicated, *sharded):
-            strategies = _cut(space, (*roles.parameters, *roles.state), _axes(some, space), batch)
+            strategies = _cut(space, (*roles.parameters, *roles.state), _axes(some, space), batch, roles.beside)
             yield f"{name}, {behind}" if behind else name, strategies
         if roles.state and not tensor:
             name = f"optimizer state sharded over {' and '.join(rest)}"
-            yield name, _cut(space, roles.state, _axes(rest, space), _cut(space, roles.parameters, (), batch))
+            yield name, _cut(space, roles.state, _axes(rest, space), _cut(space, roles.parameters, (), batch), roles.beside)
 
 
 def _of_experts(space: Space, roles: _Roles, features: Sequence[int], experts: Sequence[int]) -> Iterator[tuple[str, dict[int, int]]]:
@@ -161,7 +163,7 @@ def _of_experts(space: Space, roles: _Roles, features: Sequence[int], experts: S
         behind = f", tensor parallel over {' and '.join(tensor)}" if tensor else ""
         parameters = (*roles.parameters, *roles.state)
         yield f"experts over {' and '.join(owners)}{behind}", _cut(space, parameters, (), batch)
-        yield f"experts over {' and '.join(owners)}, the rest fully sharded{behind}", _cut(space, parameters, rest, batch)
+        yield f"experts over {' and '.join(owners)}, the rest fully sharded{behind}", _cut(space, parameters, rest, batch, roles.beside)
 
 
 def _experts(program: Program, space: Space, roles: _Roles, feature: Sequence[int]) -> tuple[int, ...]:
@@ -222,7 +224,10 @@ def _roles(program: Program, space: Space, annotations: Annotations, feature: Se
     state = tuple(a for i, a in enumerate(arguments) if i in handed_on and a not in data and a.uses and not computes(a))
     parameters = tuple(a for a in arguments if a not in data and a not in state)
     whole = {feature[c] for i, a in enumerate(arguments) if a in data and i not in handed_on for c in space.classes[a]}
-    return _Roles(tuple(batch), frozenset(whole | _leading(program, space, annotations, feature)), parameters, state)
+    rows = {feature[space.classes[a][0]] for a in batch if space.classes[a]}
+    classes = {c for a in (*parameters, *state) for c in space.classes[a]}
+    beside = {c for c in classes for value, _ in space.members[c] if any(feature[each] in rows for each in space.classes[value])}
+    return _Roles(tuple(batch), frozenset(whole | _leading(program, space, annotations, feature)), parameters, state, frozenset(beside))
 
 
 def _features(space: Space, roles: _Roles, feature: Sequence[int], experts: frozenset[int] = frozenset()) -> tuple[int, ...]:
@@ -267,10 +272,12 @@ def _cut_features(space: Space, features: Sequence[int], axes: Axes) -> dict[int
     return {c: space.strategies[c].index(axes) for c in features if axes and axes in space.strategies[c]}
 
 
-def _cut(space: Space, values: Sequence[Value], axes: Axes, strategies: Mapping[int, int], *, first: bool = False) -> dict[int, int]:
+def _cut(
+    space: Space, values: Sequence[Value], axes: Axes, strategies: Mapping[int, int], whole: Collection[int] = (), *, first: bool = False
+) -> dict[int, int]:
     """Strategies with some values cut as well, each along its longest dimension that the axes, or most of them, divide, or its first one.
 
-    Classes that have a strategy keep it.
+    Classes that have a strategy keep it, and some stay whole.
     """
     chosen = dict(strategies)
     for value in values:
@@ -279,7 +286,7 @@ def _cut(space: Space, values: Sequence[Value], axes: Axes, strategies: Mapping[
         order = classes if first else [classes[dim] for dim in sorted(range(len(classes)), key=lambda dim: (-shape[dim], dim))]
         pieces: dict[tuple[int, int], int] = {}
         for c in order:
-            if c not in chosen:
+            if c not in chosen and c not in whole:
                 some = {s: each for s, each in enumerate(space.strategies[c]) if each and set(each) <= set(axes) - used}
                 pieces |= {(c, s): math.prod(part.size_in(space.mesh) for part in each) for s, each in some.items()}
             if first and pieces:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -311,6 +312,25 @@ def test_templates_cut_features_over_some_axes_and_parameters_over_the_others() 
     assert inputs["fully sharded over y, tensor parallel over x"] == {
         "w['down']": "P(None, 'x', 'y')", "w['up']": "P(None, 'y', 'x')", "x": "P('y')",
     }  # fmt: skip
+
+
+def test_fully_sharded_templates_leave_whole_what_multiplies_the_stream() -> None:
+    """A layer that is computed again reads its gain as the stream lies: its axis would be the stream's, and the batch would have none."""
+
+    @jax.checkpoint
+    def layer(x: jax.Array, w: Any) -> jax.Array:
+        scaled = x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True)) * w["gain"]
+        return x + jnp.tanh(scaled @ w["up"]) @ w["down"]
+
+    def stepped(w: Any, x: jax.Array) -> Any:
+        grads = jax.grad(lambda w: jnp.mean(functools.reduce(layer, w, x) ** 2))(w)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, w, grads)
+
+    weights = [{"gain": f32(256), "up": f32(256, 1024), "down": f32(1024, 256)}] * 4
+    plan = sp.auto_shard(stepped, mesh={"x": 8}, planner=planner(), donate_argnums=0).plan(weights, f32(1 << 14, 256))
+    searcher = plan.search.pricer.searcher  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    prices = {template.name: searcher.model.seconds(searcher.start(template)) for template in searcher.templates}
+    assert prices["fully sharded over x"] < 2 * prices["data parallel over x"]
 
 
 def test_templates_of_inference_cut_the_cache_and_tensors_of_parameters() -> None:
