@@ -23,6 +23,7 @@ from shardy_py.backends.named_shardings import NamedShardings
 from shardy_py.backends.rewriting import ENTERED
 from shardy_py.dialect import TensorSharding
 from shardy_py.errors import SpecError
+from shardy_py.frontends.cells import cell_name
 from shardy_py.frontends.jaxprs import bodies, open_jaxpr
 from shardy_py.frontends.locations import spans
 from shardy_py.frontends.loops import scan_counts
@@ -188,7 +189,7 @@ def _writable(seeds: Seeds, plan: PlanRecord, closed: ClosedJaxpr) -> tuple[list
         shardings = {v.sharding or TensorSharding.closed("mesh", v.type.rank) for v in values}
         first = next(iter(shardings), None)
         if first is None or any(not first.is_equivalent(s) for s in shardings) or spec_text(first) is None:
-            shared |= {f"{each.span.file}:{each.span.line}": None} if first is not None else {}
+            shared |= {f"{cell_name(each.span.file)}:{each.span.line}": None} if first is not None else {}
             continue
         if len({v.type.rank for v in values}) == 1:
             kind = kinds.setdefault((values[0].type, str(first.closed_like())), len(kinds))
@@ -439,7 +440,7 @@ class Writer:
         place = next((some[0] for some in types.failures if some), None)
         if place is not None:
             raise SpecError(
-                f"JAX refuses the types of values at {place.file}:{place.line}",
+                f"JAX refuses the types of values at {cell_name(place.file)}:{place.line}",
                 where="Plan.as_code",
                 why="no line can state them: it makes several values, or a loop starts with an argument of another type",
                 fix='use style="constraints"',

@@ -199,7 +199,7 @@ CASES = {
         ["another mesh", "x float32[8,512]", "all=8", "data=4, model=2"],
     ),
     "argument on another mesh": (other_mesh_argument, ValueError, ["another mesh", "all=8", "jax.device_put"]),
-    "argument with another sharding": (argument_disagrees, ValueError, ["another sharding", "in_shardings says P('model')"]),
+    "argument with another sharding": (argument_disagrees, ValueError, ["differs from in_shardings", "in_shardings says P('model')"]),
     "maximal mesh": (
         lambda: plan((None, SingleDeviceSharding(jax.devices()[0]))),
         ValueError,

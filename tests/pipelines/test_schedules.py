@@ -117,7 +117,7 @@ def test_bad_input(call: Any, what: str) -> None:
 def test_a_name_is_a_string() -> None:
     with pytest.raises(TypeError, match="the name of a schedule"):
         schedule(3, 2, 2)  # pyright: ignore
-    with pytest.raises(TypeError, match="'1f1b' is no schedule"):
+    with pytest.raises(TypeError, match="'1f1b' is not a schedule"):
         verify("1f1b")  # pyright: ignore
 
 

@@ -419,7 +419,7 @@ def test_a_stack_that_is_cut_along_the_scan(function: Callable[..., Any], loweri
     (finding,) = [f for f in plan.findings if f.kind == "cut-along-scan"]
     assert (finding.severity, finding.bytes) == ("warning", 16 << 20)
     assert finding.path in ("ws", "args[0]")
-    assert "cut over 'data' along dimension 0" in finding.message
+    assert "sharded over 'data' along dimension 0" in finding.message
     assert finding.fix == f"cut another dimension: {finding.path}: P(None, 'data', 'model') in in_shardings or rules"
     assert finding.location.endswith(f"test_checks.py:{scanned.__code__.co_firstlineno + 1}")
     better = planned(function, *arguments, in_shardings=(P(None, "data", "model"), P()), lowering=lowering)
