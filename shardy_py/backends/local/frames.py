@@ -369,7 +369,8 @@ class _Framing:
                 for (size, at, _), those in starts.items()
             )
 
-        return min([(size, at) for size, at in choices if n <= 2 * size <= 4 * n and -at <= low and high <= size - at], key=received)
+        possible = [(size, at) for size, at in choices if n <= 2 * size <= 4 * n and -at <= low and high <= size - at]
+        return min(possible, key=received, default=(n, 0))
 
     def _updated(self, eqn: JaxprEqn, out: Var) -> bool:
         """Whether a window of an array, or a part of several arrays one behind the other, is replaced where it is."""

@@ -174,3 +174,13 @@ NUMBERS = {
 def test_numbers(name):
     step = sp.auto_shard(NUMBERS[name], mesh=X, in_shardings=P("x"), lowering="shard_map")
     np.testing.assert_allclose(step(U), jax.jit(NUMBERS[name])(U), rtol=1e-5)
+
+
+def test_a_value_that_a_pad_makes_many_times_as_long():
+    def f(x):
+        padded = lax.pad(jax.nn.logsumexp(x, axis=0, keepdims=True) * 2.0, np.float32(0), ((1, 2, 0),))
+        return sp.with_sharding_constraint(padded, P(("x", "y")))
+
+    step = sp.auto_shard(f, mesh={"x": 2, "y": 2}, in_shardings=P("x"), lowering="shard_map")
+    x = np.linspace(-1, 1, 8, dtype="float32")
+    np.testing.assert_allclose(step(x), jax.jit(lambda x: jnp.pad(jax.nn.logsumexp(x, keepdims=True) * 2, (1, 2)))(x), rtol=1e-6)
