@@ -339,8 +339,8 @@ class _Builder:
 
     def joint(self, classes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], Joint]:
         """The joint strategies of some values by the classes of their dimensions: no axis twice in a value."""
-        if (known := self.joints.get(classes)) is not None:
-            return known
+        if (joint := self.joints.get(classes)) is not None:
+            return joint
         local = tuple(dict.fromkeys(c for each in classes for c in each))
         numbers = {c: i for i, c in enumerate(local)}
         shape = tuple(tuple(numbers[c] for c in each) for each in classes)

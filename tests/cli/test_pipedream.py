@@ -150,8 +150,8 @@ def test_run_trains_the_modules(net: Path, capfd: Captured) -> None:
 
 def test_what_run_refuses(net: Path, capsys: Captured) -> None:
     (net / "bad_conf.json").write_text('{"module_to_stage_map": [0, 0, 1], "stage_to_rank_map": {"0": [0], "1": [0]}}')
-    assert "bad_conf.json is no configuration of stages" in refused(capsys, *RUN, "--conf", "bad")
-    assert "there is no net/other_conf.json" in refused(capsys, *RUN, "--conf", "other")
+    assert "bad_conf.json does not configure stages" in refused(capsys, *RUN, "--conf", "bad")
+    assert "net/other_conf.json does not exist" in refused(capsys, *RUN, "--conf", "other")
     assert "--coordinator is missing" in refused(capsys, *RUN, "--processes", "2", "--process", "1")
     convert_jaxpr(jax.make_jaxpr(lambda x: -x)(1.0), [0], net, arch="net", stage_to_num_ranks=[1])
     assert "net has functions of a jaxpr" in refused(capsys, *RUN)

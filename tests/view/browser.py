@@ -32,7 +32,7 @@ FLAGS = (
 
 
 def executables() -> list[str]:
-    """Chromium and its driver, as far as they are installed."""
+    """Paths of Chromium and of its driver, each only if it is installed."""
     names = (("chromium", "chromium-browser", "google-chrome"), ("chromedriver",))
     return [path for several in names if (path := next(filter(None, map(shutil.which, several)), None))]
 

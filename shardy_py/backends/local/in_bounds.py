@@ -56,7 +56,7 @@ def is_single_window(indices: Array) -> bool:
 
 
 def writes_itself(primitive: Primitive, params: Mapping[str, Any]) -> bool:
-    """Whether a scatter writes its updates, or a combination of `COMBINATIONS`, rather than the results of the user's own function."""
+    """Whether a scatter writes its updates or combines them by one of `COMBINATIONS`, and does not call a function of the user."""
     body: Jaxpr | None = params["update_jaxpr"]
     return primitive.name in COMBINATIONS or body is None or body.outvars[0] is body.invars[1]
 

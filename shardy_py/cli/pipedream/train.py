@@ -40,7 +40,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     files = [Path(options.directory) / f"{name}_conf.json" for name in names]
     conf = next((file for file in files if file.is_file()), None)
     if conf is None:
-        raise CommandError(f"there is no {files[-1]}", fix="convert a graph with stage ids first: shardy-py pipedream convert")
+        raise CommandError(f"{files[-1]} does not exist", fix="convert a graph with stage ids first: shardy-py pipedream convert")
     if options.processes > 1 and options.process is None:
         return _spread(options)
     if options.processes > 1 and options.coordinator is None:

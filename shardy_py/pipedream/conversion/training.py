@@ -26,7 +26,7 @@ def read_conf(conf: Path) -> tuple[list[int], list[list[int]]]:
         if not all(ranks) or every != list(range(len(every))) or {*modules} != {*range(len(ranks))}:
             raise ValueError("stages and ranks are numbered from 0, and every stage has ranks of its own")
     except (KeyError, TypeError, ValueError) as error:
-        raise ConversionError(f"{conf} is no configuration of stages", why=str(error), fix="convert the graph again") from None
+        raise ConversionError(f"{conf} does not configure stages", why=str(error), fix="convert the graph again") from None
     return modules, ranks
 
 
